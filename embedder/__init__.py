@@ -1,0 +1,30 @@
+"""Embed pictures, videos and captions with a twin tower cut into stages on Ray Data, and search them.
+
+    import embedder
+    store = embedder.open_store("runs/demo")
+    store.search("cat with heart eyes", k=10)
+
+Importing this package loads neither torch nor Ray: what a name needs is imported when it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedder.opened_store import Store, open_store
+    from embedder.predictor import BatchPredictor
+
+__all__ = ["BatchPredictor", "Store", "open_store"]
+
+_HOMES = {
+    "BatchPredictor": "embedder.predictor",
+    "Store": "embedder.opened_store",
+    "open_store": "embedder.opened_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'embedder' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,5 @@
+"""`python -m embedder` is the command `embedder`."""
+
+from embedder.cli import main
+
+main()

@@ -1,0 +1,27 @@
+"""The one door for captions: text in, token ids out."""
+
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class CaptionEncoder:
+    """A model folder's tokeniser, cut at the model's caption limit."""
+
+    def __init__(self, tokenizer_json: str, max_tokens: int) -> None:
+        """Read the tokeniser.
+
+        Args:
+            tokenizer_json: content of the model folder's tokenizer.json.
+            max_tokens: longer captions are cut there, [CLS] and [SEP] included.
+        """
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_tokens)
+
+    def encode(self, caption: str) -> Array:
+        """Token ids with the special tokens, unpadded; int32 (T,)."""
+        return np.array(self._tokenizer.encode(caption).ids, np.int32)

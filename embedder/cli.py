@@ -1,0 +1,216 @@
+"""The command `embedder`: reads options, calls one function, prints. Loads nothing heavy before a command needs it.
+
+Exit 0: done. Exit 2: the user's mistake, in one line. Exit 1: anything else.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from embedder import commands
+from embedder.config import RunConfig, load_config
+from embedder.errors import EmbedderError, RunFailed
+from index.errors import RetrievalError
+from shards.errors import ModelError
+
+USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+index_app = typer.Typer(no_args_is_help=True, help="Build an index, see its versions.")
+model_app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
+app.add_typer(index_app, name="index")
+app.add_typer(model_app, name="model")
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file that describes the run.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The last line of standard output is one JSON document.")]
+StoreUri = Annotated[str | None, typer.Option("--store", help="Folder that holds the results.")]
+ModelUri = Annotated[str | None, typer.Option("--model", help="Model folder: local, s3:// or hub id.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the model, the store and the picture.")] = Path("runs/demo"),
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Embed the shipped emoji through three stages, index them, and search."""
+    from embedder.demo import run_demo
+
+    _print(as_json, run_demo(load_config(config, settings=settings or ()), out))
+
+
+@app.command()
+def embed(
+    source: Annotated[str | None, typer.Argument(help="Folder, file, table, tars or URI.")] = None,
+    model: ModelUri = None,
+    store: StoreUri = None,
+    kind: Annotated[str | None, typer.Option(help="auto, files, table or webdataset.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of a table that becomes item_id.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column with pictures or videos: bytes or URIs.")] = None,
+    caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None,
+    carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, ray or local.")] = None,
+    num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
+    plan: Annotated[str | None, typer.Option(help="Plan file made by `embedder plan --out`.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
+    retry_rejects: Annotated[bool, typer.Option(help="Embed again what was rejected before.")] = False,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stream embeddings into the store: creates it or goes on, then publishes."""
+    columns = {"id": id_column, "image": image_column, "caption": caption_column}
+    sources = commands.source_override(source, kind, columns, carryover)
+    run = load_config(
+        config,
+        {
+            "model": model,
+            "store": store,
+            "source": sources,
+            "engine": engine,
+            "num_stages": num_stages,
+            "plan": plan,
+            "dtype": dtype,
+            "ray_address": ray_address,
+        },
+        settings or (),
+    )
+    _print(as_json, commands.embed(run, retry_rejects=retry_rejects))
+
+
+@index_app.command("build")
+def index_build(
+    store: StoreUri = None,
+    kind: Annotated[str, typer.Option(help="auto, flat, hnsw or ivf.")] = "auto",
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build an index of the published embeddings, and publish it with them."""
+    _print(as_json, commands.index_build(_store(config, store, settings), kind))
+
+
+@index_app.command("status")
+def index_status(
+    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
+) -> None:
+    """List the versions of the index, and which one is published."""
+    _print(as_json, commands.index_status(_store(config, store, settings)))
+
+
+@app.command()
+def search(
+    query: Annotated[str | None, typer.Argument(help="What the pictures should show.")] = None,
+    store: StoreUri = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
+    image: Annotated[Path | None, typer.Option(help="Search with a picture instead of a text.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write the hits as a contact sheet (PNG).")] = None,
+    model: ModelUri = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find pictures and video segments that fit a text or a picture."""
+    run = load_config(config, {"store": store, "model": model}, settings or ())
+    _print(as_json, commands.search(run, query, image, k, sheet))
+
+
+@app.command()
+def plan(
+    model: ModelUri = None,
+    num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the model would be cut, from its config.json alone."""
+    run = load_config(config, {"model": model, "num_stages": num_stages, "dtype": dtype}, settings or ())
+    _print(as_json, commands.plan(run, out))
+
+
+@model_app.command("import")
+def model_import(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face ViT + ALBERT folder, or timm checkpoint.")],
+    out: Annotated[Path, typer.Option(help="The model folder to make.")],
+    albert: Annotated[str | None, typer.Option(help="ALBERT folder that joins a timm checkpoint.")] = None,
+    embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a checkpoint into a model folder."""
+    load_config(config, settings=settings or ())
+    _print(as_json, commands.model_import(source, out, albert, embedding_dim))
+
+
+@model_app.command("info")
+def model_info(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Model folder.")],
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print towers, parameters, bytes and fingerprints."""
+    run = load_config(config, {"model": folder}, settings or ())
+    _print(as_json, commands.model_info(run))
+
+
+@app.command()
+def rejects(
+    store: StoreUri = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Of a run that was not published.")] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what could not be embedded, and why."""
+    _print(as_json, commands.rejects(_store(config, store, settings), run_id))
+
+
+@app.command()
+def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Print versions, devices, memory, and what would be chosen."""
+    _print(as_json, commands.doctor(load_config(config, settings=settings or ())))
+
+
+def _store(config: Path | None, store: str | None, settings: list[str] | None) -> RunConfig:
+    return load_config(config, {"store": store}, settings or ())
+
+
+def _print(as_json: bool, result: commands.Result) -> None:
+    """Print the result for a person, or as one line of JSON."""
+    if as_json:
+        sys.stdout.write(json.dumps(result.data, default=_plain) + "\n")
+        return
+    console = Console(highlight=False)
+    for part in result.shown:
+        console.print(part, soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: times and paths as text."""
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def main() -> None:
+    """Run the command, and turn what goes wrong into the exit code that it deserves."""
+    try:
+        app()
+    except USER_MISTAKES as error:
+        sys.exit(_fail(error, 2))
+    except RunFailed as error:
+        sys.exit(_fail(error, 1))
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stderr.write("embedder: " + " ".join(str(error).split()) + "\n")
+    return code

@@ -1,0 +1,232 @@
+"""What each command does: a configuration in, a result out, for a person to read and as plain data."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from embedder.config import RunConfig
+from embedder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from embedder.opened_store import Store
+    from embedder.store.files import StoreFiles
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found: `data` for `--json`, `shown` for the terminal."""
+
+    data: dict[str, Any]
+    shown: list[RenderableType] = field(default_factory=list)
+
+
+def source_override(
+    path: str | None, kind: str | None, columns: Mapping[str, str | None], carryover: list[str] | None
+) -> list[dict[str, Any]] | None:
+    """The one source that the command line describes, as the configuration file would.
+
+    Raises:
+        ConfigError: options describe a source that is not given.
+    """
+    named = {name: column for name, column in columns.items() if column is not None}
+    if path is None:
+        if kind or named or carryover:
+            raise ConfigError(
+                "--kind and the column options describe SOURCE; give SOURCE, or use the file's [[source]]"
+            )
+        return None
+    source: dict[str, Any] = {"path": path, "columns": named, "carryover": carryover or []}
+    return [source | ({"kind": kind} if kind else {})]
+
+
+def embed(config: RunConfig, *, retry_rejects: bool = False) -> Result:
+    """Run the main job."""
+    from embedder.display import TerminalWatcher, report_parts
+    from embedder.embed import embed as run_embed
+
+    report = run_embed(config, TerminalWatcher(), retry_rejects=retry_rejects)
+    return Result(json.loads(report.model_dump_json()), report_parts(report))
+
+
+def index_build(config: RunConfig, kind: str) -> Result:
+    """Build and publish an index."""
+    from embedder.indexing import build_store_index
+
+    number, manifest = build_store_index(open_files(config), kind=_index_kind(kind))
+    recall = "exact" if manifest.kind == "flat" else f"recall@10 {manifest.recall_at_10:.3f}"
+    text = (
+        f"index {number}: {manifest.kind}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
+        f"{manifest.size_bytes / 2**20:.1f} MiB, built in {manifest.build_s:.1f} s"
+    )
+    return Result({"index": number, **manifest.model_dump()}, [text])
+
+
+def _index_kind(kind: str) -> Any:
+    if kind not in ("auto", "flat", "hnsw", "ivf"):
+        raise ConfigError(f"--kind {kind}: there is no such index; write auto, flat, hnsw or ivf")
+    return kind
+
+
+def index_status(config: RunConfig) -> Result:
+    """List the index versions."""
+    from embedder.indexing import index_root
+    from embedder.store.binding import published
+    from index.manifest import read_manifest
+    from index.versions import list_versions, version_path
+
+    files = open_files(config)
+    current = published(files)
+    table = _table("version", "kind", "vectors", "recall@10", "MiB", "embeddings version", "built at", "published")
+    versions = []
+    for number in list_versions(index_root(files)):
+        manifest = read_manifest(version_path(index_root(files), number))
+        is_published = number == current.index
+        versions.append({"index": number, "published": is_published, **manifest.model_dump()})
+        table.add_row(
+            str(number),
+            manifest.kind,
+            f"{manifest.num_vectors:,}",
+            f"{manifest.recall_at_10:.3f}",
+            f"{manifest.size_bytes / 2**20:.1f}",
+            str(manifest.embeddings_version),
+            f"{manifest.built_at:%Y-%m-%d %H:%M}",
+            "yes" if is_published else "",
+        )
+    shown: RenderableType = table if versions else "no index yet: search is exact; `embedder index build` makes one"
+    return Result({"versions": versions, "published": current.index}, [shown])
+
+
+def search(config: RunConfig, query: str | None, image: Path | None, k: int, sheet: Path | None) -> Result:
+    """Search by text or picture."""
+    if (query is None) == (image is None):
+        raise ConfigError("search with a text or with --image FILE: give one of the two")
+    store = open_published(config)
+    vector = store.encode_text([query])[0] if query is not None else store.encode_image([str(image)])[0]
+    hits = store.search(vector, k)
+    table = _table("score", "item", "caption", "time", "uri")
+    for hit in hits:
+        time = "" if hit.start_s is None or hit.end_s is None else f"{hit.start_s:.1f}-{hit.end_s:.1f} s"
+        table.add_row(f"{hit.score:.3f}", escape(hit.item_id), escape(hit.caption or ""), time, escape(hit.uri))
+    shown: list[RenderableType] = [table]
+    if sheet is not None:
+        hits.save_sheet(sheet, query if query is not None else str(image))
+        shown.append(f"contact sheet: {sheet}")
+    return Result({"query": query, "image": image, "hits": [asdict(hit) for hit in hits], "sheet": sheet}, shown)
+
+
+def plan(config: RunConfig, out: Path | None) -> Result:
+    """Plan the cut from the model's config.json."""
+    from shards.model_folder import resolve_model
+
+    from shards.config import load_model_config
+    from shards.fingerprint import model_fingerprint
+    from shards.plan import plan_shards
+
+    folder = resolve_model(_required_model(config))
+    model = load_model_config(folder)
+    fingerprint = model_fingerprint(folder) if out is not None else None
+    made = plan_shards(model, config.num_stages, dtype=config.dtype, model_fingerprint=fingerprint)
+    table = _table("stage", "ViT layers", "ALBERT layers", "weights, MiB", "GFLOP/item", "out, KiB/item")
+    for index, stage in enumerate(made.stages):
+        table.add_row(
+            str(index),
+            f"{stage.spec.vision.start}-{stage.spec.vision.stop}",
+            f"{stage.spec.text.start}-{stage.spec.text.stop}",
+            f"{stage.weight_bytes / 2**20:.1f}",
+            f"{(stage.flops_per_image + stage.flops_per_caption) / 1e9:.2f}",
+            f"{(stage.cut_bytes_per_image + stage.cut_bytes_per_caption) / 1024:.1f}",
+        )
+    shown: list[RenderableType] = [table, "estimated from operations; ranges are half-open"]
+    if out is not None:
+        out.write_text(made.to_json(), encoding="utf-8")
+        shown.append(f"plan: {out}")
+    return Result(json.loads(made.to_json()), shown)
+
+
+def model_import(source: str, out: Path, albert: str | None, embedding_dim: int) -> Result:
+    """Make a model folder of a checkpoint."""
+    from shards.convert import import_timm_and_albert, import_vision_text_dual_encoder
+
+    if albert is None:
+        model = import_vision_text_dual_encoder(source, out)
+    else:
+        model = import_timm_and_albert(source, albert, out, embedding_dim)
+    shown: list[RenderableType] = [f"model folder: {out}"]
+    if not model.trained:
+        shown.append("its projections are fresh: search with it means nothing before training")
+    return Result({"out": out, "trained": model.trained}, shown)
+
+
+def model_info(config: RunConfig) -> Result:
+    """Describe a model folder."""
+    from shards.model_folder import resolve_model
+
+    from shards.summary import describe_model
+
+    summary = describe_model(resolve_model(_required_model(config)))
+    return Result(asdict(summary), [str(summary)])
+
+
+def rejects(config: RunConfig, run_id: str | None) -> Result:
+    """List rejects: of what is published, or of a run that was not."""
+    from embedder.known import rejected_items
+
+    found = rejected_items(open_files(config), run_id)
+    table = _table("item", "step", "error", "transient", "attempts")
+    for row in found.to_pylist():
+        error = f"{row['error_type']}: {row['error']}"
+        table.add_row(
+            escape(row["item_id"]), row["step"], escape(error), "yes" if row["transient"] else "", str(row["attempts"])
+        )
+    shown: RenderableType = table if found.num_rows else "no rejects"
+    return Result({"rejects": found.to_pylist()}, [shown])
+
+
+def doctor(config: RunConfig) -> Result:
+    """Look at this machine."""
+    from embedder.doctor import examine
+
+    data = examine(config)
+    table = _table("what", "found")
+    for name, value in data.items():
+        table.add_row(name, escape(str(value)))
+    return Result(data, [table])
+
+
+def open_files(config: RunConfig) -> "StoreFiles":
+    """The store that the configuration names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    from embedder.store.files import StoreFiles
+
+    if config.store is None:
+        raise ConfigError("no store: give --store URI, or `store` in the configuration file")
+    return StoreFiles(config.store)
+
+
+def open_published(config: RunConfig) -> "Store":
+    """What that store has published."""
+    from embedder.opened_store import Store
+
+    return Store(open_files(config), config.model)
+
+
+def _required_model(config: RunConfig) -> str:
+    if config.model is None:
+        raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
+    return config.model
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,175 @@
+"""One run, described by one TOML file; unknown keys are errors, and nothing heavy is imported.
+
+Devices and dtypes are strings, and no default reads the machine: what is `"auto"` is decided when the run starts.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from embedder.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Engine = Literal["auto", "ray", "local"]
+SourceKind = Literal["auto", "files", "table", "webdataset"]
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, and strict about the keys they know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Columns(Section):
+    """Which columns of a table hold what; a column that is not named is not read."""
+
+    id: str | None = Field(None, description="stable id of the row; becomes item_id")
+    image: str | None = Field(None, description="picture or video: bytes, a struct with `bytes`, or a URI")
+    caption: str | None = Field(None, description="caption, a string")
+
+
+class SourceConfig(Section):
+    """One place that items come from."""
+
+    path: str = Field(description="folder, file, glob or URI (local, s3://, gs://)")
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]+$", description="stands before each item_id: `name:id`")
+    kind: SourceKind = Field("auto", description="files, table (Parquet, CSV, JSONL, Delta) or webdataset (tars)")
+    columns: Columns = Columns()
+    carryover: tuple[str, ...] = Field((), description="columns copied untouched into the embeddings table")
+
+
+class Replicas(Section):
+    """How many actors serve one stage; Ray Data grows and shrinks the pool between the two."""
+
+    min: int = Field(1, ge=1)
+    max: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max ({self.max}) is below min ({self.min}); raise max or lower min")
+        return self
+
+
+class StageConfig(Section):
+    """Resources of one stage; what is left out is filled in when the run starts."""
+
+    replicas: Replicas = Replicas()
+    num_cpus: float | None = Field(None, ge=0, description="CPUs reserved by each replica, fractions allowed")
+    num_gpus: float | None = Field(None, ge=0, description="GPUs reserved by each replica, fractions allowed")
+    num_threads: int | None = Field(None, ge=1, description="torch threads of each replica")
+
+
+class DecodeConfig(Section):
+    """Limits of the decoding door: one file can cost this much, and not more."""
+
+    num_cpus: float | None = Field(None, gt=0, description="CPUs reserved by each decode task")
+    timeout_s: float = Field(30.0, gt=0, description="wall clock for one picture, or for one segment of a video")
+    video_timeout_s: float = Field(3600.0, gt=0, description="wall clock for one whole video")
+    memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of the decoding child process")
+    max_pixels: int = Field(100_000_000, ge=1, description="decoded pixels of one picture or one frame")
+    max_file_bytes: int = Field(512 << 20, ge=1, description="encoded size of one picture; videos are streamed")
+    items_per_task: int = Field(64, ge=1, description="items that one decode task takes")
+
+
+class RunConfig(Section):
+    """Everything one run needs to know."""
+
+    model: str | None = Field(None, description="model folder: local, s3:// or hub id")
+    store: str | None = Field(None, description="folder or URI that holds the results")
+    source: tuple[SourceConfig, ...] = ()
+    stage: tuple[StageConfig, ...] = Field((), description="one entry a stage, or none")
+    decode: DecodeConfig = DecodeConfig()
+    plan: str | None = Field(None, description="a plan file made by `embedder plan --out`; else planned at the start")
+    dtype: Dtype = Field("float32", description="compute dtype; embeddings are stored in float32")
+    engine: Engine = "auto"
+    num_stages: int = Field(3, ge=1, description="shards that the model is cut into")
+    batch_size: int | Literal["auto"] = Field("auto", description="rows a stage takes at a time")
+    rows_per_part: int = Field(512, ge=1, description="rows gathered into one part file; also the step of progress")
+    segment_s: float = Field(5.0, gt=0, description="length of one video segment, in seconds")
+    frames_per_segment: int = Field(4, ge=1, description="frames embedded of each segment, spread evenly")
+    max_reject_fraction: float = Field(0.01, ge=0, le=1, description="above it the run fails, nothing is published")
+    max_retire_fraction: float = Field(0.05, ge=0, le=1, description="a listing that lost more is refused")
+    no_progress_timeout_s: float = Field(300.0, gt=0, description="a run that finishes nothing for so long ends")
+    ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stage and len(self.stage) != self.num_stages:
+            raise ValueError(
+                f"{len(self.stage)} [[stage]] entries for num_stages = {self.num_stages}; "
+                "write one entry a stage, or none"
+            )
+        names = [source.name for source in self.source]
+        if len(names) > 1 and (None in names or len(set(names)) < len(names)):
+            raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
+        if self.batch_size != "auto" and self.batch_size < 1:
+            raise ValueError(f'batch_size is {self.batch_size}; write "auto" or a number of rows from 1 up')
+        return self
+
+
+def load_config(
+    path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+) -> RunConfig:
+    """Read a configuration: the file first, then the command line's options, then its `--set key=value`.
+
+    Args:
+        path: a TOML file, or none.
+        overrides: values of options by key; those that are None are left out.
+        settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
+
+    Raises:
+        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
+    """
+    where = str(path) if path else "the command line"
+    tree = _read_toml(Path(path)) if path else {}
+    tree |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    for setting in settings:
+        _apply_setting(tree, setting)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {describe(error)}") from None
+
+
+def describe(error: ValidationError) -> str:
+    """Say each broken rule in one clause: the key, the value, the rule."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'configuration'} = {_short(item['input'])}: "
+        f"{item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors()
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: this is no valid TOML ({error}); mend that line") from None
+
+
+def _apply_setting(tree: dict[str, Any], setting: str) -> None:
+    """Put one `key=value` into the tree; a value that is no TOML is taken as a string."""
+    key, separator, text = setting.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {setting!r}: write it as key=value, for example --set dtype=bfloat16")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {setting!r}: {parent!r} is not a section")
+    tree[leaf] = value

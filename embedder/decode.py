@@ -1,0 +1,143 @@
+"""The CPU step of the pipeline: listed items in; pixels and token ids out, or the reason why not."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice
+
+import pyarrow as pa
+
+from embedder.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
+from embedder.media.sniff import sniff
+from embedder.rows import DECODED, TENSOR
+from embedder.sources.fetch import Fetched, Fetcher, FetchError
+from embedder.store.runs import Run
+from embedder.tensors import pack
+from embedder.trace import measure, trace_column
+
+HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
+LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
+
+
+def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Table]:
+    """Decode listed items into tables of at most `spec.rows_per_batch` rows, each in one contiguous piece.
+
+    Args:
+        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`.
+        spec: what to make of them.
+        run: asked before each item whether to stop; items not begun by then give no row.
+    """
+    yield from _reader_for(spec).decode(listing, run.stop_requested)
+
+
+@lru_cache(maxsize=1)
+def _reader_for(spec: DecodeSpec) -> "ItemReader":
+    """The process's reader: tasks that follow each other in one worker share its child process and tokeniser."""
+    return ItemReader(spec)
+
+
+class ItemReader:
+    """Fetches listed items and decodes them."""
+
+    def __init__(self, spec: DecodeSpec) -> None:
+        self.spec = spec
+        self.fetcher = Fetcher()
+        self.decoder = ItemDecoder(spec)
+
+    def decode(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[pa.Table]:
+        """Tables of decoded rows."""
+        rows = self._rows(listing, should_stop)
+        while True:
+            with measure("decode") as measurement:
+                batch = list(islice(rows, self.spec.rows_per_batch))
+                if not batch:
+                    return
+                table = assemble(listing.drop_columns(list(LISTING_ONLY)), batch)
+                measurement.num_rows = len(batch)
+                measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
+            yield table.append_column("trace", trace_column(len(batch), measurement))
+
+    def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
+        columns = ["uri", *LISTING_ONLY]
+        for number, item in enumerate(listing.select(columns).to_pylist()):
+            if should_stop():
+                return
+            for row in self._item_rows(item):
+                yield number, row
+
+    def _item_rows(self, item: Values) -> Iterator[Values]:
+        if item["error_type"] is not None:
+            return self.decoder.rows(Content(problem=Problem("read", item["error_type"], item["error"])))
+        caption, problem = self._caption(item)
+        try:
+            fetched = self.fetcher.fetch(item["uri"], max_bytes=self.spec.limits.max_file_bytes)
+        except FetchError as error:
+            return self.decoder.rows(Content(caption=caption, problem=_read_problem(error)))
+        return self._fetched_rows(item, fetched, caption, problem)
+
+    def _fetched_rows(
+        self, item: Values, fetched: Fetched, caption: str | None, problem: Problem | None
+    ) -> Iterator[Values]:
+        with fetched:
+            content = self._content(item, fetched, caption, problem)
+            version = content_version(self.fetcher.content_hash(fetched), content.caption)
+            for row in self.decoder.rows(content):
+                yield row | {"content_version": version}
+
+    def _caption(self, item: Values) -> tuple[str | None, Problem | None]:
+        """The caption from the listing or from the file beside the item."""
+        if item["caption_uri"] is None:
+            return item["caption"], None
+        try:
+            return self.fetcher.read_caption(item["caption_uri"]), None
+        except FetchError as error:
+            return None, _read_problem(error)
+
+    def _content(self, item: Values, fetched: Fetched, caption: str | None, problem: Problem | None) -> Content:
+        """Tell by the first bytes what the item is; a text file without a picture is a caption."""
+        if fetched.path is None and fetched.data is None:
+            return Content("text", None, caption, problem)
+        head = _head(fetched)
+        kind = sniff(head)
+        if kind in ("image", "video"):
+            return Content(kind, fetched.path if fetched.path is not None else fetched.data, caption, problem)
+        if kind == "text" and caption is None and problem is None:
+            caption, problem = self._caption(item | {"caption_uri": item["uri"]})
+            return Content("text", None, caption, problem)
+        unknown = Problem(
+            "decode", "UnknownKind", f"neither a picture, a video nor a caption: it begins with {head[:16]!r}"
+        )
+        return Content(None, None, caption, unknown)
+
+
+def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
+    """Listing columns of the rows' items, and the decoded values beside them, as one contiguous table."""
+    numbers = [number for number, _ in rows]
+    carried = carried.take(pa.array(numbers, pa.int64())).combine_chunks()
+    values = [row for _, row in rows]
+    carried = carried.append_column("caption", pa.array([row.get("caption") for row in values], pa.string()))
+    for column in DECODED:
+        if column.name == "trace":
+            continue
+        cells = [row.get(column.name) for row in values]
+        array = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)
+        carried = carried.append_column(column, array)
+    return carried
+
+
+def content_version(media_hash: str, caption: str | None) -> str:
+    """Hash of all that an item's vectors are made from."""
+    return hashlib.blake2b(f"{media_hash}\n{caption or ''}".encode(), digest_size=16).hexdigest()
+
+
+def _head(fetched: Fetched) -> bytes:
+    if fetched.data is not None:
+        return fetched.data[:HEAD_BYTES]
+    if fetched.path is None:
+        return b""
+    with fetched.path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def _read_problem(error: FetchError) -> Problem:
+    return Problem("read", error.error_type, error.message, error.transient)

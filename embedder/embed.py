@@ -1,0 +1,216 @@
+"""The main job: list, compare with the store, embed what is new or changed, publish. Creates a store or goes on."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Protocol
+
+import pyarrow as pa
+
+from embedder import machine
+from embedder.config import RunConfig
+from embedder.diff import Difference, diff
+from embedder.engine import Choice, choose_engine
+from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.indexing import keep_index
+from embedder.job import Job, Model, make_plan, open_model, plan_job, preprocessing_of
+from embedder.known import known_items
+from embedder.monitor import RunMonitor
+from embedder.report import Report, count_items, step_reports
+from embedder.resources import Available
+from embedder.rows import carried_schema, hide_carried
+from embedder.sources.listing import LISTING_SCHEMA, list_sources
+from embedder.stopping import stop_on_signals
+from embedder.store.binding import bind_store
+from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo, run_file
+from embedder.store.lock import write_lock
+from embedder.store.publish import publish
+from embedder.store.runs import REPORT_FILE, Run, start_run
+
+LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
+
+
+class Watcher(Protocol):
+    """Whoever wants to see the run: a progress display, or nobody."""
+
+    def say(self, message: str) -> None:
+        """One line about what happens now."""
+
+    def progress(self, num_items: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show progress over so many items while the block runs; yields what to tell the number done."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine's run came to, beside its journal."""
+
+    job: Job
+    choice: Choice
+    wall_s: float
+    peak_memory_bytes: int
+
+
+def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -> Report:
+    """Embed what the store lacks, and publish it.
+
+    Args:
+        config: the run; `model`, `store` and at least one source must be set.
+        watcher: is told what happens.
+        retry_rejects: embed again what was rejected before, changed or not.
+
+    Raises:
+        ConfigError: something needed is not set, or the resources asked for do not exist.
+        SourceError: a source can't be listed, or nothing is in it.
+        StoreError: the store is locked, or of another model.
+        RunFailed: a signal came, or more than `max_reject_fraction` was rejected.
+    """
+    model_uri, store_uri = _required(config)
+    started_s = time.time()
+    model = open_model(model_uri)
+    files = StoreFiles(store_uri)
+    with write_lock(files):
+        info = store_info(config, model)
+        bind_store(files, info)
+        run = start_run(files, info.model_fingerprint, info.preprocess_fingerprint)
+        difference = _compare(config, run, retry_rejects)
+        watcher.say(
+            f"{difference.num_new:,} new, {difference.num_changed:,} changed, "
+            f"{difference.num_unchanged:,} unchanged or finished before"
+        )
+        outcome = _run_engine(config, model, run, difference.to_embed, watcher)
+        report = _report(outcome, difference, started_s)
+        return _finish(report, outcome.job, watcher)
+
+
+def _required(config: RunConfig) -> tuple[str, str]:
+    if config.model is None:
+        raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
+    if config.store is None:
+        raise ConfigError("no store: give --store URI, or `store` in the configuration file")
+    if not config.source:
+        raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
+    return config.model, config.store
+
+
+def store_info(config: RunConfig, model: Model) -> StoreInfo:
+    """What a store made by this configuration is bound to."""
+    return StoreInfo(
+        model=model.uri,
+        model_fingerprint=model.fingerprint,
+        preprocess_fingerprint=preprocessing_of(config, model),
+        segment_s=config.segment_s,
+        frames_per_segment=config.frames_per_segment,
+        dtype=config.dtype,
+    )
+
+
+def _compare(config: RunConfig, run: Run, retry_rejects: bool) -> Difference:
+    """List all sources and find what the store lacks."""
+    listing = pa.concat_tables(list_sources(config.source))
+    if listing.num_rows == 0:
+        paths = ", ".join(source.path for source in config.source)
+        raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
+    listing = hide_carried(listing, LISTING_SCHEMA.names)
+    return diff(listing, known_items(run, retry_rejects=retry_rejects))
+
+
+def _run_engine(config: RunConfig, model: Model, run: Run, to_embed: pa.Table, watcher: Watcher) -> Outcome:
+    """Choose the engine, make it ready, and run the job on it."""
+    choice = choose_engine(config, make_plan(config, model), to_embed.num_rows, machine.num_cpus())
+    if to_embed.num_rows == 0:
+        choice = Choice("local", "nothing to embed")
+    watcher.say(f"engine {choice.engine}: {choice.reason}")
+    begun_s = time.perf_counter()
+    with _engine(choice.engine, config) as (available, run_job):
+        job = plan_job(config, model, available, run, carried_schema(to_embed.schema))
+        with (
+            stop_on_signals(run, watcher.say),
+            watcher.progress(to_embed.num_rows) as on_progress,
+            RunMonitor(run, on_progress) as monitor,
+        ):
+            if to_embed.num_rows:
+                run_job([to_embed], job)
+    return Outcome(job, choice, time.perf_counter() - begun_s, monitor.peak_memory_bytes)
+
+
+RunJob = Callable[[list[pa.Table], Job], None]
+
+
+@contextmanager
+def _engine(name: str, config: RunConfig) -> Iterator[tuple[Available, RunJob]]:
+    """Make an engine ready: what it has, and the function that runs a job on it."""
+    if name == "local":
+        from embedder.local import embed_locally
+
+        yield Available(num_cpus=machine.num_cpus()), embed_locally
+        return
+    from embedder.ray_session import ray_session
+
+    with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
+        from embedder.pipeline import embed_on_ray
+
+        yield available, embed_on_ray
+
+
+def _report(outcome: Outcome, difference: Difference, started_s: float) -> Report:
+    job = outcome.job
+    entries = job.run.entries()
+    num_items, num_rejected, num_vectors = count_items(entries)
+    session = [entry for entry in entries if entry.name.startswith(job.run.session)]
+    trace = [call for entry in session for call in entry.trace]
+    replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
+    steps, window_s = step_reports(trace, replicas)
+    first_s = min((call["started_s"] for call in trace), default=started_s)
+    return Report(
+        run_id=job.run.run_id,
+        engine=outcome.choice.engine,
+        engine_reason=outcome.choice.reason,
+        published=False,
+        started_at=job.run.info.started_at,
+        wall_s=time.time() - started_s,
+        startup_s=first_s - started_s,
+        num_new=difference.num_new,
+        num_changed=difference.num_changed,
+        num_unchanged=difference.num_unchanged,
+        num_items=num_items,
+        num_rejected=num_rejected,
+        num_vectors=num_vectors,
+        items_per_s=sum(entry.num_items for entry in session) / window_s if window_s else 0.0,
+        peak_memory_bytes=outcome.peak_memory_bytes,
+        steps=tuple(steps),
+        plan=[vars(stage) for stage in job.plan.stages],
+        versions={name: version(name) for name in LIBRARIES},
+    )
+
+
+def _finish(report: Report, job: Job, watcher: Watcher) -> Report:
+    """Publish, or say why not; the report is saved either way."""
+    reason = _why_not_publish(report, job)
+    if reason is None:
+        watcher.say("publishing")
+        publish(job.run, job.stamp, lambda embeddings: keep_index(job.files, embeddings, watcher.say))
+        report = report.model_copy(update={"published": True})
+    report = report.model_copy(update={"outcome": reason or "published"})
+    job.files.write(run_file(job.run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
+    if reason is not None:
+        raise RunFailed(reason)
+    return report
+
+
+def _why_not_publish(report: Report, job: Job) -> str | None:
+    if job.run.stop_requested():
+        return (
+            f"stopped on request after {report.num_items:,} items, which are kept and not yet published; "
+            "the same command goes on"
+        )
+    limit = job.config.max_reject_fraction
+    if report.reject_fraction > limit:
+        return (
+            f"{report.num_rejected:,} of {report.num_items:,} items were rejected, more than max_reject_fraction = "
+            f"{limit:g} allows; nothing is published: see the reasons with `embedder rejects --store {job.files.root} "
+            f"--run {job.run.run_id}`, then mend the files, or allow more with --set max_reject_fraction=..."
+        )
+    return None

@@ -1,0 +1,75 @@
+"""Search results as a list that notebooks show as pictures, and as a contact sheet."""
+
+import base64
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from embedder.search import Hit
+
+THUMBNAIL_PX = 160
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Hits(list["Hit"]):
+    """Hits, best first."""
+
+    def thumbnails(self) -> list[Pixels | None]:
+        """Each hit's picture, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""
+        return read_thumbnails(self)
+
+    def save_sheet(self, path: str | Path, title: str = "") -> None:
+        """Write a contact sheet: pictures with rank, score, caption and time."""
+        from embedder.media.sheet import Cell, save_sheet
+
+        cells = [Cell(pixels, describe(hit)) for pixels, hit in zip(self.thumbnails(), self, strict=True)]
+        save_sheet(Path(path), cells, title)
+
+    def _repr_html_(self) -> str:
+        from embedder.media.sheet import encode_png
+
+        figures = []
+        for pixels, hit in zip(self.thumbnails(), self, strict=True):
+            picture = "" if pixels is None else base64.b64encode(encode_png(pixels)).decode()
+            text = "<br>".join(html.escape(line) for line in describe(hit))
+            figures.append(
+                f'<figure style="display:inline-block;margin:4px;width:{THUMBNAIL_PX}px;font-size:11px">'
+                f'<img width="{THUMBNAIL_PX}" src="data:image/png;base64,{picture}">'
+                f"<figcaption>{text}</figcaption></figure>"
+            )
+        return "".join(figures)
+
+
+def describe(hit: "Hit") -> list[str]:
+    """Up to three short lines: score and time, caption, id."""
+    time = "" if hit.middle_s is None else f"  at {hit.middle_s:.1f} s"
+    return [f"{hit.score:.3f}{time}", *([hit.caption] if hit.caption else []), hit.item_id]
+
+
+def read_thumbnails(hits: Hits) -> list[Pixels | None]:
+    """Fetch and decode the hits' pictures; what can't be read any more is None."""
+    from embedder.media.door import DecodeDoor
+    from embedder.media.errors import DecodeError
+    from embedder.media.fit import PictureFit
+    from embedder.media.limits import DecodeLimits
+    from embedder.sources.fetch import Fetcher, FetchError
+
+    fit = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
+    limits, fetcher = DecodeLimits(), Fetcher()
+    thumbnails: list[Pixels | None] = []
+    with DecodeDoor(limits) as door:
+        for hit in hits:
+            try:
+                with fetcher.fetch(hit.uri, max_bytes=limits.max_file_bytes) as fetched:
+                    source = fetched.path if fetched.path is not None else fetched.data
+                    if hit.middle_s is None:
+                        thumbnails.append(door.picture(source, fit))
+                    else:
+                        thumbnails.append(door.frame_at(source, fit, hit.middle_s))
+            except (FetchError, DecodeError):
+                thumbnails.append(None)
+    return thumbnails

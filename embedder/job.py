@@ -1,0 +1,170 @@
+"""A run, fully decided before anything starts: the model, the cut, the resources, what each step is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from embedder.config import RunConfig
+from embedder.errors import ConfigError
+from embedder.item_decoder import DecodeSpec
+from embedder.media.fit import PictureFit
+from embedder.media.limits import DecodeLimits
+from embedder.resources import Allocation, Available, allocate
+from embedder.stage_spec import StageSpec
+from embedder.store.files import StoreFiles
+from embedder.store.parts import Stamp
+from embedder.store.runs import Run
+from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.fingerprint import model_fingerprint, preprocess_fingerprint
+from shards.model_folder import resolve_model
+from shards.plan import ShardPlan, check_plan, plan_shards
+
+ROWS_PER_BATCH = 32  # a batch this large fills the cores; larger ones only take more memory
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model folder, read as far as planning needs."""
+
+    uri: str
+    folder: Path
+    config: ModelConfig
+    tokenizer_json: str
+    fingerprint: str
+
+
+def open_model(uri: str) -> Model:
+    """Fetch the folder if it is remote, and read its configuration and tokeniser.
+
+    Raises:
+        shards.ModelError: it is no whole model folder.
+        ConfigError: its tokeniser is missing.
+    """
+    folder = resolve_model(uri)
+    config = load_model_config(folder)
+    tokenizer = folder / TOKENIZER_FILE
+    if not tokenizer.is_file():
+        raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
+    uri = str(folder.absolute()) if Path(uri).exists() else uri
+    return Model(uri, folder, config, tokenizer.read_text(encoding="utf-8"), model_fingerprint(folder))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that an engine needs."""
+
+    config: RunConfig
+    model: Model
+    plan: ShardPlan
+    decode: DecodeSpec
+    allocation: Allocation
+    stages: tuple[StageSpec, ...]
+    run: Run
+    stamp: Stamp
+
+    @property
+    def files(self) -> StoreFiles:
+        """The store."""
+        return self.run.files
+
+
+def plan_job(config: RunConfig, model: Model, available: Available, run: Run, carryover: pa.Schema) -> Job:
+    """Decide the run.
+
+    Raises:
+        ConfigError: the resources asked for do not exist.
+        shards.ModelError: the plan does not fit the model.
+    """
+    plan = make_plan(config, model)
+    allocation = allocate(config.model_copy(update={"num_stages": len(plan.stages)}), available)
+    stamp = Stamp(
+        run_id=run.run_id,
+        session=run.session,
+        model_fingerprint=run.info.model_fingerprint,
+        preprocess_fingerprint=run.info.preprocess_fingerprint,
+        carryover=carryover,
+    )
+    stages = stage_specs(config, model, plan, allocation)
+    return Job(config, model, plan, decode_spec(config, model), allocation, stages, run, stamp)
+
+
+def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
+    """What each stage's replicas are told."""
+    return tuple(
+        StageSpec(
+            index=index,
+            model=model.uri,
+            shard=stage.spec,
+            dtype=config.dtype,
+            device=resources.device,
+            num_threads=resources.num_threads,
+            rows_per_batch=rows_per_batch(config),
+        )
+        for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
+    )
+
+
+def rows_per_batch(config: RunConfig) -> int:
+    """Rows that pass through the stages together."""
+    return ROWS_PER_BATCH if config.batch_size == "auto" else config.batch_size
+
+
+def make_plan(config: RunConfig, model: Model) -> ShardPlan:
+    """The pinned plan, or a new one by estimated operations.
+
+    Raises:
+        ConfigError: the plan file is missing, or made for other weights.
+        shards.ModelError: it is no plan, or not one for this model.
+    """
+    if config.plan is None:
+        return plan_shards(model.config, config.num_stages, dtype=config.dtype, model_fingerprint=model.fingerprint)
+    try:
+        plan = ShardPlan.from_json(Path(config.plan).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"plan {config.plan}: {error.strerror}; make one with `embedder plan --out`") from None
+    if plan.model_fingerprint not in (None, model.fingerprint):
+        raise ConfigError(
+            f"plan {config.plan}: made for model {plan.model_fingerprint}, and {model.folder} is {model.fingerprint}; "
+            "make a new one with `embedder plan --out`"
+        )
+    check_plan(plan, model.config)
+    return plan
+
+
+def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
+    """What the decode step is told."""
+    limits = config.decode
+    return DecodeSpec(
+        fit=picture_fit(model),
+        limits=DecodeLimits(
+            timeout_s=limits.timeout_s,
+            video_timeout_s=limits.video_timeout_s,
+            memory_bytes=limits.memory_bytes,
+            max_pixels=limits.max_pixels,
+            max_file_bytes=limits.max_file_bytes,
+        ),
+        tokenizer_json=model.tokenizer_json,
+        max_caption_tokens=model.config.preprocess.max_caption_tokens,
+        segment_s=config.segment_s,
+        frames_per_segment=config.frames_per_segment,
+        rows_per_batch=rows_per_batch(config),
+    )
+
+
+def picture_fit(model: Model) -> PictureFit:
+    """How the model wants its pictures."""
+    preprocess = model.config.preprocess
+    return PictureFit(
+        image_size=preprocess.image_size,
+        resize=preprocess.resize,
+        interpolation=preprocess.interpolation,
+        reduced_decode=preprocess.reduced_decode,
+    )
+
+
+def preprocessing_of(config: RunConfig, model: Model) -> str:
+    """Fingerprint of all that turns an item's bytes into the towers' input."""
+    return preprocess_fingerprint(
+        model.config.preprocess, model.tokenizer_json.encode(), config.segment_s, config.frames_per_segment
+    )

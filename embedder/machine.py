@@ -1,0 +1,38 @@
+"""What this machine gives us, as the operating system tells it; asked only when a run starts."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use: those it is pinned to, or fewer where a container's quota says so."""
+    pinned = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CGROUP_CPU_LIMIT.read_text().split()
+    except (OSError, ValueError):
+        return pinned
+    if quota == "max":
+        return pinned
+    return max(1, min(pinned, int(quota) // int(period)))
+
+
+def memory_bytes() -> int:
+    """Memory of the machine."""
+    return int(psutil.virtual_memory().total)
+
+
+def process_tree_pss_bytes() -> int:
+    """Memory of this process and all its descendants, each shared page counted once (proportional set size)."""
+    here = psutil.Process()
+    return sum(_pss_bytes(process) for process in (here, *here.children(recursive=True)))
+
+
+def _pss_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0  # it ended between the listing and the look

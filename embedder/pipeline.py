@@ -1,0 +1,97 @@
+"""The Ray Data graph, whole: listed items -> decode and tokenise -> stage 0 -> stage 1 -> stage 2 -> part files.
+
+    items   blocks of listed items, made by the driver
+    decode  CPU tasks; each hands on batches of rows (`embedder.rows`)
+    stages  one pool of actors a shard; batches pass whole from stage to stage
+    write   tasks that gather rows into part files and journal them
+
+Nothing here is committed: `embedder.store.publish` does that when the graph has run dry.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+import ray.data
+from ray.data import ActorPoolStrategy, Dataset, Datasink
+from ray.data._internal.execution.interfaces import TaskContext
+from ray.data.block import Block
+
+from embedder.decode import decode
+from embedder.job import Job
+from embedder.resources import Allocation
+from embedder.stage import Stage
+from embedder.stage_spec import StageSpec
+from embedder.store.parts import write_part
+
+# Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
+# and again is no passing trouble.
+MAX_RETRIES = 3
+
+
+def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
+    """Run the graph to its end; Ray must be up (`embedder.ray_session`)."""
+    embedded = embedding_graph(listing, job)
+    embedded.write_datasink(
+        PartSink(job), ray_remote_args={"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
+    )
+
+
+def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
+    """The graph up to the last stage; lazy."""
+    dataset = ray.data.from_arrow(list(blocks_of(listing, job.config.decode.items_per_task)))
+    dataset = dataset.map_batches(
+        partial(decode, spec=job.decode, run=job.run),
+        batch_format="pyarrow",
+        batch_size=None,
+        num_cpus=job.allocation.decode_cpus,
+        max_retries=MAX_RETRIES,
+    )
+    return through_stages(dataset, job.stages, job.allocation)
+
+
+def through_stages(dataset: Dataset, stages: Sequence[StageSpec], allocation: Allocation) -> Dataset:
+    """Put one pool of actors a stage behind a dataset of decoded rows."""
+    for spec, resources in zip(stages, allocation.stages, strict=True):
+        dataset = dataset.map_batches(
+            Stage,
+            fn_constructor_args=(spec,),
+            batch_format="pyarrow",
+            batch_size=None,
+            compute=ActorPoolStrategy(min_size=resources.min_replicas, max_size=resources.max_replicas),
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus or None,
+            max_restarts=MAX_RETRIES,
+            max_task_retries=MAX_RETRIES,
+        )
+    return dataset
+
+
+def blocks_of(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]:
+    """Cut the listing into one block a decode task."""
+    for table in listing:
+        for start in range(0, table.num_rows, num_items):
+            yield table.slice(start, num_items)
+
+
+class PartSink(Datasink[None]):
+    """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
+
+    def __init__(self, job: Job) -> None:
+        self.files, self.stamp = job.files, job.stamp
+        self.rows_per_part = job.config.rows_per_part
+
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> None:
+        """Write one part; the same task again writes the same files."""
+        tables = [block for block in blocks if block.num_rows]
+        if tables:
+            write_part(self.files, self.stamp, ctx.task_idx, pa.concat_tables(tables))
+
+    @property
+    def min_rows_per_write(self) -> int:
+        """Rows that Ray gathers before it starts a write task."""
+        return self.rows_per_part
+
+    def get_name(self) -> str:
+        """Name of the operator in Ray's plan and logs."""
+        return "parts"

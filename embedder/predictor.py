@@ -1,0 +1,173 @@
+"""Embed any Ray dataset: pictures and captions in its columns in, two embedding columns more out."""
+
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from embedder import machine
+from embedder.config import load_config
+from embedder.errors import ConfigError
+from embedder.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
+from embedder.job import Model, decode_spec, make_plan, open_model, stage_specs
+from embedder.media.sniff import sniff
+from embedder.resources import Available, allocate
+from embedder.rows import CARRIED, TENSOR
+from embedder.sources.fetch import Fetcher, FetchError
+from embedder.tensors import pack
+from embedder.trace import measure, trace_column
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+ADDED = ("image_embedding", "text_embedding", "embedding_error")
+
+
+class BatchPredictor:
+    """A model cut into stages, ready to be put behind any dataset."""
+
+    def __init__(self, model: Model, options: dict[str, Any]) -> None:
+        self.model = model
+        self.config = load_config(overrides=options)
+
+    @classmethod
+    def from_model(cls, uri: str | Path, **options: Any) -> Self:
+        """Open a model folder.
+
+        Args:
+            uri: model folder: local, s3:// or hub id.
+            options: keys of the configuration file: `dtype`, `num_stages`, `batch_size`, `stage`, ...
+
+        Raises:
+            shards.ModelError: it is no model folder.
+            ConfigError: an option is unknown, or breaks its rule.
+        """
+        return cls(open_model(str(uri)), options)
+
+    def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
+        """Add `image_embedding` and `text_embedding` (list<float>, L2-normalised; null where a row lacks the side).
+
+        All other columns come back untouched. A row that can't be embedded keeps its place, with the reason in
+        `embedding_error`. Lazy, as all of Ray Data: nothing runs before the result is read.
+
+        Args:
+            dataset: rows with pictures, captions, or both.
+            image: column with pictures: file contents, URIs, or uint8 arrays (H, W, 3). It may be missing.
+            caption: column with captions. It may be missing, but not both.
+
+        Raises:
+            ConfigError: the stages ask for more CPUs or GPUs than the cluster has.
+        """
+        import ray
+
+        from embedder.pipeline import MAX_RETRIES, through_stages
+
+        if not ray.is_initialized():
+            raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
+        total = ray.cluster_resources()
+        available = Available(num_cpus=total.get("CPU", machine.num_cpus()), num_gpus=total.get("GPU", 0.0))
+        allocation = allocate(self.config, available)
+        spec = decode_spec(self.config, self.model)
+        decoded = dataset.map_batches(
+            partial(decode_columns, spec=spec, image=image, caption=caption),
+            batch_format="pyarrow",
+            batch_size=None,
+            num_cpus=allocation.decode_cpus,
+            max_retries=MAX_RETRIES,
+        )
+        stages = stage_specs(self.config, self.model, make_plan(self.config, self.model), allocation)
+        embedded = through_stages(decoded, stages, allocation)
+        return embedded.map_batches(
+            show_columns, batch_format="pyarrow", batch_size=None, num_cpus=allocation.write_cpus
+        )
+
+
+@lru_cache(maxsize=1)
+def _decoder_for(spec: DecodeSpec) -> tuple[ItemDecoder, Fetcher]:
+    return ItemDecoder(spec), Fetcher()
+
+
+def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
+    """Pixels and token ids of a dataset's rows, in batches; the dataset's columns stand beside them, hidden.
+
+    Raises:
+        ConfigError: neither column is there, or the dataset has a column of a name that would be added.
+    """
+    _check_columns(table, image, caption)
+    decoder, fetcher = _decoder_for(spec)
+    for start in range(0, table.num_rows, spec.rows_per_batch):
+        part = table.slice(start, spec.rows_per_batch)
+        with measure("decode") as measurement:
+            images = _cells(part, image)
+            captions = _cells(part, caption)
+            rows = [_decode_row(decoder, fetcher, *cells) for cells in zip(images, captions, strict=True)]
+            part = part.rename_columns([CARRIED + name for name in part.schema.names])
+            for name, kind in (("pixels", TENSOR), ("token_ids", TENSOR), ("error", pa.string())):
+                cells = [row.get(name) for row in rows]
+                part = part.append_column(name, pack(cells) if kind == TENSOR else pa.array(cells, kind))
+            measurement.num_rows = len(rows)
+        yield part.append_column("trace", trace_column(len(rows), measurement))
+
+
+def show_columns(table: pa.Table) -> pa.Table:
+    """The dataset's own columns under their own names, and the added ones after them."""
+    if table.num_rows == 0:
+        return table
+    own = [name for name in table.schema.names if name.startswith(CARRIED)]
+    added = ["image_embedding", "text_embedding", "error"]
+    return table.select([*own, *added]).rename_columns([*[name.removeprefix(CARRIED) for name in own], *ADDED])
+
+
+def _check_columns(table: pa.Table, image: str, caption: str) -> None:
+    names = table.schema.names
+    if image not in names and caption not in names:
+        raise ConfigError(
+            f"the dataset has columns {names}, neither {image!r} nor {caption!r}; "
+            "name them: predict(dataset, image=..., caption=...)"
+        )
+    taken = [name for name in ADDED if name in names]
+    if taken:
+        raise ConfigError(f"the dataset has columns {taken} already; drop or rename them before predict")
+
+
+def _cells(table: pa.Table, name: str) -> list[Any]:
+    """A column's values: Python objects, or arrays where it is a tensor column."""
+    if name not in table.schema.names:
+        return [None] * table.num_rows
+    column = table[name]
+    if isinstance(column.type, pa.ExtensionType):
+        return [array for chunk in column.chunks for array in chunk.to_numpy(zero_copy_only=False)]
+    return list(column.to_pylist())
+
+
+def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> Values:
+    """One row's pixels, token ids and error; a row is one picture, so a video is an error."""
+    try:
+        content = _content(decoder, fetcher, image, caption)
+    except FetchError as error:
+        content = Content(caption=caption, problem=Problem("read", error.error_type, error.message))
+    (row,) = decoder.rows(content)
+    if "error" in row:
+        row["error"] = f"{row['error_type']}: {row['error']}"
+    return row
+
+
+def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> Content:
+    if isinstance(image, np.ndarray):
+        from embedder.media.sheet import encode_png
+
+        image = encode_png(image)
+    if isinstance(image, dict):  # Hugging Face datasets keep pictures as {bytes, path}
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, str):
+        with fetcher.fetch(image, max_bytes=decoder.spec.limits.max_file_bytes) as fetched:
+            image = fetched.data if fetched.data is not None else Path(fetched.path).read_bytes()
+    if not image:
+        return Content("text", None, caption)
+    if sniff(image[:4096]) == "image":
+        return Content("image", image, caption)
+    problem = Problem("decode", "NotAPicture", "a row holds one picture; videos go through `embedder embed`")
+    return Content(caption=caption, problem=problem)

@@ -1,0 +1,78 @@
+"""Ray, started for one run or attached to; bound to this machine, silent, with bounded retries and memory."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from embedder import machine
+from embedder.resources import Available
+
+OBJECT_STORE_BYTES = 1 << 30  # what waits between steps; more would only hide a slow stage
+
+
+@contextmanager
+def ray_session(address: str | None, no_progress_timeout_s: float) -> Iterator[Available]:
+    """Make Ray ready, and say what it has.
+
+    Args:
+        address: cluster to attach to; none starts Ray on this machine, unless this process already runs one.
+        no_progress_timeout_s: a dataset that finishes nothing for so long ends with an error.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    mine = not ray.is_initialized()
+    if mine:
+        _start(address)
+    try:
+        with _data_context(no_progress_timeout_s):
+            total = ray.cluster_resources()
+            yield Available(num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0))
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _start(address: str | None) -> None:
+    import ray
+
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is not None:
+        ray.init(address=address, **quiet)
+        return
+    ray.init(
+        num_cpus=machine.num_cpus(),
+        include_dashboard=False,
+        object_store_memory=min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
+        **quiet,
+    )
+
+
+@contextmanager
+def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
+    """Settings of Ray Data that a run needs, for its duration."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    settings = {
+        "execution_no_progress_timeout_s": no_progress_timeout_s,
+        "max_errored_blocks": 0,  # a dropped block would lose items without a word
+        "enable_progress_bars": False,
+        "print_on_execution_start": False,
+    }
+    before = {name: getattr(context, name) for name in settings}
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    _apply(context, settings)
+    try:
+        yield
+    finally:
+        _apply(context, before)
+        logger.setLevel(level)
+
+
+def _apply(context: object, settings: Mapping[str, object]) -> None:
+    for name, value in settings.items():
+        setattr(context, name, value)

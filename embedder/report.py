@@ -1,0 +1,106 @@
+"""What a run did and how long each step took, computed from the rows' own measurements."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from embedder.store.journal import JournalEntry
+
+
+class StepReport(BaseModel):
+    """One step: decode, stage 0, stage 1, ..."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: str
+    num_calls: int
+    num_rows: int
+    wall_s: float
+    cpu_s: float
+    wall_share: float
+    """Share of the run's steady window that one replica spent inside the step."""
+    cpu_share: float
+    """CPU seconds over the same window; above 1 where several threads or processes worked."""
+    bytes_out: int
+    bytes_per_row: float
+    peak_rss_bytes: int
+
+
+class Report(BaseModel):
+    """`runs/<run_id>/report.json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    engine: str
+    engine_reason: str
+    published: bool
+    outcome: str = ""
+    started_at: datetime
+    wall_s: float
+    startup_s: float
+    """From the command to the first row inside a step."""
+    num_new: int
+    num_changed: int
+    num_unchanged: int
+    num_items: int
+    """Items finished by this session and those before it in the same run."""
+    num_rejected: int
+    num_vectors: int
+    items_per_s: float
+    """Items of this session over its steady window, start-up left out."""
+    peak_memory_bytes: int
+    """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
+    steps: tuple[StepReport, ...]
+    plan: list[dict[str, Any]]
+    versions: dict[str, str]
+
+    @property
+    def reject_fraction(self) -> float:
+        """Rejected items over finished items."""
+        return self.num_rejected / self.num_items if self.num_items else 0.0
+
+
+def step_reports(trace: Iterable[dict[str, Any]], num_replicas: dict[str, int]) -> tuple[list[StepReport], float]:
+    """Sum up the measurements of a run.
+
+    Args:
+        trace: `embedder.trace.Measurement` values.
+        num_replicas: processes that worked on a step at once, 1 where left out.
+
+    Returns:
+        One report a step, in the order of the flow, and the window in seconds, from the first call to the last's end.
+    """
+    calls = list(trace)
+    if not calls:
+        return [], 0.0
+    start_s = min(call["started_s"] for call in calls)
+    stop_s = max(call["started_s"] + call["wall_s"] for call in calls)
+    window_s = max(stop_s - start_s, 1e-9)
+    by_step: dict[str, list[dict[str, Any]]] = {}
+    for call in calls:
+        by_step.setdefault(call["step"], []).append(call)
+    steps = [_step(name, by_step[name], window_s * num_replicas.get(name, 1)) for name in sorted(by_step)]
+    return steps, window_s
+
+
+def _step(name: str, calls: list[dict[str, Any]], replica_s: float) -> StepReport:
+    sums = {key: sum(call[key] for call in calls) for key in ("num_rows", "wall_s", "cpu_s", "bytes_out")}
+    return StepReport(
+        step=name,
+        num_calls=len(calls),
+        wall_share=sums["wall_s"] / replica_s,
+        cpu_share=sums["cpu_s"] / replica_s,
+        bytes_per_row=sums["bytes_out"] / sums["num_rows"],
+        peak_rss_bytes=max(call["peak_rss_bytes"] for call in calls),
+        **sums,
+    )
+
+
+def count_items(entries: Iterable[JournalEntry]) -> tuple[int, int, int]:
+    """Items, rejected items and vector rows of a run's journal."""
+    entries = list(entries)
+    num_vectors = sum(part.num_rows for entry in entries for part in entry.parts if part.table == "embeddings")
+    return sum(entry.num_items for entry in entries), sum(entry.num_rejects for entry in entries), num_vectors

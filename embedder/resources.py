@@ -1,0 +1,110 @@
+"""Who gets which CPUs and GPUs, and whether the run can start at all. Pure: numbers in, numbers or an error out.
+
+Ray starts actors first, and they hold what they asked for: a decode or write task that finds no CPU left waits for
+ever, and so does the run. So all minimum requests together must fit before the first actor starts.
+"""
+
+from dataclasses import dataclass
+
+from embedder.config import RunConfig, StageConfig
+from embedder.errors import ConfigError
+
+WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
+# A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
+# on a large one each stage gets a whole core to itself.
+STAGE_SHARE_OF_CPUS = 1 / 8
+
+
+@dataclass(frozen=True)
+class Available:
+    """What the machine or the cluster has."""
+
+    num_cpus: float
+    num_gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class StageResources:
+    """What one replica of a stage reserves, and how many replicas there may be."""
+
+    min_replicas: int
+    max_replicas: int
+    num_cpus: float
+    num_gpus: float
+    num_threads: int
+
+    @property
+    def device(self) -> str:
+        """The torch device of a replica; Ray shows it only the GPU that it reserved."""
+        return "cuda" if self.num_gpus > 0 else "cpu"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The requests of everything that runs."""
+
+    stages: tuple[StageResources, ...]
+    decode_cpus: float
+    write_cpus: float = WRITE_CPUS
+
+    @property
+    def min_cpus(self) -> float:
+        """CPUs without which the run would hang: all actors, and the largest task beside them."""
+        actors = sum(stage.min_replicas * stage.num_cpus for stage in self.stages)
+        return actors + max(self.decode_cpus, self.write_cpus)
+
+    @property
+    def min_gpus(self) -> float:
+        """GPUs that the actors hold."""
+        return sum(stage.min_replicas * stage.num_gpus for stage in self.stages)
+
+
+def allocate(config: RunConfig, available: Available) -> Allocation:
+    """Fill in what the configuration leaves out, and refuse what could not run.
+
+    Raises:
+        ConfigError: the requests don't fit; the message says what to change.
+    """
+    requests = config.stage or (StageConfig(),) * config.num_stages
+    stages = tuple(_stage(request, len(requests), available) for request in requests)
+    decode_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
+    allocation = Allocation(stages, decode_cpus)
+    check_fits(allocation, available)
+    return allocation
+
+
+def _stage(request: StageConfig, num_stages: int, available: Available) -> StageResources:
+    num_gpus = request.num_gpus
+    if num_gpus is None:
+        num_gpus = min(1.0, int(available.num_gpus * 100 / num_stages) / 100)
+    num_cpus = request.num_cpus
+    if num_cpus is None:
+        num_cpus = min(1.0, available.num_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_stages)
+    return StageResources(
+        min_replicas=request.replicas.min,
+        max_replicas=request.replicas.max,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        num_threads=request.num_threads or max(1, int(available.num_cpus // (num_stages * request.replicas.min))),
+    )
+
+
+def check_fits(allocation: Allocation, available: Available) -> None:
+    """Refuse requests that would wait for ever.
+
+    Raises:
+        ConfigError: there are too few CPUs or GPUs.
+    """
+    tolerance = 1e-6
+    if allocation.min_gpus > available.num_gpus + tolerance:
+        raise ConfigError(
+            f"stages ask for {allocation.min_gpus:g} GPUs and there are {available.num_gpus:g}: the run would wait for "
+            "ever; lower stage.num_gpus (fractions are allowed) or replicas.min"
+        )
+    if allocation.min_cpus > available.num_cpus + tolerance:
+        actors = " + ".join(f"{stage.min_replicas} x {stage.num_cpus:g}" for stage in allocation.stages)
+        raise ConfigError(
+            f"stages ({actors}) and one decode task ({allocation.decode_cpus:g}) ask for {allocation.min_cpus:g} CPUs "
+            f"and there are {available.num_cpus:g}: the run would wait for ever; lower stage.num_cpus (fractions are "
+            'allowed), replicas.min or decode.num_cpus, or use engine = "local"'
+        )

@@ -1,0 +1,64 @@
+"""The table that flows from step to step, and how its columns change on the way.
+
+One row is one item, or one segment of a video. Each tower's state stands in one column, which the stages replace:
+
+    pixels    -> image_activation -> image_embedding
+    token_ids -> text_activation  -> text_embedding
+
+All but the embeddings are nullable `large_binary`, one value a row: nulls cost nothing, the value buffer is the packed
+tensor, the offsets are the lengths. All other columns pass through without a copy.
+"""
+
+import pyarrow as pa
+
+# Carried columns travel under this prefix, so that none of them can be taken for one of the pipeline's own.
+CARRIED = "carried:"
+
+TENSOR = pa.large_binary()
+VECTOR = pa.list_(pa.float32())
+
+TRACE = pa.list_(
+    pa.struct(
+        {
+            "step": pa.string(),  # decode, stage 0, stage 1, ...
+            "started_s": pa.float64(),  # Unix time
+            "wall_s": pa.float64(),
+            "cpu_s": pa.float64(),  # of the process, its threads included
+            "num_rows": pa.int64(),
+            "bytes_out": pa.int64(),  # tensors handed on
+            "peak_rss_bytes": pa.int64(),  # of the process so far
+        }
+    )
+)
+
+# What the decode step adds to a listing. `modality` is null in a row that only reports on its item; `num_vectors` (rows
+# of the item that have a modality) is null but in the item's last row, with which the item is complete.
+DECODED = pa.schema(
+    {
+        "segment": pa.int32(),
+        "start_s": pa.float64(),
+        "end_s": pa.float64(),
+        "modality": pa.string(),
+        "content_version": pa.string(),
+        "num_vectors": pa.int32(),
+        "step": pa.string(),
+        "error_type": pa.string(),
+        "error": pa.string(),
+        "transient": pa.bool_(),
+        "pixels": TENSOR,  # uint8 (F, H, W, 3)
+        "token_ids": TENSOR,  # int32 (T,)
+        "trace": TRACE,
+    }
+)
+
+
+def hide_carried(table: pa.Table, own: list[str]) -> pa.Table:
+    """Put the prefix before all columns but the table's own."""
+    return table.rename_columns([name if name in own else CARRIED + name for name in table.schema.names])
+
+
+def carried_schema(schema: pa.Schema) -> pa.Schema:
+    """The carried columns under their own names."""
+    return pa.schema(
+        [column.with_name(column.name.removeprefix(CARRIED)) for column in schema if column.name.startswith(CARRIED)]
+    )

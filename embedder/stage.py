@@ -1,0 +1,95 @@
+"""One stage of the pipeline: a plain callable around a shard; Arrow table in, Arrow table out."""
+
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import torch
+from shards.model_folder import resolve_model
+
+from embedder.stage_spec import StageSpec
+from embedder.tensors import pack_flat, pack_vectors, unpack
+from embedder.trace import measure, trace_column
+from shards.activations import Batch, TowerState
+from shards.config import load_model_config
+from shards.shard import load_shard
+
+INPUTS = {"vision": "pixels", "text": "token_ids"}
+ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
+EMBEDDINGS = {"vision": "image_embedding", "text": "text_embedding"}
+
+
+class Stage:
+    """Holds a shard and moves each batch one shard further."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        torch.set_num_threads(spec.num_threads)
+        folder = resolve_model(spec.model)
+        self.spec = spec
+        self.config = load_model_config(folder)
+        self.shard = load_shard(folder, spec.shard, dtype=spec.dtype, device=spec.device)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Encode the table piece by piece: a piece is a batch that the decode step made, however blocks were joined."""
+        if table.num_rows == 0:
+            return table
+        return pa.concat_tables([self.encode(batch) for batch in table.to_batches(self.spec.rows_per_batch)])
+
+    def encode(self, batch: pa.RecordBatch) -> pa.Table:
+        """Replace the columns of the towers that this shard works on; the others pass through untouched."""
+        with measure(f"stage {self.spec.index}") as measurement:
+            columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
+            states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
+            with torch.inference_mode():
+                encoded = self.shard(Batch(vision=states["vision"], text=states["text"]))
+            outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
+            measurement.num_rows = batch.num_rows
+            table = pa.table(batch)
+            for tower, output in outputs.items():
+                if output is not None:
+                    table = table.drop_columns([columns[tower]]).append_column(*output)
+                    measurement.bytes_out += output[1].nbytes
+        trace = trace_column(batch.num_rows, measurement, table["trace"])
+        return table.drop_columns(["trace"]).append_column("trace", trace)
+
+    def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:
+        """The column that holds this tower's state, before or after its first layers."""
+        return INPUTS[tower] if INPUTS[tower] in batch.schema.names else ACTIVATIONS[tower]
+
+    def _state(self, batch: pa.RecordBatch, tower: str, column: str) -> TowerState | None:
+        """The tower's packed tensor, a view of the column's buffer; None where this shard has none of its layers."""
+        if self._output_kind(tower) is None:
+            return None
+        flat, sizes_bytes = unpack(batch.column(column))
+        dtype, shape = self._layout(tower, column)
+        item_bytes = dtype.itemsize * int(np.prod(shape))
+        with warnings.catch_warnings():
+            # The buffer is read-only shared memory, and nothing here writes to it.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            values = torch.from_numpy(flat).view(dtype).reshape(-1, *shape)
+        return TowerState(values.to(self.spec.device), torch.from_numpy(sizes_bytes // item_bytes))
+
+    def _layout(self, tower: str, column: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape of one element of a row: a frame (H, W, 3) or (L, D), a token () or (D,)."""
+        vision, text = self.config.vision, self.config.text
+        if column == INPUTS["vision"]:
+            return torch.uint8, (vision.image_size, vision.image_size, 3)
+        if column == INPUTS["text"]:
+            return torch.int32, ()
+        shape = (vision.num_tokens, vision.width) if tower == "vision" else (text.hidden_size,)
+        return getattr(torch, self.spec.dtype), shape
+
+    def _output_kind(self, tower: str) -> str | None:
+        return self.shard.vision_output if tower == "vision" else self.shard.text_output
+
+    def _column(self, tower: str, state: TowerState | None) -> tuple[str, pa.Array] | None:
+        """Name and content of the column that takes the place of the tower's input."""
+        kind = self._output_kind(tower)
+        if kind is None or state is None:
+            return None
+        lengths = state.lengths.numpy()
+        if kind == "embedding":
+            return EMBEDDINGS[tower], pack_vectors(state.values.cpu().numpy(), lengths > 0)
+        flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
+        item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
+        return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)

@@ -1,0 +1,97 @@
+"""Which file stands where in a store, and what the two small JSON files hold."""
+
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+
+FORMAT_VERSION = 1
+STORE_FILE = "store.json"
+CURRENT_FILE = "CURRENT.json"
+
+
+class Record(BaseModel):
+    """A small JSON file of the store; newer writers may add keys, which older readers keep and ignore."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    format_version: int = FORMAT_VERSION
+
+
+class StoreInfo(Record):
+    """`store.json`: whose vectors these are, so that search finds the model."""
+
+    model: str = Field(description="URI of the model folder")
+    model_fingerprint: str
+    preprocess_fingerprint: str
+    segment_s: float
+    frames_per_segment: int
+    dtype: str = Field(description="compute dtype of the first run; recorded, not hashed")
+
+
+class Current(Record):
+    """`CURRENT.json`: the versions that belong together; what our readers open."""
+
+    run_id: str
+    embeddings: int = Field(description="version of the Delta table embeddings/")
+    items: int = Field(description="version of the Delta table items/")
+    index: int | None = Field(None, description="number of the index version built from that embeddings version")
+    published_at: datetime
+
+
+class RunInfo(Record):
+    """`runs/<run_id>/run.json`: what a run set out to do, so that a later one can go on with it."""
+
+    run_id: str
+    started_at: datetime
+    model_fingerprint: str
+    preprocess_fingerprint: str
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def run_file(run_id: str, name: str) -> str:
+    """A file of one run: run.json, report.json or STOP."""
+    return f"runs/{run_id}/{name}"
+
+
+def journal_folder(run_id: str) -> str:
+    """Where a run's journal entries stand."""
+    return f"runs/{run_id}/journal"
+
+
+def utc_now() -> datetime:
+    """The wall clock, in UTC."""
+    return datetime.now(UTC)
+
+
+def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | None:
+    """Read one record; none where the file does not exist.
+
+    Raises:
+        StoreError: the file is damaged, or of a format that this version does not know.
+    """
+    try:
+        record = kind.model_validate_json(files.read(path))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise StoreError(
+            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]} ({error.error_count()} errors); "
+            "restore the file from a backup, or start a new store"
+        ) from None
+    if record.format_version != FORMAT_VERSION:
+        raise StoreError(
+            f"{files.uri(path)}: format version {record.format_version}, this embedder knows {FORMAT_VERSION}; "
+            "use the embedder that wrote the store"
+        )
+    return record
+
+
+def write_record(files: StoreFiles, path: str, record: Record) -> None:
+    """Write or replace one record, atomically."""
+    files.write(path, record.model_dump_json(indent=2).encode())

@@ -1,0 +1,94 @@
+"""The columns of the two tables of record (DESIGN.md, *Store*; fixed: they may grow, not change)."""
+
+import pyarrow as pa
+
+from embedder.errors import ConfigError
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+ITEMS = pa.schema(
+    {
+        "item_id": pa.string(),
+        "source": pa.string(),
+        "uri": pa.string(),
+        "size_bytes": pa.int64(),
+        "modified": pa.string(),
+        "content_version": pa.string(),
+        "state": pa.string(),
+        "step": pa.string(),
+        "error_type": pa.string(),
+        "error": pa.string(),
+        "transient": pa.bool_(),
+        "attempts": pa.int32(),
+        "num_vectors": pa.int32(),
+        "run_id": pa.string(),
+        "updated_at": TIMESTAMP,
+    }
+)
+
+EMBEDDINGS = pa.schema(
+    {
+        "item_id": pa.string(),
+        "segment": pa.int32(),
+        "modality": pa.string(),
+        "uri": pa.string(),
+        "start_s": pa.float64(),
+        "end_s": pa.float64(),
+        "caption": pa.string(),
+        "image_embedding": pa.list_(pa.float32()),
+        "text_embedding": pa.list_(pa.float32()),
+        "content_version": pa.string(),
+        "model_fingerprint": pa.string(),
+        "preprocess_fingerprint": pa.string(),
+        "run_id": pa.string(),
+        "embedded_at": TIMESTAMP,
+    }
+)
+
+TABLES = {"items": ITEMS, "embeddings": EMBEDDINGS}
+
+
+def with_carryover(schema: pa.Schema, carryover: pa.Schema) -> pa.Schema:
+    """The table's own columns, then the carried ones in the types that a Delta table keeps.
+
+    Raises:
+        ConfigError: a carried column has the name of one of the table's own, or a type that Delta lacks.
+    """
+    for column in carryover:
+        if column.name in schema.names:
+            raise ConfigError(
+                f"carryover column {column.name!r}: the embeddings table has a column of that name; "
+                "rename it in the source or leave it out"
+            )
+        schema = schema.append(pa.field(column.name, _storable(column)))
+    return schema
+
+
+# Delta has signed integers only, no half floats and one string type; each of these holds all values of its key.
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.null(): pa.string(),
+}
+
+
+def _storable(column: pa.Field) -> pa.DataType:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _storable(pa.field(column.name, kind.value_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_storable(pa.field(column.name, kind.value_type)))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz=kind.tz)
+    if pa.types.is_duration(kind) or pa.types.is_time(kind) or pa.types.is_interval(kind):
+        raise ConfigError(
+            f"carryover column {column.name!r}: a Delta table keeps no {kind}; cast it in the source, or leave it out"
+        )
+    return _WIDER.get(kind, kind)

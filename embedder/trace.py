@@ -1,0 +1,42 @@
+"""Time and memory of each step, carried by the rows themselves: what was measured is saved with what was made."""
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from embedder.rows import TRACE
+
+
+@dataclass
+class Measurement:
+    """One call of one step; filled in when the call ends."""
+
+    step: str
+    started_s: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    num_rows: int = 0
+    bytes_out: int = 0
+    peak_rss_bytes: int = 0
+
+
+@contextmanager
+def measure(step: str) -> Iterator[Measurement]:
+    """Measure the block; the caller sets `num_rows` and `bytes_out`."""
+    measurement = Measurement(step, started_s=time.time())
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    yield measurement
+    measurement.wall_s = time.perf_counter() - wall_s
+    measurement.cpu_s = time.process_time() - cpu_s
+    measurement.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def trace_column(num_rows: int, measurement: Measurement, earlier: pa.ChunkedArray | None = None) -> pa.Array:
+    """A trace column: the first row holds the batch's measurements so far, the others null."""
+    steps = [step for steps in earlier.drop_null().to_pylist() for step in steps] if earlier is not None else []
+    first = pa.array([[*steps, vars(measurement)]], TRACE)
+    return pa.concat_arrays([first, pa.nulls(num_rows - 1, TRACE)])

@@ -1,0 +1,77 @@
+"""Finished rows as the last stage hands them to the writer, made by hand."""
+
+import pyarrow as pa
+
+from embedder.rows import CARRIED, TRACE, VECTOR
+from embedder.store.files import StoreFiles
+from embedder.store.parts import Stamp, write_part
+from embedder.store.publish import publish
+from embedder.store.runs import Run, start_run
+
+MODEL, PREPROCESSING = "model-fingerprint", "preprocess-fingerprint"
+
+
+def row(item_id: str, **changes) -> dict:
+    """One embedded picture, its only row."""
+    return {
+        "item_id": item_id,
+        "source": "",
+        "uri": f"/pictures/{item_id}",
+        "size_bytes": 10,
+        "modified": "t0",
+        "attempts": 1,
+        "segment": 0,
+        "start_s": None,
+        "end_s": None,
+        "modality": "image",
+        "caption": None,
+        "content_version": "v0",
+        "num_vectors": 1,
+        "step": None,
+        "error_type": None,
+        "error": None,
+        "transient": None,
+        "image_embedding": [1.0, 0.0],
+        "text_embedding": None,
+    } | changes
+
+
+def reject(item_id: str, **changes) -> dict:
+    """An item without any vector."""
+    nothing = {"segment": None, "modality": None, "image_embedding": None, "num_vectors": 0}
+    error = {"step": "decode", "error_type": "Broken", "error": "it is broken", "transient": False}
+    return row(item_id) | nothing | error | changes
+
+
+def table(*rows: dict, **carried: pa.Array) -> pa.Table:
+    """Rows as a table, with carried columns beside them."""
+    types = {
+        "segment": pa.int32(),
+        "num_vectors": pa.int32(),
+        "attempts": pa.int32(),
+        "start_s": pa.float64(),
+        "end_s": pa.float64(),
+        "transient": pa.bool_(),
+        "size_bytes": pa.int64(),
+        "image_embedding": VECTOR,
+        "text_embedding": VECTOR,
+    }
+    columns = {
+        name: pa.array([each[name] for each in rows], types.get(name, pa.string())) for name in rows[0]
+    }
+    columns["trace"] = pa.nulls(len(rows), TRACE)
+    return pa.table(columns | {CARRIED + name: values for name, values in carried.items()})
+
+
+def begin(files: StoreFiles, carryover: pa.Schema | None = None) -> tuple[Run, Stamp]:
+    """Start or resume a run."""
+    run = start_run(files, MODEL, PREPROCESSING)
+    return run, Stamp(run.run_id, run.session, MODEL, PREPROCESSING, carryover or pa.schema([]))
+
+
+def publish_rows(files: StoreFiles, *rows: dict) -> Run:
+    """One whole run: write, publish."""
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(*rows))
+    publish(run, stamp, lambda version: None)
+    return run

@@ -1,0 +1,277 @@
+"""The store's promise: readers see what was published, each item once, whatever was killed when."""
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+from store_samples import MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
+
+from embedder.errors import ConfigError, StoreError
+from embedder.store import publish as publish_module
+from embedder.store.binding import bind_store, read_store_info
+from embedder.store.files import StoreFiles
+from embedder.store.layout import CURRENT_FILE, StoreInfo
+from embedder.store.lock import write_lock
+from embedder.store.parts import write_part
+from embedder.store.publish import publish, read_current
+from embedder.store.runs import finished_items
+from embedder.store.tables import RecordTable
+
+
+@pytest.fixture
+def files(tmp_path):
+    return StoreFiles(tmp_path / "a store with ünicode")
+
+
+def rows_of(files, name="embeddings"):
+    """What a plain Delta reader sees, by item and segment."""
+    found = pa.table(DeltaTable(files.uri(name)).to_pyarrow_table()).to_pylist()
+    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
+
+
+def nothing_built(version):
+    return None
+
+
+def test_published_rows_are_read_back_with_their_values(files):
+    run = publish_rows(files, row("a.jpg", caption="a cat", text_embedding=[0.0, 1.0], modality="pair"), reject("b.jpg"))
+    (vector,) = rows_of(files)
+    assert (vector["item_id"], vector["segment"], vector["modality"]) == ("a.jpg", 0, "pair")
+    assert vector["image_embedding"] == [1.0, 0.0]
+    assert vector["text_embedding"] == [0.0, 1.0]
+    assert (vector["model_fingerprint"], vector["run_id"]) == (MODEL, run.run_id)
+    embedded, rejected = rows_of(files, "items")
+    assert (embedded["state"], embedded["error"]) == ("embedded", None)
+    assert (rejected["state"], rejected["step"], rejected["error_type"]) == ("rejected", "decode", "Broken")
+    assert read_current(files).run_id == run.run_id
+
+
+def test_nothing_is_visible_before_the_run_is_published(files):
+    _, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg")))
+    assert not RecordTable(files, "embeddings").exists
+    assert read_current(files) is None
+
+
+def test_a_killed_run_is_continued_under_its_own_id(files):
+    first, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg")))
+    second, stamp = begin(files)
+    assert second.run_id == first.run_id
+    assert second.session > first.session
+    assert finished_items(second)["item_id"].to_pylist() == ["a.jpg"]
+    write_part(files, stamp, 0, table(row("b.jpg")))
+    publish(second, stamp, nothing_built)
+    assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "b.jpg"]
+    third, _ = begin(files)
+    assert third.run_id > first.run_id
+
+
+def test_a_video_cut_off_between_two_parts_is_done_again_and_counted_once(files):
+    _, stamp = begin(files)
+    opening = [row("v.mp4", segment=number, modality="video", num_vectors=None) for number in (0, 1)]
+    write_part(files, stamp, 0, table(*opening, row("a.jpg")))
+    run, stamp = begin(files)
+    assert finished_items(run)["item_id"].to_pylist() == ["a.jpg"]
+    again = [row("v.mp4", segment=number, modality="video", num_vectors=3 if number == 2 else None) for number in range(3)]
+    write_part(files, stamp, 0, table(*again))
+    publish(run, stamp, nothing_built)
+    assert [(each["item_id"], each["segment"]) for each in rows_of(files)] == [
+        ("a.jpg", 0),
+        ("v.mp4", 0),
+        ("v.mp4", 1),
+        ("v.mp4", 2),
+    ]
+    assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "v.mp4"]
+
+
+def test_a_record_whose_segments_are_missing_does_not_count_as_finished(files):
+    _, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("v.mp4", segment=2, modality="video", num_vectors=3)))
+    run, _ = begin(files)
+    assert finished_items(run).num_rows == 0
+
+
+def test_an_item_done_in_two_sessions_keeps_the_later_vectors(files):
+    _, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg"), row("b.jpg")))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg", image_embedding=[0.0, 1.0], modified="t1")))
+    publish(run, stamp, nothing_built)
+    assert [each["image_embedding"] for each in rows_of(files)] == [[0.0, 1.0], [1.0, 0.0]]
+    assert [each["modified"] for each in rows_of(files, "items")] == ["t1", "t0"]
+
+
+def test_a_write_task_tried_twice_leaves_its_rows_once(files):
+    run, stamp = begin(files)
+    for _ in range(2):
+        write_part(files, stamp, 7, table(row("a.jpg")))
+    publish(run, stamp, nothing_built)
+    assert len(rows_of(files)) == 1
+
+
+def test_changed_items_replace_their_old_rows_and_leave_the_others_untouched(files):
+    publish_rows(files, row("a.jpg"), row("b.jpg"), row("c.jpg"))
+    before = {each["item_id"]: each for each in rows_of(files)}
+    publish_rows(files, row("b.jpg", image_embedding=[0.0, 1.0]))
+    after = {each["item_id"]: each for each in rows_of(files)}
+    assert after["a.jpg"] == before["a.jpg"]
+    assert after["c.jpg"] == before["c.jpg"]
+    assert after["b.jpg"]["image_embedding"] == [0.0, 1.0]
+    assert len(after) == len(rows_of(files)) == 3
+
+
+def test_an_item_that_can_not_be_read_any_more_keeps_its_old_vector(files):
+    publish_rows(files, row("a.jpg"))
+    publish_rows(files, reject("a.jpg"))
+    assert [each["image_embedding"] for each in rows_of(files)] == [[1.0, 0.0]]
+    assert [each["state"] for each in rows_of(files, "items")] == ["rejected"]
+
+
+class Killed(Exception):
+    """Stands for kill -9 between two steps."""
+
+
+@pytest.mark.parametrize("fatal_write", ["embeddings commit", "items commit", "index", "current"])
+def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store(files, monkeypatch, fatal_write):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
+    published = read_current(files)
+    commit = RecordTable.commit
+
+    def dying_commit(self, *arguments):
+        version = commit(self, *arguments)
+        if f"{self.name} commit" == fatal_write:
+            raise Killed
+        return version
+
+    def dying_build(version):
+        if fatal_write == "index":
+            raise Killed
+
+    def dying_write(files, path, record):
+        assert path == CURRENT_FILE
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordTable, "commit", dying_commit)
+        if fatal_write == "current":
+            patch.setattr(publish_module, "write_record", dying_write)
+        with pytest.raises(Killed):
+            publish(run, stamp, dying_build)
+    assert read_current(files) == published, "readers go on with the old state"
+
+    again, stamp = begin(files)
+    assert again.run_id == run.run_id
+    publish(again, stamp, nothing_built)
+    assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [
+        ("a.jpg", [1.0, 0.0]),
+        ("b.jpg", [0.0, 1.0]),
+        ("c.jpg", [1.0, 0.0]),
+    ]
+    assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert read_current(files).embeddings == RecordTable(files, "embeddings").version
+
+
+def test_parts_of_cut_off_tasks_are_swept_when_the_run_is_published(files):
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg")))
+    orphan = f"embeddings/part-{run.run_id}-{run.session}-000099.parquet"
+    files.write(orphan, b"half a file")
+    publish(run, stamp, nothing_built)
+    assert not files.exists(orphan)
+    assert len(rows_of(files)) == 1
+
+
+def test_an_old_version_stays_readable_after_the_next_one(files):
+    publish_rows(files, row("a.jpg"))
+    old = read_current(files)
+    publish_rows(files, row("a.jpg", image_embedding=[0.0, 1.0]))
+    table_then = RecordTable(files, "embeddings", old.embeddings).read(["image_embedding"])
+    assert table_then["image_embedding"].to_pylist() == [[1.0, 0.0]]
+
+
+def test_vectors_that_are_not_finite_become_rejects_of_the_step_embed(files):
+    run, stamp = begin(files)
+    bad = row("bad.jpg", image_embedding=[float("nan"), 0.0])
+    write_part(files, stamp, 0, table(row("good.jpg"), bad))
+    publish(run, stamp, nothing_built)
+    assert {each["item_id"]: each["image_embedding"] for each in rows_of(files)} == {
+        "bad.jpg": None,
+        "good.jpg": [1.0, 0.0],
+    }
+    items = {each["item_id"]: (each["state"], each["step"]) for each in rows_of(files, "items")}
+    assert items == {"bad.jpg": ("rejected", "embed"), "good.jpg": ("embedded", None)}
+
+
+def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
+    carryover = pa.schema({"error": pa.string(), "price": pa.uint32(), "tags": pa.large_list(pa.string())})
+    run, stamp = begin(files, carryover)
+    values = {
+        "error": pa.array(["mine"]),
+        "price": pa.array([4_000_000_000], pa.uint32()),
+        "tags": pa.array([["a", "b"]], pa.large_list(pa.string())),
+    }
+    write_part(files, stamp, 0, table(row("a.jpg"), **values))
+    publish(run, stamp, nothing_built)
+    (found,) = rows_of(files)
+    assert (found["error"], found["price"], found["tags"]) == ("mine", 4_000_000_000, ["a", "b"])
+
+
+def test_a_carried_column_that_delta_can_not_keep_is_named(files):
+    run, stamp = begin(files, pa.schema({"length": pa.duration("s")}))
+    with pytest.raises(ConfigError, match=r"'length'.*duration.*leave it out"):
+        write_part(files, stamp, 0, table(row("a.jpg"), length=pa.array([1], pa.duration("s"))))
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
+    program = "import sys; from embedder.store.files import StoreFiles; from embedder.store.lock import write_lock\n"
+    program += "with write_lock(StoreFiles(sys.argv[1])): print('held')"
+    attempt = [sys.executable, "-c", program, str(files.root)]
+    with write_lock(files):
+        refused = subprocess.run(attempt, capture_output=True, text=True, check=False)
+    allowed = subprocess.run(attempt, capture_output=True, text=True, check=False)
+    assert "another run is writing to it" in refused.stderr
+    assert allowed.stdout == "held\n"
+
+
+def test_a_store_refuses_another_model_and_names_both(files):
+    info = StoreInfo(
+        model="m", model_fingerprint="one", preprocess_fingerprint="p", segment_s=5, frames_per_segment=4, dtype="float32"
+    )
+    bind_store(files, info)
+    with pytest.raises(StoreError, match=r"is one .*this run's is two"):
+        bind_store(files, info.model_copy(update={"model_fingerprint": "two"}))
+    assert read_store_info(files).model_fingerprint == "one"
+
+
+def test_a_store_of_an_unknown_format_is_refused(files):
+    files.write("store.json", b'{"format_version": 99, "model": "m", "model_fingerprint": "x"}')
+    with pytest.raises(StoreError, match="valid|format"):
+        read_store_info(files)
+
+
+def test_a_missing_part_file_is_named(files):
+    publish_rows(files, row("a.jpg"))
+    (path,) = RecordTable(files, "embeddings").paths()
+    files.delete(f"embeddings/{path}")
+    with pytest.raises(StoreError, match="part file"):
+        RecordTable(files, "embeddings").read()
+
+
+def test_stores_on_object_storage_are_refused_for_now():
+    with pytest.raises(StoreError, match="object storage"):
+        StoreFiles("s3://bucket/store")
+
+
+def test_ids_of_a_part_stand_in_the_log_so_that_readers_can_skip_files(files):
+    publish_rows(files, row("b"), row("a"))
+    stats = pa.table(DeltaTable(files.uri("embeddings")).get_add_actions(flatten=True))
+    assert stats["min.item_id"].to_pylist() == ["a"]
+    assert stats["max.item_id"].to_pylist() == ["b"]
+    assert pc.sum(stats["num_records"]).as_py() == 2
+    assert PREPROCESSING == rows_of(files)[0]["preprocess_fingerprint"]
