@@ -70,12 +70,13 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
     model_uri, store_uri = _required(config)
     started_s = time.time()
     model = open_model(model_uri)
+    listing = _list(config)
     files = StoreFiles(store_uri)
     with write_lock(files):
         info = store_info(config, model)
         bind_store(files, info)
         run = start_run(files, info.model_fingerprint, info.preprocess_fingerprint)
-        difference = _compare(config, run, retry_rejects)
+        difference = diff(listing, known_items(run, retry_rejects=retry_rejects))
         watcher.say(
             f"{difference.num_new:,} new, {difference.num_changed:,} changed, "
             f"{difference.num_unchanged:,} unchanged or finished before"
@@ -107,14 +108,13 @@ def store_info(config: RunConfig, model: Model) -> StoreInfo:
     )
 
 
-def _compare(config: RunConfig, run: Run, retry_rejects: bool) -> Difference:
-    """List all sources and find what the store lacks."""
-    listing = pa.concat_tables(list_sources(config.source))
-    if listing.num_rows == 0:
+def _list(config: RunConfig) -> pa.Table:
+    """All items of all sources; before anything is made, so that a wrong path leaves no store behind."""
+    tables = list(list_sources(config.source))
+    if not any(table.num_rows for table in tables):
         paths = ", ".join(source.path for source in config.source)
         raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
-    listing = hide_carried(listing, LISTING_SCHEMA.names)
-    return diff(listing, known_items(run, retry_rejects=retry_rejects))
+    return hide_carried(pa.concat_tables(tables), LISTING_SCHEMA.names)
 
 
 def _run_engine(config: RunConfig, model: Model, run: Run, to_embed: pa.Table, watcher: Watcher) -> Outcome:

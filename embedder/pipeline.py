@@ -8,6 +8,7 @@
 Nothing here is committed: `embedder.store.publish` does that when the graph has run dry.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -16,6 +17,7 @@ import ray.data
 from ray.data import ActorPoolStrategy, Dataset, Datasink
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.block import Block
+from ray.util.annotations import RayDeprecationWarning
 
 from embedder.decode import decode
 from embedder.job import Job
@@ -25,8 +27,10 @@ from embedder.stage_spec import StageSpec
 from embedder.store.parts import write_part
 
 # Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
-# and again is no passing trouble.
+# and again is no passing trouble. Ray 2.60 calls the arguments that bound them deprecated and has no others yet;
+# pyproject.toml keeps Ray below 2.64, which drops them.
 MAX_RETRIES = 3
+warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", category=RayDeprecationWarning)
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
@@ -61,7 +65,6 @@ def through_stages(dataset: Dataset, stages: Sequence[StageSpec], allocation: Al
             compute=ActorPoolStrategy(min_size=resources.min_replicas, max_size=resources.max_replicas),
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus or None,
-            max_restarts=MAX_RETRIES,
             max_task_retries=MAX_RETRIES,
         )
     return dataset

@@ -19,12 +19,11 @@ def ray_session(address: str | None, no_progress_timeout_s: float) -> Iterator[A
         address: cluster to attach to; none starts Ray on this machine, unless this process already runs one.
         no_progress_timeout_s: a dataset that finishes nothing for so long ends with an error.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     mine = not ray.is_initialized()
     if mine:
-        _start(address)
+        start_ray(address=address)
     try:
         with _data_context(no_progress_timeout_s):
             total = ray.cluster_resources()
@@ -34,18 +33,25 @@ def ray_session(address: str | None, no_progress_timeout_s: float) -> Iterator[A
             ray.shutdown()
 
 
-def _start(address: str | None) -> None:
+def start_ray(address: str | None = None, num_cpus: int | None = None) -> None:
+    """Attach to a cluster, or start Ray on this machine, with its dashboard and telemetry off.
+
+    Args:
+        address: of a cluster.
+        num_cpus: of this machine; none takes those that this process may use.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return
     ray.init(
-        num_cpus=machine.num_cpus(),
+        num_cpus=num_cpus or machine.num_cpus(),
         include_dashboard=False,
         object_store_memory=min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
-        **quiet,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
     )
 
 

@@ -1,0 +1,66 @@
+"""How long a video file says it is, from its outermost headers.
+
+Matroska and AVI readers end quietly where a file was cut off; only the declared size tells such a clip from a
+whole one.
+"""
+
+from typing import BinaryIO
+
+EBML_HEADER, EBML_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+MP4_BOXES = frozenset(
+    {b"ftyp", b"moov", b"mdat", b"moof", b"mfra", b"free", b"skip", b"wide", b"sidx", b"styp", b"uuid"}
+)
+MAX_MP4_BOXES = 100_000  # a fragmented file has two a fragment
+MAX_RIFF_BYTES = 0x7FFF_0000  # sizes above it are placeholders of recorders that never finished the file
+
+
+def declared_bytes(file: BinaryIO) -> int | None:
+    """Size that the file's headers give it, or None where they don't tell; the position in `file` is lost.
+
+    A file is cut off when this is more than it holds. Bytes after the declared end are common and mean nothing.
+    """
+    file.seek(0)
+    head = file.read(64)
+    if head[:4] == EBML_HEADER:
+        return _matroska_bytes(head)
+    if head[:4] == b"RIFF":
+        size = int.from_bytes(head[4:8], "little")
+        return size + 8 if size < MAX_RIFF_BYTES else None
+    if head[4:8] in MP4_BOXES:
+        return _mp4_bytes(file)
+    return None
+
+
+def _matroska_bytes(head: bytes) -> int | None:
+    """End of the segment element that follows the EBML header; live recordings leave its size open."""
+    start, length = _element_size(head, 4)
+    if length is None or head[start + length : start + length + 4] != EBML_SEGMENT:
+        return None
+    start, length = _element_size(head, start + length + 4)
+    return None if length is None else start + length
+
+
+def _element_size(head: bytes, offset: int) -> tuple[int, int | None]:
+    """Read an EBML variable-length size: where the content starts, and its length (None: unknown)."""
+    first = head[offset] if offset < len(head) else 0
+    num_bytes = 9 - first.bit_length()
+    if num_bytes > 8 or offset + num_bytes > len(head):
+        return offset, None
+    all_ones = (1 << 7 * num_bytes) - 1  # the reserved value for "unknown"
+    value = int.from_bytes(head[offset : offset + num_bytes], "big") & all_ones
+    return offset + num_bytes, None if value == all_ones else value
+
+
+def _mp4_bytes(file: BinaryIO) -> int | None:
+    """End of the last outermost box that is known; an unknown one is taken for trailing rubbish."""
+    end = 0
+    for _ in range(MAX_MP4_BOXES):
+        file.seek(end)
+        header = file.read(16)
+        size = int.from_bytes(header[:4], "big")
+        if size == 1:
+            size = int.from_bytes(header[8:16], "big")
+        if size < 8 or header[4:8] not in MP4_BOXES:
+            break
+        end += size
+    return end

@@ -1,0 +1,81 @@
+"""How a picture of any size becomes a square of the model's size: the arithmetic, without the pixels.
+
+`P` stands for the picture's (width, height), `S` for the side of the square.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Size = tuple[int, int]
+Box = tuple[int, int, int, int]
+Resize = Literal["squash", "crop", "pad"]
+Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+
+REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
+MAX_CROP_ASPECT = 4  # beyond it, what a crop would throw away is cut off before the resize
+
+
+@dataclass(frozen=True)
+class PictureFit:
+    """How pictures are brought to the size that the model takes.
+
+    Attributes:
+        image_size: side of the square, in pixels.
+        resize: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
+            `pad` shows the whole picture on white.
+        interpolation: Pillow's filter of that name (antialiased).
+        reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
+    """
+
+    image_size: int
+    resize: Resize = "squash"
+    interpolation: Interpolation = "bilinear"
+    reduced_decode: bool = False
+
+
+def scaled_size(size: Size, fit: PictureFit) -> Size:
+    """Size of the whole picture after the resize, before a crop or padding.
+
+    Args:
+        size: width and height of the picture.
+        fit: what is wanted.
+
+    Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down.
+    """
+    side, shortest, longest = fit.image_size, min(size), max(size)
+    if fit.resize == "squash":
+        return side, side
+    if fit.resize == "crop":
+        width, height = (side if edge == shortest else side * edge // shortest for edge in size)
+        return width, height
+    width, height = (max(1, round(side * edge / longest)) for edge in size)
+    return width, height
+
+
+def crop_box(size: Size, side: int) -> Box:
+    """The middle square of a scaled picture whose sides are `side` or more.
+
+    Source: torchvision 0.29 `center_crop`, which rounds the halves.
+    """
+    left, top = (round((edge - side) / 2) for edge in size)
+    return left, top, left + side, top + side
+
+
+def long_cut(size: Size) -> Box | None:
+    """What to keep of a very long picture before the resize of a crop, or None.
+
+    A picture of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
+    """
+    shortest = min(size)
+    if max(size) <= MAX_CROP_ASPECT * shortest:
+        return None
+    width, height = (min(edge, MAX_CROP_ASPECT * shortest) for edge in size)
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return left, top, left + width, top + height
+
+
+def draft_size(size: Size, fit: PictureFit) -> Size:
+    """The least size at which a JPEG may be decoded; sides that swap later are all the same to a square."""
+    width, height = (math.ceil(REDUCED_MARGIN * edge) for edge in scaled_size(size, fit))
+    return width, height

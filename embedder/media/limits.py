@@ -1,0 +1,22 @@
+"""What one file may cost at most."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecodeLimits:
+    """Bounds on the decoding of one file; a file that passes one of them is refused, or its decoder killed.
+
+    Attributes:
+        timeout_s: wall clock for one picture, or for one segment of a video.
+        video_timeout_s: wall clock for one whole video, without the time its reader spends between segments.
+        memory_bytes: address space of the decoding child process; it needs about 140 MiB before the first video.
+        max_pixels: decoded pixels of one picture or of one frame.
+        max_file_bytes: encoded size of one picture; videos are streamed.
+    """
+
+    timeout_s: float = 30.0
+    video_timeout_s: float = 3600.0
+    memory_bytes: int = 4 << 30
+    max_pixels: int = 100_000_000
+    max_file_bytes: int = 512 << 20

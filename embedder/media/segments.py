@@ -1,0 +1,158 @@
+"""Which frames stand for which stretch of a video: decided from times alone, as the frames go by.
+
+Times are exact fractions of a second, counted from the first frame.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Generic, NamedTuple, TypeVar
+
+Frame = TypeVar("Frame")
+Picture = TypeVar("Picture")
+
+
+class TimedFrame(NamedTuple, Generic[Frame]):
+    """A frame, when it is first shown, and for how long if nothing follows."""
+
+    time_s: Fraction
+    shown_s: Fraction
+    frame: Frame
+
+
+@dataclass
+class FrameClock:
+    """Gives each frame a time that only grows, whatever its timestamp says.
+
+    A missing timestamp, or one that doesn't pass its predecessor's, is replaced by the predecessor's plus one frame.
+
+    Attributes:
+        time_base: seconds per unit of the timestamps.
+        frame_s: length of a frame whose own is not told.
+    """
+
+    time_base: Fraction
+    frame_s: Fraction
+    _first: int | None = None
+    _last_s: Fraction | None = None
+    _last_shown_s: Fraction = Fraction(0)
+
+    def tick(self, timestamp: int | None, duration: int | None) -> tuple[Fraction, Fraction]:
+        """Time of the next frame and how long it is shown, both in seconds."""
+        shown_s = duration * self.time_base if duration and duration > 0 else self.frame_s
+        if self._first is None and timestamp is not None:
+            self._first = timestamp
+        time_s = Fraction(0)
+        if timestamp is not None and self._first is not None:
+            time_s = (timestamp - self._first) * self.time_base
+        if self._last_s is not None and time_s <= self._last_s:
+            time_s = self._last_s + self._last_shown_s
+        self._last_s, self._last_shown_s = time_s, shown_s
+        return time_s, shown_s
+
+
+@dataclass(frozen=True)
+class PickedSegment(Generic[Picture]):
+    """Pictures that stand for the video between two times."""
+
+    segment: int
+    start_s: Fraction
+    end_s: Fraction
+    pictures: list[Picture]
+
+
+@dataclass
+class _OpenSegment(Generic[Frame, Picture]):
+    """The segment that is being filled; `targets` are the times still to be answered, last first."""
+
+    segment: int
+    start_s: Fraction
+    end_s: Fraction
+    targets: list[Fraction]
+    convert: Callable[[Frame], Picture]
+    pictures: list[Picture] = field(default_factory=list)
+    _last_taken_s: Fraction | None = None
+
+    def answer(self, shown: TimedFrame[Frame], until_s: Fraction) -> None:
+        """Give `shown` to all targets before `until_s`; a frame that answers several is taken once."""
+        while self.targets and self.targets[-1] < until_s:
+            self.targets.pop()
+            self._take(shown)
+
+    def close(self, end_s: Fraction, shown: TimedFrame[Frame]) -> PickedSegment[Picture]:
+        if not self.pictures:
+            self._take(shown)
+        return PickedSegment(self.segment, self.start_s, min(end_s, self.end_s), self.pictures)
+
+    def _take(self, shown: TimedFrame[Frame]) -> None:
+        if self._last_taken_s != shown.time_s:
+            self._last_taken_s = shown.time_s
+            self.pictures.append(self.convert(shown.frame))
+
+
+@dataclass(frozen=True)
+class SegmentRule:
+    """How a video is cut.
+
+    Attributes:
+        segment_s: length of a segment.
+        frames_per_segment: target times in each, spread evenly: (i + 1/2) / n of its length.
+        duration_s: length of the video if its header tells; the last segment spreads its targets over what is left.
+    """
+
+    segment_s: Fraction
+    frames_per_segment: int
+    duration_s: Fraction | None = None
+
+    def targets(self, segment: int) -> list[Fraction]:
+        """The segment's target times, last first."""
+        start_s, length_s = segment * self.segment_s, self.segment_s
+        if self.duration_s is not None and 0 < self.duration_s - start_s < length_s:
+            length_s = self.duration_s - start_s
+        num = self.frames_per_segment
+        return [start_s + length_s * (2 * i + 1) / (2 * num) for i in reversed(range(num))]
+
+
+def pick_segments(
+    frames: Iterable[TimedFrame[Frame]], convert: Callable[[Frame], Picture], rule: SegmentRule
+) -> Iterator[PickedSegment[Picture]]:
+    """Cut a stream of frames into segments, holding one frame and the pictures of one segment at a time.
+
+    A target is answered by the frame shown at that time: the last one that begins no later. Segments in which no
+    frame begins are left out (so that a stream that claims a gap of years costs nothing); a segment has at
+    least one picture and at most `rule.frames_per_segment`, all different.
+
+    Args:
+        frames: in order of time, times growing.
+        convert: called once for each frame that is taken.
+        rule: how to cut.
+
+    Yields:
+        Each segment as soon as a frame beyond it is seen, the last one at the end. When `frames` raises, the
+        segment that is open then is lost, and the exception goes on.
+    """
+    segment: _OpenSegment[Frame, Picture] | None = None
+    shown: TimedFrame[Frame] | None = None
+    for frame in frames:
+        if segment is not None and shown is not None:
+            segment.answer(shown, frame.time_s)
+            if frame.time_s >= segment.end_s:
+                yield segment.close(segment.end_s, shown)
+                segment = None
+        if segment is None:
+            segment = _open_segment(frame.time_s, convert, rule)
+            if shown is not None:
+                segment.answer(shown, frame.time_s)
+        shown = frame
+    if segment is not None and shown is not None:
+        end_s = shown.time_s + shown.shown_s
+        segment.answer(shown, end_s)
+        yield segment.close(end_s, shown)
+
+
+def _open_segment(
+    time_s: Fraction, convert: Callable[[Frame], Picture], rule: SegmentRule
+) -> _OpenSegment[Frame, Picture]:
+    segment = time_s // rule.segment_s
+    start_s = segment * rule.segment_s
+    return _OpenSegment(segment, start_s, start_s + rule.segment_s, rule.targets(segment), convert)

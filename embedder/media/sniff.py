@@ -1,0 +1,91 @@
+"""What kind of thing begins with these bytes; file names are not asked."""
+
+import codecs
+import struct
+from typing import Literal
+
+Kind = Literal["image", "video", "text"]
+
+PICTURE_SIGNATURES = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\0",
+    b"MM\0*",
+    b"II+\0",
+    b"MM\0+",
+)
+BMP_HEADER_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+AVIF_BRANDS = frozenset({b"avif", b"avis"})
+STILL_BRANDS = frozenset({b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"crx "})
+"""Brands of the MP4 family whose files hold pictures that Pillow doesn't read: HEIC, camera raw."""
+OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
+EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
+TEXT_CONTROLS = frozenset("\t\n\r\f")
+
+
+def sniff(head: bytes) -> Kind | None:
+    """Tell what an object holds from its first bytes.
+
+    Args:
+        head: the beginning of the object; 4096 bytes are enough for every kind, 32 for most.
+
+    Returns:
+        The kind, or None for what can't be embedded (unknown, or empty).
+    """
+    if _is_text(head):  # first: no binary kind below is valid UTF-8 without control characters, "BM" begins words
+        return "text"
+    if _is_picture(head):
+        return "image"
+    if _is_video(head):
+        return "video"
+    return None
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # not final: the head may cut a character
+    except UnicodeDecodeError:
+        return False
+    text = text.removeprefix("\ufeff")
+    if text.isprintable():
+        return bool(text)
+    return not any(_is_control(character) for character in text if not character.isprintable())
+
+
+def _is_control(character: str) -> bool:
+    code = ord(character)
+    return (code < 0x20 and character not in TEXT_CONTROLS) or 0x7F <= code < 0xA0
+
+
+def _is_picture(head: bytes) -> bool:
+    if head.startswith(PICTURE_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP"):
+        return True
+    if head[:2] == b"BM":
+        return int.from_bytes(head[14:18], "little") in BMP_HEADER_SIZES
+    return bool(AVIF_BRANDS & _ftyp_brands(head))
+
+
+def _is_video(head: bytes) -> bool:
+    if brands := _ftyp_brands(head):
+        return head[8:12] not in STILL_BRANDS and not AVIF_BRANDS & brands
+    if head[:4] == EBML:
+        return any(doctype in head[:256] for doctype in EBML_DOCTYPES)
+    return (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or _is_old_mov(head)
+
+
+def _is_old_mov(head: bytes) -> bool:
+    """A QuickTime file from before `ftyp`: it begins with another box, of a size that a box can have."""
+    if len(head) < 8 or head[4:8] not in OLD_MOV_BOXES:
+        return False
+    (size,) = struct.unpack(">I", head[:4])
+    return size in (0, 1) or size >= 8  # 0: to the end of the file; 1: the size follows in 64 bits
+
+
+def _ftyp_brands(head: bytes) -> set[bytes]:
+    """Major and compatible brands of a file of the MP4 family; empty for any other file."""
+    if head[4:8] != b"ftyp" or len(head) < 12:
+        return set()
+    stop = min(len(head), int.from_bytes(head[:4], "big"), 1024)
+    return {head[8:12]} | {head[start : start + 4] for start in range(16, stop - 3, 4)}

@@ -1,0 +1,248 @@
+"""Video file -> segments of a few square RGB pictures, with PyAV, streaming. Runs in the decoding child.
+
+Nothing that FFmpeg is given has a name: the file is opened here, and a demuxer that asks for another one is refused.
+"""
+
+import struct
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, BinaryIO
+
+import av
+from av.sidedata.sidedata import Type as SideDataType
+from av.stream import Discard, Disposition
+from av.video.reformatter import VideoReformatter
+from PIL import Image
+
+from embedder.media.containers import declared_bytes
+from embedder.media.errors import DecodeError
+from embedder.media.fit import PictureFit
+from embedder.media.pictures import check_pixels, fit_picture, to_rgb, upright
+from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
+
+FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+READ_BYTES = 1 << 18
+DEFAULT_RATE = Fraction(25)
+MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
+MAX_PIXEL_ASPECT = 8  # a stranger pixel than 8:1 is a broken header
+NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
+"""Streams that are pictures about the file: cover art, thumbnails."""
+
+ORIENTATIONS = {
+    (1, 0, 0, 1): 1,
+    (-1, 0, 0, 1): 2,
+    (-1, 0, 0, -1): 3,
+    (1, 0, 0, -1): 4,
+    (0, 1, 1, 0): 5,
+    (0, 1, -1, 0): 6,
+    (0, -1, -1, 0): 7,
+    (0, -1, 1, 0): 8,
+}
+"""Signs of a display matrix (a, b, c, d: x' = a x + c y, y' = b x + d y) -> the EXIF orientation of the same turn."""
+
+
+def read_segments(
+    file: BinaryIO, fit: PictureFit, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
+) -> Iterator[PickedSegment[bytes]]:
+    """Decode a video from its first frame to its last, one segment at a time.
+
+    Args:
+        file: seekable, at any position.
+        fit: how frames become squares.
+        segment_s: length of a segment.
+        frames_per_segment: pictures taken of each, at most.
+        max_pixels: pixels of one frame.
+
+    Yields:
+        Segments of S * S * 3 bytes for each picture; a damaged or cut-off file raises after its whole segments.
+
+    Raises:
+        DecodeError: no video stream, no frame, frames too large, damaged or cut off.
+        Exception: whatever else PyAV raises for a broken file.
+    """
+    missing_bytes = _missing_bytes(file)
+    with _open(file) as container:
+        stream = _video_stream(container, max_pixels)
+        duration_s = _duration_s(container, stream)
+        rule = SegmentRule(segment_s, frames_per_segment, duration_s)
+        frames = _timed_frames(container, stream, max_pixels)
+        if missing_bytes > 0:
+            frames = _until_cut(frames, missing_bytes, duration_s)
+        for segment in pick_segments(frames, _Squarer(stream, fit), rule):
+            if segment.segment > MAX_SEGMENT:
+                raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
+            yield segment
+
+
+def read_frame_at(file: BinaryIO, fit: PictureFit, time_s: float, max_pixels: int) -> bytes:
+    """The frame shown at a time counted from the first frame; beyond either end, the first or the last frame.
+
+    Raises: as `read_segments`.
+    """
+    with _open(file) as container:
+        stream = _video_stream(container, max_pixels)
+        shown = first = next(_timed_frames(container, stream, max_pixels))
+        for frame in _frames_near(container, stream, first, time_s, max_pixels):
+            if frame.time_s > time_s:
+                break
+            shown = frame
+        return _Squarer(stream, fit)(shown.frame)
+
+
+def _open(file: BinaryIO) -> Any:
+    file.seek(0, 2)
+    if file.tell() == 0:
+        raise DecodeError("EmptyFile", "the file is empty")
+    file.seek(0)
+    options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
+    return av.open(
+        file, "r", options=options, io_open=_refuse_to_open, metadata_errors="replace", buffer_size=READ_BYTES
+    )
+
+
+def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> BinaryIO:
+    raise DecodeError("ForeignReference", f"the file refers to another one, {url!r}, which is not opened")
+
+
+def _video_stream(container: Any, max_pixels: int) -> Any:
+    """The first stream of moving pictures, made ready; all others are dropped by the demuxer."""
+    streams = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
+    if not streams:
+        raise DecodeError("NoVideoStream", "the file holds no video stream")
+    chosen = next((stream for stream in streams if stream.disposition & Disposition.default), streams[0])
+    if chosen.codec_context is None:
+        raise DecodeError("DecoderNotFoundError", "there is no decoder for the video stream's codec")
+    for stream in container.streams:
+        if stream is not chosen:
+            stream.discard = Discard.all
+    check_pixels((chosen.codec_context.width, chosen.codec_context.height), max_pixels)
+    chosen.codec_context.options = {"max_pixels": str(max_pixels)}
+    chosen.thread_type = "NONE"  # several decoders share the machine
+    chosen.thread_count = 1
+    return chosen
+
+
+def _duration_s(container: Any, stream: Any) -> Fraction | None:
+    if stream.duration and stream.duration > 0:
+        return Fraction(stream.duration * stream.time_base)
+    if container.duration and container.duration > 0:
+        return Fraction(container.duration, av.time_base)
+    return None
+
+
+def _timed_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[TimedFrame[Any]]:
+    """Decode frames with growing times; damage raises where it is met.
+
+    Raises:
+        DecodeError: there is no frame at all, one is too large, or the decoder invented parts of one.
+    """
+    clock = FrameClock(stream.time_base, 1 / (stream.average_rate or stream.guessed_rate or DEFAULT_RATE))
+    num_frames = 0
+    for frame in _decoded_frames(container, stream, max_pixels):
+        num_frames += 1
+        yield TimedFrame(*clock.tick(frame.pts, frame.duration), frame)
+    if num_frames == 0:
+        raise DecodeError("NoFrames", "the video stream holds no frame")
+
+
+def _decoded_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[Any]:
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise DecodeError("DamagedVideo", "a packet is damaged or cut off")
+        for frame in packet.decode():
+            if frame.is_corrupt:
+                raise DecodeError("DamagedVideo", "a frame could be decoded in part only")
+            check_pixels((frame.width, frame.height), max_pixels)
+            yield frame
+
+
+def _missing_bytes(file: BinaryIO) -> int:
+    """How many bytes the file says to hold beyond its end."""
+    declared = declared_bytes(file)
+    return 0 if declared is None else declared - file.seek(0, 2)
+
+
+def _until_cut(
+    frames: Iterator[TimedFrame[Any]], missing_bytes: int, duration_s: Fraction | None
+) -> Iterator[TimedFrame[Any]]:
+    """Pass the frames of a file that was cut off, and raise at its end unless only its last tables are missing."""
+    end_s = Fraction(0)
+    for frame in frames:
+        end_s = frame.time_s + 2 * frame.shown_s  # one frame of grace: headers round durations
+        yield frame
+    if duration_s is None or end_s < duration_s:
+        raise DecodeError("TruncatedVideo", f"the file was cut off: {missing_bytes} bytes of it are missing")
+
+
+def _frames_near(
+    container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
+) -> Iterator[TimedFrame[Any]]:
+    """Frames from a key frame at or before the time; from the beginning where the file can't be searched."""
+    if time_s <= 0:
+        return
+    frames = _seeked_frames(container, stream, first, time_s, max_pixels)
+    start = next(frames, None)
+    if start is not None and start.time_s <= time_s:
+        yield start
+        yield from frames
+    else:
+        container.seek(0)
+        yield from _timed_frames(container, stream, max_pixels)
+
+
+def _seeked_frames(
+    container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
+) -> Iterator[TimedFrame[Any]]:
+    """Frames after a search, with the times that they have when counted from the first; none if it fails."""
+    if first.frame.pts is None:
+        return
+    try:
+        container.seek(first.frame.pts + int(time_s / stream.time_base), stream=stream)
+    except (av.FFmpegError, OverflowError):
+        return
+    for frame in _decoded_frames(container, stream, max_pixels):
+        if frame.pts is not None:
+            yield TimedFrame((frame.pts - first.frame.pts) * stream.time_base, first.shown_s, frame)
+
+
+class _Squarer:
+    """Turns frames of one stream into squares."""
+
+    def __init__(self, stream: Any, fit: PictureFit) -> None:
+        self._fit = fit
+        self._aspect: Fraction | None = None if fit.resize == "squash" else stream.sample_aspect_ratio
+        self._reformatter = VideoReformatter()
+        self._orientation: int | None = None
+
+    def __call__(self, frame: Any) -> bytes:
+        """S * S * 3 bytes."""
+        if self._orientation is None:  # asked once: PyAV's side data keeps its frame alive until garbage is collected
+            self._orientation = _orientation(frame)
+        picture = _square_pixels(to_rgb(self._to_picture(frame)), self._aspect)
+        return fit_picture(upright(picture, self._orientation), self._fit)
+
+    def _to_picture(self, frame: Any) -> Image.Image:
+        """Convert to 8-bit RGB, or RGBA where the frame has an alpha channel, minding its colour space and range."""
+        mode = "RGBA" if any(component.is_alpha for component in frame.format.components) else "RGB"
+        reformatted = self._reformatter.reformat(frame, format="rgba" if mode == "RGBA" else "rgb24", threads=1)
+        plane = reformatted.planes[0]
+        direction = 1 if plane.line_size > 0 else -1  # bottom-up frames have negative line sizes
+        size, line_bytes = (frame.width, frame.height), abs(plane.line_size)
+        return Image.frombytes(mode, size, bytes(plane), "raw", mode, line_bytes, direction)
+
+
+def _square_pixels(picture: Image.Image, aspect: Fraction | None) -> Image.Image:
+    """Widen a picture whose pixels are not square, as DV and DVD clips have them."""
+    if not aspect or aspect == 1 or not 1 / MAX_PIXEL_ASPECT <= aspect <= MAX_PIXEL_ASPECT:
+        return picture
+    return picture.resize((max(1, round(picture.width * aspect)), picture.height), Image.Resampling.BILINEAR)
+
+
+def _orientation(frame: Any) -> int:
+    """EXIF orientation of the turn that the file asks for in its display matrix; slanted ones count as none."""
+    for data in frame.side_data:
+        if data.type == SideDataType.DISPLAYMATRIX:
+            a, b, _, c, d = struct.unpack("=5i", bytes(data)[:20])
+            scale = max(abs(a), abs(b), abs(c), abs(d)) or 1
+            return ORIENTATIONS.get((round(a / scale), round(b / scale), round(c / scale), round(d / scale)), 1)
+    return 1

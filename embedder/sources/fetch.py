@@ -1,0 +1,217 @@
+"""From a `uri` to bytes, or to a local path that bytes can be streamed from."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from embedder.sources.byte_ranges import ByteRanges, local_version, open_ranges, open_regular
+from embedder.sources.captions import read_caption
+from embedder.sources.errors import FetchError, from_os_error
+from embedder.sources.parquet_cells import ParquetCells
+from embedder.sources.tar_scan import BLOCK_BYTES, check_member
+from embedder.sources.uris import TableCell, TarMember, is_remote, readable, split_uri
+
+__all__ = ["FetchError", "Fetched", "Fetcher"]
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The bytes of one item: in memory (`data`), in a file (`path`), or none at all, where a table's cell is null.
+
+    Leave it as a context manager, or call `close`: a download's temporary file is deleted then. A user's own file is
+    never touched.
+    """
+
+    data: bytes | None
+    path: Path | None
+    size_bytes: int
+    is_temporary: bool = False
+
+    @property
+    def is_null(self) -> bool:
+        """Whether there is nothing: a null cell, or a row that holds only a caption."""
+        return self.data is None and self.path is None
+
+    def close(self) -> None:
+        """Delete the temporary file, if there is one."""
+        if self.is_temporary and self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Fetcher:
+    """Fetches items one after another; keeps the last tar and the last Parquet row group open between them.
+
+    One per process; not safe for threads.
+    """
+
+    def __init__(self) -> None:
+        self._cells = ParquetCells()
+        self._tar: tuple[str, ByteRanges] | None = None
+
+    def fetch(self, uri: str, *, max_bytes: int) -> Fetched:
+        """Fetch one item.
+
+        Local whole files are given as a path and may have any size. Tar members and cells come as bytes, and so do
+        remote files up to `max_bytes`; larger remote files are downloaded to a temporary file.
+
+        Args:
+            uri: as the listing gives it.
+            max_bytes: the most that may be held in memory.
+
+        Raises:
+            FetchError: the bytes are missing, forbidden, changed since the listing, or a member or cell is too large.
+        """
+        path, part = split_uri(uri)
+        if isinstance(part, TarMember):
+            return self._member(path, part, max_bytes)
+        if isinstance(part, TableCell):
+            return self._cell(path, part, max_bytes)
+        if part is not None:
+            return Fetched(None, None, 0)
+        return _remote_file(path, max_bytes) if is_remote(path) else _local_file(path)
+
+    def content_hash(self, fetched: Fetched) -> str:
+        """Hash the content: blake2b of 128 bits, as 32 hex characters.
+
+        Raises:
+            FetchError: the file can't be read.
+        """
+        digest = blake2b(fetched.data or b"", digest_size=16)
+        if fetched.path is not None:
+            _hash_file(str(fetched.path), digest)
+        return digest.hexdigest()
+
+    def read_caption(self, caption_uri: str) -> str:
+        """Read a caption file; see `captions.read_caption`."""
+        return read_caption(caption_uri)
+
+    def close(self) -> None:
+        """Let go of all open files."""
+        self._cells.close()
+        if self._tar is not None:
+            self._tar[1].close()
+            self._tar = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _member(self, path: str, member: TarMember, max_bytes: int) -> Fetched:
+        _check_size(member.size, max_bytes, f"{readable(path)}: member {member.name!r}")
+        was_open = self._tar is not None
+        try:
+            data = _read_member(self._open_tar(path), path, member)
+        except FetchError as error:
+            if error.error_type != "Changed" or not was_open:
+                raise
+            self.close()  # the tar may have been replaced, and listed anew, since it was opened
+            data = _read_member(self._open_tar(path), path, member)
+        return Fetched(data, None, len(data))
+
+    def _open_tar(self, path: str) -> ByteRanges:
+        """Keep one tar open; a local one that was replaced under its name is opened anew."""
+        if self._tar is not None:
+            name, ranges = self._tar
+            if name == path and (is_remote(path) or ranges.version == local_version(path)):
+                return ranges
+            ranges.close()
+            self._tar = None
+        self._tar = (path, open_ranges(path))
+        return self._tar[1]
+
+    def _cell(self, path: str, cell: TableCell, max_bytes: int) -> Fetched:
+        value = self._cells.cell(path, cell)
+        reference = None
+        if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, where they lie elsewhere, `path`
+            keys = list(value.keys())
+            reference = value["path"].as_py() if "path" in keys else None
+            value = value["bytes"]
+        if not value.is_valid:
+            return self._referenced(path, reference, max_bytes) if reference else Fetched(None, None, 0)
+        buffer = value.as_buffer()
+        _check_size(buffer.size, max_bytes, f"{readable(path)}: row {cell.row} of {cell.column!r}")
+        return Fetched(buffer.to_pybytes(), None, buffer.size)
+
+    def _referenced(self, table: str, reference: str, max_bytes: int) -> Fetched:
+        """Fetch the file that a struct's `path` names; a relative one lies beside the table's file."""
+        is_absolute = reference.startswith("/") or is_remote(reference)
+        path = reference if is_absolute else f"{table.rpartition('/')[0]}/{reference}"
+        return _remote_file(path, max_bytes) if is_remote(path) else _local_file(path)
+
+
+def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
+    """Read a member with the header before it, which must still be its own."""
+    where = f"{readable(path)}: member {member.name!r}"
+    start = member.offset - BLOCK_BYTES
+    block = ranges.read_at(start, BLOCK_BYTES + member.size) if start >= 0 else b""
+    if not check_member(block[:BLOCK_BYTES], member.name, member.size):
+        raise FetchError("Changed", f"{where} is not where the listing found it; the tar was rewritten, list again")
+    data = block[BLOCK_BYTES:]
+    if len(data) < member.size:
+        raise FetchError("Truncated", f"{where} ends after {len(data):,} of {member.size:,} bytes")
+    return data
+
+
+def _local_file(path: str) -> Fetched:
+    descriptor, status = open_regular(path)  # opened once, so that what can't be read is found here
+    os.close(descriptor)
+    return Fetched(None, Path(path), status.st_size)
+
+
+def _remote_file(uri: str, max_bytes: int) -> Fetched:
+    ranges = open_ranges(uri)
+    try:
+        if ranges.size <= max_bytes:
+            return Fetched(ranges.read_at(0, ranges.size), None, ranges.size)
+        return Fetched(None, _download(ranges, uri), ranges.size, is_temporary=True)
+    finally:
+        ranges.close()
+
+
+def _download(ranges: ByteRanges, uri: str) -> Path:
+    """Copy an object to a temporary file, piece by piece; nothing is left behind when that fails."""
+    descriptor, name = tempfile.mkstemp(prefix="embedder-", suffix=".part")
+    path = Path(name)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 (takes a descriptor)
+            for start in range(0, ranges.size, CHUNK_BYTES):
+                file.write(ranges.read_at(start, min(CHUNK_BYTES, ranges.size - start)))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise from_os_error(error, f"{uri}: download to {path}") from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _hash_file(path: str, digest: Any) -> None:
+    ranges = open_ranges(path)
+    try:
+        for start in range(0, ranges.size, CHUNK_BYTES):
+            digest.update(ranges.read_at(start, CHUNK_BYTES))
+    finally:
+        ranges.close()
+
+
+def _check_size(size: int, max_bytes: int, where: str) -> None:
+    if size > max_bytes:
+        raise FetchError("TooLarge", f"{where} has {size:,} bytes; decode.max_file_bytes allows {max_bytes:,}")

@@ -1,0 +1,91 @@
+"""A folder of files as items: each file is one, and its same-name `.txt` or `.json` is its caption."""
+
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import chain, groupby
+
+from embedder.sources.patterns import Found, find_entries, find_one
+from embedder.sources.rows import Listing, Row, tables_of_rows
+from embedder.sources.uris import is_text, readable
+from embedder.sources.walk import SIDECAR_SUFFIXES, Entry, stem_of
+
+
+def list_files(path: str) -> Listing:
+    """List a folder, a pattern, or a single file with its sidecar.
+
+    `item_id` is the path relative to the root, suffix included. A caption belongs to every file of its stem in its
+    folder; `.txt` comes before `.json`. A caption without such a file is an item of its own: its `uri` is the
+    caption file, and `caption_uri` is null.
+
+    Raises:
+        SourceError: the path is missing, or a folder below it can't be read.
+    """
+    found = find_entries(path)
+    entries = found.entries if found.is_folder else _with_sidecars(found)
+    groups = groupby(entries, key=lambda entry: stem_of(entry.name))
+    rows = chain.from_iterable(pair_captions(list(group), found) for _, group in groups)
+    return Listing(tables_of_rows(rows), unique_ids=True)
+
+
+def _with_sidecars(found: Found) -> Iterator[Entry]:
+    """Add to files that were named one by one the captions beside them, and bring each stem together."""
+    entries = {entry.name: entry for entry in found.entries}
+    for name in [name for name in entries if not _is_sidecar(name)]:
+        for suffix in SIDECAR_SUFFIXES:
+            sidecar = stem_of(name) + suffix
+            if sidecar not in entries and (entry := find_one(found.root, sidecar)):
+                entries[sidecar] = entry
+    return iter(sorted(entries.values(), key=lambda entry: (stem_of(entry.name), entry.name)))
+
+
+def pair_captions(entries: list[Entry], found: Found) -> Iterator[Row]:
+    """Make the rows of all files of one stem; nothing among them is lost.
+
+    A caption that must not be opened (a pipe, a link out of the root) is a reject of its own.
+    """
+    if len(entries) == 1:
+        yield _row(entries[0], found, None)
+        return
+    sidecars = [entry for entry in entries if _is_sidecar(entry.name)]
+    captions = sorted((entry for entry in sidecars if not entry.error_type), key=_caption_order)
+    items = [entry for entry in entries if not _is_sidecar(entry.name)]
+    for item in items:
+        yield _row(item, found, captions[0] if captions else None)
+    for entry in sidecars:
+        if not items or entry.error_type:
+            yield _row(entry, found, None)
+
+
+def _row(entry: Entry, found: Found, caption: Entry | None) -> Row:
+    uri = found.uri(entry)
+    if not is_text(uri):
+        return _bad_name_row(entry, uri)
+    modified = entry.modified
+    if caption:
+        modified = f"{modified}|{caption.modified}"  # a changed caption changes the item
+    caption_uri = found.uri(caption) if caption and not entry.error_type else None
+    return Row(entry.name, uri, entry.size_bytes, modified, None, caption_uri, entry.error_type, entry.error)
+
+
+def _bad_name_row(entry: Entry, uri: str) -> Row:
+    # The hash keeps the id apart from that of any other name that reads the same.
+    digest = blake2b(os.fsencode(entry.name), digest_size=4).hexdigest()
+    return Row(
+        f"{readable(entry.name)}#name-not-utf8-{digest}",
+        readable(uri),
+        entry.size_bytes,
+        entry.modified,
+        error_type="NameNotUtf8",
+        error="the file's name or folder is not valid UTF-8; rename it",
+    )
+
+
+def _is_sidecar(name: str) -> bool:
+    # The first test spares a million names the second.
+    return name[-5:].lower().endswith(SIDECAR_SUFFIXES) and name[len(stem_of(name)) :].lower() in SIDECAR_SUFFIXES
+
+
+def _caption_order(entry: Entry) -> tuple[bool, str]:
+    """Order `.txt` before `.json`, and lower case first where a file system holds both."""
+    return not entry.name.lower().endswith(".txt"), "".join(reversed(entry.name.swapcase()))

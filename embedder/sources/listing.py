@@ -1,0 +1,192 @@
+"""All items of all sources of a run, as Arrow tables."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.config import Columns, SourceConfig
+from embedder.errors import SourceError
+from embedder.sources.files import list_files
+from embedder.sources.kinds import detect_kind
+from embedder.sources.rows import ROW_SCHEMA, Listing
+from embedder.sources.uris import normalise_source
+
+# Names that a carryover column can't have: it would stand twice in the embeddings table, or on the way there.
+EMBEDDING_COLUMNS = frozenset(
+    (
+        "item_id",
+        "segment",
+        "modality",
+        "uri",
+        "start_s",
+        "end_s",
+        "caption",
+        "image_embedding",
+        "text_embedding",
+        "content_version",
+        "model_fingerprint",
+        "preprocess_fingerprint",
+        "run_id",
+        "embedded_at",
+    )
+)
+PASSING_COLUMNS = frozenset(
+    (
+        "source",
+        "size_bytes",
+        "modified",
+        "caption_uri",
+        "error_type",
+        "error",
+        "pixels",
+        "token_ids",
+        "image_activation",
+        "text_activation",
+    )
+)
+LISTING_SCHEMA = pa.schema([ROW_SCHEMA.field(0), pa.field("source", pa.string()), *list(ROW_SCHEMA)[1:]])
+"""Columns of a listing; carryover columns follow them. `size_bytes` is null where it is not known without reading."""
+
+
+def list_sources(sources: Sequence[SourceConfig], *, rows_per_chunk: int = 10_000) -> Iterator[pa.Table]:
+    """List the items of several sources, in their order.
+
+    The sources are looked at in the call: what is missing or of a wrong type is said before the first row. Each id is
+    unique: of several equal ones the first is the item, the others are rejects with the id `ID#duplicate-<n>`.
+
+    Args:
+        sources: with several, each needs a name of its own, which stands before its ids (`name:id`).
+        rows_per_chunk: rows of every table but the last.
+
+    Returns:
+        Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
+
+    Raises:
+        SourceError: a source is missing or can't be listed completely, here or while it is read.
+    """
+    _check_names(sources)
+    listings = [(source, open_source(source)) for source in sources]
+    schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
+    tables = (table for source, listing in listings for table in _labelled(source, listing, schema))
+    return rechunk(tables, rows_per_chunk)
+
+
+def open_source(source: SourceConfig) -> Listing:
+    """Find out what a source is, and start to list it.
+
+    Raises:
+        SourceError: it is missing, or can't be listed as configured.
+    """
+    _check_carryover(source)
+    path = normalise_source(source.path)
+    kind = source.kind if source.kind != "auto" else detect_kind(path)
+    if kind != "table" and source.columns != Columns():
+        raise SourceError(f'{source.path}: `columns` name those of a table, and this is {kind}; set kind = "table"')
+    if kind == "table":
+        from embedder.sources.tables import list_table
+
+        return list_table(source, path)
+    if kind == "webdataset":
+        from embedder.sources.webdataset import list_tars
+
+        return list_tars(source, path)
+    if source.carryover:
+        raise SourceError(f"{source.path}: files have no columns to carry over; use a table, or take `carryover` out")
+    return list_files(path)
+
+
+def _check_names(sources: Sequence[SourceConfig]) -> None:
+    names = [source.name for source in sources]
+    if len(names) > 1 and (None in names or len(set(names)) < len(names)):
+        raise SourceError("several sources need a `name` each, all different: it stands before their ids")
+
+
+def _check_carryover(source: SourceConfig) -> None:
+    for name in source.carryover:
+        if name in EMBEDDING_COLUMNS:
+            raise SourceError(
+                f"{source.path}: carryover {name!r} is already a column of the embeddings table; rename it there"
+            )
+        if name in PASSING_COLUMNS:
+            raise SourceError(
+                f"{source.path}: carryover {name!r} is a name that the pipeline uses itself; rename it in the source"
+            )
+    if len(set(source.carryover)) < len(source.carryover):
+        raise SourceError(f"{source.path}: carryover names a column twice; name each once")
+
+
+def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list[pa.Field]:
+    fields: dict[str, tuple[pa.Field, str]] = {}
+    for source, listing in listings:
+        for field in listing.carryover:
+            first, path = fields.setdefault(field.name, (field, source.path))
+            if first.type != field.type:
+                raise SourceError(
+                    f"{source.path}: carryover {field.name!r} is {field.type}, and {first.type} in {path}; "
+                    "one column has one type, so cast it in one of them"
+                )
+    return [pa.field(field.name, field.type) for field, _ in fields.values()]
+
+
+def _labelled(source: SourceConfig, listing: Listing, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Bring a source's tables to the common schema, with its name and with unique ids."""
+    seen: set[str] = set()
+    for rows in listing.tables:
+        table = rows if listing.unique_ids else reject_duplicates(rows, seen)
+        columns = {name: table[name] for name in table.schema.names}
+        columns["source"] = pa.repeat(pa.scalar(source.name or ""), table.num_rows)
+        if source.name:
+            columns["item_id"] = pc.binary_join_element_wise(source.name, table["item_id"], ":")
+        arrays = [
+            columns[field.name] if field.name in columns else pa.nulls(table.num_rows, field.type) for field in schema
+        ]
+        yield pa.table(arrays, schema=schema)
+
+
+def reject_duplicates(rows: pa.Table, seen: set[str]) -> pa.Table:
+    """Make rejects of the rows whose id was seen before; `seen` grows by all ids, about 100 bytes each."""
+    ids = rows["item_id"].to_pylist()
+    replaced: dict[int, str] = {}
+    for index, item_id in enumerate(ids):
+        if item_id in seen:
+            replaced[index] = _free_id(item_id, seen)
+        seen.add(replaced.get(index, item_id))
+    return _with_rejects(rows, ids, replaced) if replaced else rows
+
+
+def _free_id(item_id: str, seen: set[str]) -> str:
+    number = 1
+    while (candidate := f"{item_id}#duplicate-{number}") in seen:
+        number += 1
+    return candidate
+
+
+def _with_rejects(rows: pa.Table, ids: list[str], replaced: dict[int, str]) -> pa.Table:
+    types, errors = rows["error_type"].to_pylist(), rows["error"].to_pylist()
+    new_ids = list(ids)
+    for index, new_id in replaced.items():
+        new_ids[index] = new_id
+        types[index] = "DuplicateId"
+        errors[index] = f"the id {ids[index]!r} was listed before; ids must be unique in a source"
+    for name, values in (("item_id", new_ids), ("error_type", types), ("error", errors)):
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.string()))
+    return rows
+
+
+def rechunk(tables: Iterable[pa.Table], rows_per_chunk: int) -> Iterator[pa.Table]:
+    """Cut tables into chunks of one size, the last one smaller; every column lies in one piece."""
+    waiting: list[pa.Table] = []
+    num_waiting = 0
+    for table in tables:
+        waiting.append(table)
+        num_waiting += table.num_rows
+        if num_waiting < rows_per_chunk:
+            continue
+        whole = pa.concat_tables(waiting)
+        full = num_waiting - num_waiting % rows_per_chunk
+        for start in range(0, full, rows_per_chunk):
+            yield whole.slice(start, rows_per_chunk).combine_chunks()
+        waiting, num_waiting = [whole.slice(full)], num_waiting - full
+    if num_waiting:
+        yield pa.concat_tables(waiting).combine_chunks()

@@ -1,0 +1,243 @@
+"""Object stores (`s3://`, `gs://`), through obstore; no other module of the sources imports it.
+
+Credentials come from the usual places: the `AWS_*` and `GOOGLE_*` variables, web identity and instance roles, and,
+where boto3 is installed, also the profiles of `~/.aws`. They are never put into a message.
+"""
+
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.sources.errors import FetchError
+from embedder.sources.uris import looks_like_part
+from embedder.sources.walk import Entry
+
+# One request reads this much ahead: a tar of small members is then streamed, one of large members is skipped through.
+BLOCK_BYTES = 4 << 20
+_STATUS = re.compile(r"status code: (\d{3})")
+_TRANSIENT_STATUSES = (408, 425, 429)  # too slow, too early, too many
+
+
+class ObjectRanges:
+    """One object, read by ranges of one version: a replaced object is an error, not a mixture."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._store, self._key = _locate(uri)
+        with _named_errors(uri):
+            meta = self._store.head(self._key)
+        self.size: int = meta["size"]
+        self.version = _version(meta["e_tag"], meta["last_modified"])
+        self._etag: str | None = meta["e_tag"]
+        self._block_start = 0
+        self._block = b""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only where the object ends."""
+        stop = min(offset + length, self.size)
+        if stop <= offset:
+            return b""
+        if not self._block_start <= offset <= stop <= self._block_start + len(self._block):
+            if stop - offset >= BLOCK_BYTES:
+                return b"".join(
+                    self._get(start, min(start + BLOCK_BYTES, stop)) for start in range(offset, stop, BLOCK_BYTES)
+                )
+            self._block = self._get(offset, min(offset + BLOCK_BYTES, self.size))
+            self._block_start = offset
+        return self._block[offset - self._block_start : stop - self._block_start]
+
+    def _get(self, start: int, stop: int) -> bytes:
+        options: dict[str, Any] = {"range": (start, stop)}
+        if self._etag:
+            options["if_match"] = self._etag
+        with _named_errors(self._uri):
+            data = bytes(self._store.get(self._key, options=options).bytes())
+        if len(data) != stop - start:
+            raise FetchError("Truncated", f"{self._uri}: {len(data)} bytes came of {stop - start}", transient=True)
+        return data
+
+    def close(self) -> None:
+        """Forget the block; connections belong to the bucket's client."""
+        self._block = b""
+
+
+def head_version(uri: str) -> str:
+    """Ask which version of an object stands there now.
+
+    Raises:
+        FetchError: it is missing, or may not be read.
+    """
+    store, key = _locate(uri)
+    with _named_errors(uri):
+        meta = store.head(key)
+    return _version(meta["e_tag"], meta["last_modified"])
+
+
+def find_object(uri: str) -> Entry | None:
+    """Look for an object of exactly this name; its entry is named by the last part of the key."""
+    store, key = _locate(uri)
+    if not key:
+        return None
+    try:
+        with _named_errors(uri):
+            meta = store.head(key)
+    except FetchError as error:
+        if error.error_type == "FileNotFound":
+            return None
+        raise
+    return _entry(key.rpartition("/")[2], uri, meta["size"], _version(meta["e_tag"], meta["last_modified"]))
+
+
+def stream_names(uri: str) -> Iterator[str]:
+    """Yield the names below a folder, relative to it, as the store sends them; a page of names a request."""
+    store, key = _locate(uri)
+    with _named_errors(uri):
+        for page in store.list(key or None, chunk_size=1000):
+            yield from (_relative(meta["path"], key) for meta in page)
+
+
+def walk_objects(uri: str) -> Iterator[Entry]:
+    """Yield every object below a folder, with objects of one stem side by side.
+
+    The names are held in Arrow while they are sorted: about 150 bytes an object.
+
+    Raises:
+        FetchError: the bucket can't be listed.
+    """
+    store, key = _locate(uri)
+    with _named_errors(uri):
+        pages = [pa.record_batch(page) for page in store.list(key or None, chunk_size=10_000, return_arrow=True)]
+    if not pages:
+        return
+    table = pa.Table.from_batches(pages).select(["path", "size", "e_tag", "last_modified"])
+    stems = pc.replace_substring_regex(table["path"], r"\.[^./]*$", "")
+    table = table.append_column("stem", stems).sort_by([("stem", "ascending"), ("path", "ascending")])
+    folders = _folders(table["path"])
+    for batch in table.to_batches(max_chunksize=10_000):
+        yield from _entries(batch, key, uri, folders)
+
+
+def _entries(batch: pa.RecordBatch, key: str, uri: str, folders: set[str]) -> Iterator[Entry]:
+    columns = (batch[name].to_pylist() for name in ("path", "size", "e_tag", "last_modified"))
+    for path, size, etag, moment in zip(*columns, strict=True):
+        if size == 0 and path in folders:
+            continue  # the empty object by which consoles draw a folder
+        name = _relative(path, key)
+        yield _entry(name, f"{uri.rstrip('/')}/{name}", size, _version(etag, moment))
+
+
+def _entry(name: str, uri: str, size: int, version: str) -> Entry:
+    if looks_like_part(uri):
+        message = "the name ends like a reference into a tar or a table; rename the object"
+        return Entry(name, size, version, "AmbiguousName", message)
+    return Entry(name, size, version)
+
+
+def _folders(paths: pa.ChunkedArray) -> set[str]:
+    parents = pc.unique(pc.replace_substring_regex(paths, r"/?[^/]*$", "")).to_pylist()
+    return set(chain.from_iterable(_with_ancestors(parent) for parent in parents))
+
+
+def _with_ancestors(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]
+
+
+def _relative(path: str, key: str) -> str:
+    return path[len(key) + 1 :] if key else path
+
+
+def _version(etag: str | None, moment: Any) -> str:
+    return etag.strip('"') if etag else str(moment.isoformat())
+
+
+def _locate(uri: str) -> tuple[Any, str]:
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise FetchError("BadUri", f"{uri}: the bucket is missing; write {scheme}://bucket/path")
+    return bucket_store(f"{scheme}://{bucket}"), key.strip("/")
+
+
+@functools.lru_cache(maxsize=16)
+def bucket_store(root: str) -> Any:
+    """Make the client of one bucket (`s3://bucket`), once a process."""
+    from obstore.store import from_url
+
+    settings: dict[str, Any] = {}
+    if root.startswith("s3://"):
+        if plain_endpoint():
+            settings["client_options"] = {"allow_http": True}
+        if provider := _profile_credentials():
+            settings["credential_provider"] = provider
+    return from_url(root, **settings)
+
+
+def plain_endpoint() -> bool:
+    """Whether the environment names an S3 endpoint without TLS; who does that means it (MinIO on this machine)."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    return endpoint.startswith("http://")
+
+
+def _profile_credentials() -> Any:
+    """Let boto3 read `~/.aws`, which obstore does not; only where no variables give credentials."""
+    variables = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    if any(name in os.environ for name in variables) or importlib.util.find_spec("boto3") is None:
+        return None
+    import boto3  # type: ignore[import-not-found,unused-ignore]
+
+    if boto3.session.Session().get_credentials() is None:
+        return None
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider()
+
+
+@contextmanager
+def _named_errors(uri: str) -> Iterator[None]:
+    """Turn what obstore raises into a FetchError: what is missing or forbidden stays so, the rest may pass."""
+    from obstore.exceptions import (
+        BaseError,
+        InvalidPathError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise FetchError("FileNotFound", f"{uri}: there is no such object or bucket") from None
+    except (PermissionDeniedError, UnauthenticatedError, PermissionError):
+        raise FetchError("PermissionDenied", f"{uri}: the credentials in use may not read this") from None
+    except PreconditionError:
+        raise FetchError("Changed", f"{uri}: the object was replaced while it was read", transient=True) from None
+    except (InvalidPathError, ValueError) as error:
+        raise FetchError("BadUri", f"{uri}: {_first_line(error)}") from None
+    except (BaseError, OSError) as error:
+        raise _from_answer(uri, _first_line(error)) from None
+
+
+def _from_answer(uri: str, message: str) -> FetchError:
+    """Name what obstore has no class for, by the status that its message quotes."""
+    match = _STATUS.search(message)
+    status = int(match[1]) if match else 0
+    if status == 404:
+        return FetchError("FileNotFound", f"{uri}: there is no such object or bucket")
+    if status in (401, 403):
+        return FetchError("PermissionDenied", f"{uri}: the credentials in use may not read this")
+    is_refused = 400 <= status < 500 and status not in _TRANSIENT_STATUSES
+    return FetchError("RequestRefused" if is_refused else "NetworkError", f"{uri}: {message}", transient=not is_refused)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,106 @@
+"""Cells of Parquet files: bytes of one row of one row group."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from embedder.sources.byte_ranges import RangeFile, local_version, open_ranges
+from embedder.sources.errors import FetchError
+from embedder.sources.uris import TableCell, is_remote, readable
+
+# A row group's column is kept whole up to this size, so that its cells cost one read in any order; a larger one is
+# streamed, which is cheap only where its cells are asked for in order.
+MAX_KEPT_BYTES = 256 << 20
+ROWS_PER_BATCH = 64
+
+
+class _Window(NamedTuple):
+    """Consecutive cells at hand: rows `start` to `start + len(cells)` of the row group."""
+
+    start: int
+    cells: pa.Array
+
+
+class ParquetCells:
+    """One column of one row group of one file, kept until another is asked for."""
+
+    def __init__(self) -> None:
+        self._place: tuple[str, str, str, int] | None = None
+        self._file: Any = None
+        self._raw: RangeFile | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._window = _Window(0, pa.nulls(0))
+        self._num_rows = 0
+
+    def cell(self, path: str, cell: TableCell) -> Any:
+        """Give the Arrow scalar of a cell.
+
+        Raises:
+            FetchError: the file or the cell is missing, or can't be read.
+        """
+        # A rewritten file must not be read through its old footer; a remote one is read by ranges of one version.
+        version = "" if is_remote(path) else local_version(path)
+        place = (path, version, cell.column, cell.row_group)
+        try:
+            if place != self._place or cell.row < self._window.start:
+                self._open(place)
+            return self._advance(path, cell)
+        except FetchError:
+            self.close()  # a remote file that was replaced is opened anew by the next fetch
+            raise
+        except (pa.ArrowException, OSError, IndexError) as error:
+            self.close()
+            detail = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise FetchError("TableBroken", f"{readable(path)}: {detail}") from None
+
+    def _open(self, place: tuple[str, str, str, int]) -> None:
+        import pyarrow.parquet as pq
+
+        path, _, column, row_group = place
+        self.close()
+        self._raw = RangeFile(open_ranges(path))
+        # A buffer makes pyarrow read a column in pieces, not whole.
+        self._file = pq.ParquetFile(self._raw, buffer_size=1 << 20)
+        if row_group >= self._file.num_row_groups or column not in self._file.schema_arrow.names:
+            raise FetchError(
+                "TableChanged", f"{readable(path)}: row group {row_group} of {column!r} is gone; list again"
+            )
+        self._num_rows = self._file.metadata.row_group(row_group).num_rows
+        is_small = _column_bytes(self._file.metadata.row_group(row_group), column) <= MAX_KEPT_BYTES
+        rows_per_batch = max(self._num_rows, 1) if is_small else ROWS_PER_BATCH
+        self._batches = self._file.iter_batches(
+            rows_per_batch, row_groups=[row_group], columns=[column], use_threads=False
+        )
+        self._window = _Window(0, pa.nulls(0))
+        self._place = place
+
+    def _advance(self, path: str, cell: TableCell) -> Any:
+        """Read on until the row is at hand."""
+        if cell.row >= self._num_rows:
+            raise FetchError("TableChanged", f"{readable(path)}: row {cell.row} is gone; list again")
+        while cell.row >= self._window.start + len(self._window.cells):
+            batch = next(self._batches, None)
+            if batch is None:
+                raise FetchError("TableBroken", f"{readable(path)}: the rows end before row {cell.row}")
+            self._window = _Window(self._window.start + len(self._window.cells), batch.column(0))
+        return self._window.cells[cell.row - self._window.start]
+
+    def close(self) -> None:
+        """Let go of file and cells."""
+        self._place = None
+        self._batches = iter(())
+        self._window = _Window(0, pa.nulls(0))
+        if self._raw is not None:
+            self._raw.close()
+        self._raw = self._file = None
+
+
+def _column_bytes(row_group: Any, column: str) -> int:
+    """Sum the leaves of a column (`image.bytes`, `image.path`), uncompressed."""
+    leaves = (row_group.column(index) for index in range(row_group.num_columns))
+    return sum(
+        leaf.total_uncompressed_size
+        for leaf in leaves
+        if leaf.path_in_schema == column or leaf.path_in_schema.startswith(f"{column}.")
+    )

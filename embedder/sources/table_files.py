@@ -1,0 +1,143 @@
+"""Which files make up a table: one, a folder, a pattern, or what a Delta log names."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from embedder.errors import SourceError
+from embedder.sources.kinds import TABLE_SUFFIXES, is_delta, is_hidden
+from embedder.sources.patterns import find_entries
+from embedder.sources.rows import time_text
+from embedder.sources.uris import file_url_path, is_remote, is_text, is_uri, readable
+from embedder.sources.walk import Entry
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file of a table.
+
+    Attributes:
+        uri: where it lies.
+        name: its path relative to the source, for ids of rows that have none.
+        modified: its time or ETag.
+        constants: columns that all its rows share and that are not in it (Delta partitions).
+    """
+
+    uri: str
+    name: str
+    modified: str
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The files of one table, all of one format.
+
+    Attributes:
+        folder: what relative picture URIs are relative to.
+        suffix: of the format, such as `.parquet`.
+        schema: the table's own, where it has one apart from its files (Delta); files may then lack columns.
+    """
+
+    folder: str
+    suffix: str
+    files: tuple[TableFile, ...]
+    schema: pa.Schema | None = None
+
+
+def find_table(path: str) -> Table:
+    """Find the files of a table.
+
+    Raises:
+        SourceError: nothing is there, formats are mixed, or a Delta table uses what can't be read.
+    """
+    if is_delta(path):
+        return _delta_table(path)
+    found = find_entries(path)
+    entries = [entry for entry in found.entries if not (found.is_folder and is_hidden(entry.name))]
+    files = tuple(_table_file(entry, found.uri(entry)) for entry in entries)
+    suffixes = {_suffix(file) for file in files}
+    if not suffixes:
+        raise SourceError(
+            f"{path}: the folder holds no table; give a {', '.join(TABLE_SUFFIXES)} file or a Delta table"
+        )
+    if len(suffixes) > 1:
+        raise SourceError(
+            f"{path}: the folder mixes {' and '.join(sorted(suffixes))} files; name one format by a pattern, "
+            f"such as {path}/*{min(suffixes)}"
+        )
+    return Table(found.root, suffixes.pop(), files)
+
+
+def _table_file(entry: Entry, uri: str) -> TableFile:
+    if entry.error_type or not is_text(uri):
+        reason = entry.error or "its name is no UTF-8"
+        raise SourceError(f"{readable(uri)}: part of a table, but {reason}; take it out of the source")
+    return TableFile(uri, entry.name, entry.modified)
+
+
+def _suffix(file: TableFile) -> str:
+    suffix = os.path.splitext(file.name)[1].lower()  # noqa: PTH122
+    if suffix not in TABLE_SUFFIXES:
+        raise SourceError(
+            f"{file.uri}: this is no table by its suffix; known are {', '.join(TABLE_SUFFIXES)} (unpacked); "
+            "rename it, unpack it, or take it out of the source"
+        )
+    return suffix
+
+
+def _delta_table(path: str) -> Table:
+    """Read the log of a Delta table.
+
+    `deltalake` has its home in the module of the store's tables. A source is read before there is a store, and needs
+    of Delta no more than its list of files, so the import stays inside this one function.
+
+    Paths are taken from the log, not from `DeltaTable.file_uris`, which percent-encodes the table's own folder
+    (deltalake 1.6.6: a folder with a space in its name becomes `%20`).
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(path, storage_options=_storage_options(path))
+        _check_features(table.protocol().reader_features, table.deletion_vectors, path)
+        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        schema = pa.schema(table.schema().to_arrow())
+        partitions = table.metadata().partition_columns
+    except (DeltaError, OSError) as error:
+        raise SourceError(
+            f"{path}: not readable as a Delta table ({str(error).splitlines()[0]}); mend its log"
+        ) from None
+    files = [_delta_file(path, action, partitions) for action in actions]
+    return Table(path, ".parquet", tuple(sorted(files, key=lambda file: file.name)), schema)
+
+
+def _check_features(features: list[str] | None, deletion_vectors: Any, path: str) -> None:
+    if "columnMapping" in (features or ()):
+        raise SourceError(f"{path}: the Delta table maps column names; write a copy without column mapping")
+    if "deletionVectors" in (features or ()) and any(batch.num_rows for batch in deletion_vectors()):
+        raise SourceError(
+            f"{path}: rows are deleted by deletion vectors; run REORG TABLE ... APPLY (PURGE) on it first"
+        )
+
+
+def _delta_file(path: str, action: dict[str, Any], partitions: list[str]) -> TableFile:
+    name = unquote(action["path"])
+    if name.startswith("file://"):
+        uri = file_url_path(action["path"])
+    else:  # tables made by a shallow clone name files elsewhere
+        uri = name if is_uri(name) or name.startswith("/") else f"{path}/{name}"
+    constants = {column: action.get(f"partition.{column}") for column in partitions}
+    return TableFile(uri, name, time_text(action["modification_time"] * 1_000_000), constants)
+
+
+def _storage_options(path: str) -> dict[str, str] | None:
+    if not is_remote(path):
+        return None
+    from embedder.sources.objects import plain_endpoint
+
+    return {"allow_http": "true"} if path.startswith("s3://") and plain_endpoint() else None

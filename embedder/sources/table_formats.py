@@ -1,0 +1,236 @@
+"""How Parquet, CSV and JSON Lines files are read: only the wanted columns, a few thousand rows at a time."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from embedder.errors import SourceError
+from embedder.sources.byte_ranges import RangeFile, open_file, open_ranges
+from embedder.sources.errors import FetchError
+from embedder.sources.patterns import listing_error
+from embedder.sources.rows import ROWS_PER_TABLE
+from embedder.sources.uris import readable
+from embedder.sources.value_types import (
+    SAMPLE_ROWS,
+    arrow_columns,
+    infer_json_type,
+    infer_text_type,
+    json_value,
+    text_value,
+)
+
+MAX_LINE_BYTES = 64 << 20  # a JSON Lines row beyond this is a file without line ends, not a row
+Rows = Iterator[tuple[int, dict[str, Any]]]
+
+
+class Chunk(NamedTuple):
+    """Some rows of one file, in order; `start` counts within the file, `start_in_group` within the row group."""
+
+    columns: dict[str, pa.Array]
+    num_rows: int
+    start: int
+    row_group: int = 0
+    start_in_group: int = 0
+
+
+class TableFormat(Protocol):
+    """One file format: what columns a file has, and their values."""
+
+    def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
+        """Tell names and types; ids, URIs and captions (`text_columns`) are strings where the format leaves it open."""
+
+    def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
+        """Read the wanted columns, cast to the wanted types; missing ones are null or a SourceError."""
+
+
+class ParquetFormat:
+    """Parquet; types are the file's own."""
+
+    def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
+        """Read the footer."""
+        with readable_table(uri, "Parquet file"), _parquet(uri) as file:
+            return file.schema_arrow
+
+    def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
+        """Read row group by row group; bytes of columns that are not wanted are never touched."""
+        with readable_table(uri, "Parquet file"), _parquet(uri) as file:
+            present = [name for name in wanted.names if name in file.schema_arrow.names]
+            if len(present) < len(wanted) and not fill_missing:
+                missing = sorted(set(wanted.names) - set(present))
+                raise SourceError(f"{readable(uri)}: column {missing[0]!r} is missing, which the first file has")
+            start = 0
+            for row_group in range(file.num_row_groups):
+                start_in_group = 0
+                for num_rows, columns in _row_group(file, row_group, present):
+                    arrays = _as_wanted(columns, num_rows, wanted)
+                    yield Chunk(arrays, num_rows, start, row_group, start_in_group)
+                    start, start_in_group = start + num_rows, start_in_group + num_rows
+
+
+@contextmanager
+def _parquet(uri: str) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    with RangeFile(open_ranges(uri)) as raw, pq.ParquetFile(raw) as file:
+        yield file
+
+
+def _row_group(file: Any, row_group: int, names: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    if not names:  # nothing to read, but the rows are there
+        num_rows = file.metadata.row_group(row_group).num_rows
+        yield from ((min(ROWS_PER_TABLE, num_rows - done), {}) for done in range(0, num_rows, ROWS_PER_TABLE))
+        return
+    for batch in file.iter_batches(ROWS_PER_TABLE, row_groups=[row_group], columns=names, use_threads=False):
+        yield batch.num_rows, dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _as_wanted(columns: dict[str, pa.Array], num_rows: int, wanted: pa.Schema) -> dict[str, pa.Array]:
+    return {
+        field.name: columns[field.name].cast(field.type) if field.name in columns else pa.nulls(num_rows, field.type)
+        for field in wanted
+    }
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """CSV or JSON Lines; the types of carryover columns are told from the first rows and then kept to.
+
+    Attributes:
+        open_rows: gives the columns' names, where the format has a header, and the rows with their line numbers.
+        infer: tells a type from values.
+        convert: turns one value into that type; ValueError where it does not fit.
+    """
+
+    open_rows: Callable[[str], tuple[list[str], Rows]]
+    infer: Callable[[Iterable[Any]], pa.DataType]
+    convert: Callable[[Any, pa.DataType], Any]
+
+    def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
+        """Look at the first rows."""
+        with readable_table(uri, "text table"):
+            header, rows = self.open_rows(uri)
+            sample = [row for _, row in islice(rows, SAMPLE_ROWS)]
+        names = dict.fromkeys([*header, *(name for row in sample for name in row)])
+        return pa.schema(
+            pa.field(name, pa.string() if name in text_columns else self.infer([row.get(name) for row in sample]))
+            for name in names
+        )
+
+    def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
+        """Read line by line, so that an error can name its line."""
+        with readable_table(uri, "text table"):
+            header, rows = self.open_rows(uri)
+            if header and (missing := sorted(set(wanted.names) - set(header))):
+                raise SourceError(f"{readable(uri)}: column {missing[0]!r} is missing, which the first file has")
+            start = 0
+            while lines := list(islice(rows, ROWS_PER_TABLE)):
+                values = [self._converted(f"{readable(uri)}:{line}", row, wanted, text_columns) for line, row in lines]
+                yield Chunk(arrow_columns(values, wanted), len(lines), start)
+                start += len(lines)
+
+    def _converted(
+        self, where: str, row: dict[str, Any], wanted: pa.Schema, text_columns: frozenset[str]
+    ) -> dict[str, Any]:
+        for name in text_columns:
+            if type(value := row.get(name)) not in (str, int, type(None)):
+                raise SourceError(f"{where}: column {name!r} holds a {type(value).__name__}; it must be a string")
+        try:
+            return {field.name: self.convert(row.get(field.name), field.type) for field in wanted}
+        except ValueError as error:
+            raise SourceError(f"{where}: {error}; mend that row, or write the column as text") from None
+
+
+def _open_csv(delimiter: str) -> Callable[[str], tuple[list[str], Rows]]:
+    def open_rows(uri: str) -> tuple[list[str], Rows]:
+        # The file closes with its last reference: the generator's, at the end or when it is dropped.
+        text = io.TextIOWrapper(open_file(uri), encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        header = _next_row(reader, uri)
+        if not header:
+            raise SourceError(f"{readable(uri)}: the file is empty; its first line must name the columns")
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise SourceError(f"{readable(uri)}:1: two columns are named {twice[0]!r}; rename one")
+        return header, _csv_rows(reader, header, uri, text)
+
+    return open_rows
+
+
+def _csv_rows(reader: Any, header: list[str], uri: str, text: io.TextIOWrapper) -> Rows:
+    with text:
+        while (row := _next_row(reader, uri)) is not None:
+            if row and len(row) != len(header):
+                raise SourceError(
+                    f"{readable(uri)}:{reader.line_num}: {len(row)} fields where the header has {len(header)}; "
+                    "mend or quote that row"
+                )
+            if row:  # a blank line is no row
+                yield reader.line_num, dict(zip(header, row, strict=True))
+
+
+def _next_row(reader: Any, uri: str) -> list[str] | None:
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); mend that row") from None
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{readable(uri)}:{reader.line_num + 1}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8"
+        ) from None
+
+
+def _open_jsonl(uri: str) -> tuple[list[str], Rows]:
+    return [], _jsonl_rows(uri)
+
+
+def _jsonl_rows(uri: str) -> Rows:
+    with open_file(uri) as file:
+        line = 0
+        while text := file.readline(MAX_LINE_BYTES + 1):
+            line += 1
+            row = _json_row(text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text, f"{readable(uri)}:{line}")
+            if row is not None:
+                yield line, row
+
+
+def _json_row(text: bytes, where: str) -> dict[str, Any] | None:
+    if len(text) > MAX_LINE_BYTES:
+        raise SourceError(f"{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB; write one JSON object a line")
+    if not text.strip():
+        return None
+    try:
+        row = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: no valid JSON ({error}); mend that line") from None
+    if not isinstance(row, dict):
+        raise SourceError(f"{where}: a {type(row).__name__} where a JSON object is due; write one object a line")
+    return row
+
+
+@contextmanager
+def readable_table(uri: str, what: str) -> Iterator[None]:
+    """Name the file in whatever goes wrong while it is read."""
+    try:
+        yield
+    except FetchError as error:
+        raise listing_error(error) from None
+    except (pa.ArrowException, OSError) as error:
+        detail = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise SourceError(
+            f"{readable(uri)}: not readable as a {what} ({detail}); mend it, or take it out of the source"
+        ) from None
+
+
+FORMATS: dict[str, TableFormat] = {
+    ".parquet": ParquetFormat(),
+    ".csv": TextFormat(_open_csv(","), infer_text_type, text_value),
+    ".tsv": TextFormat(_open_csv("\t"), infer_text_type, text_value),
+    ".jsonl": TextFormat(_open_jsonl, infer_json_type, json_value),
+    ".ndjson": TextFormat(_open_jsonl, infer_json_type, json_value),
+}

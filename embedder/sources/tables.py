@@ -1,0 +1,248 @@
+"""The rows of a table as items: the configuration names the columns, and no picture's bytes are read."""
+
+import difflib
+import os
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+
+from embedder.config import Columns, SourceConfig
+from embedder.errors import SourceError
+from embedder.sources.rows import Listing, Row, table_of_rows, time_text
+from embedder.sources.table_files import Table, TableFile, find_table
+from embedder.sources.table_formats import FORMATS, Chunk
+from embedder.sources.uris import cell_prefix, file_url_path, is_remote, is_uri, row_uri
+
+_MISSING = "missing"  # `modified` of a file that is not there: it changes when the file comes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read of a table, and what becomes of it; made once, from the first file.
+
+    Attributes:
+        read: fields to read from each file.
+        carryover: fields to copy.
+        cells: whether pictures are bytes inside the table (else URIs, or there are none).
+    """
+
+    columns: Columns
+    read: pa.Schema
+    carryover: pa.Schema
+    cells: bool
+
+
+def list_table(source: SourceConfig, path: str) -> Listing:
+    """List the rows of a Parquet, CSV, JSON Lines or Delta table.
+
+    Picture columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
+    paths, `s3://`, `gs://`, `file://`, or paths relative to the table's folder. `..` is allowed there, as absolute
+    paths are: a table is the user's own word, and only what decodes as a picture leaves a trace.
+
+    Raises:
+        SourceError: a named column is missing or of a wrong type, or a file can't be read.
+    """
+    table = find_table(path)
+    plan = plan_columns(source, path, _schema(table, source.columns))
+    return Listing(_tables(table, plan), carryover=plan.carryover)
+
+
+def _schema(table: Table, columns: Columns) -> pa.Schema:
+    if table.schema is not None or not table.files:
+        return table.schema
+    return FORMATS[table.suffix].schema(table.files[0].uri, _text_columns(columns))
+
+
+def _text_columns(columns: Columns) -> frozenset[str]:
+    return frozenset(name for name in (columns.id, columns.image, columns.caption) if name)
+
+
+def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> Plan:
+    """Check the named columns against those that exist; decide what is read.
+
+    Raises:
+        SourceError: a column is missing or of a wrong type, or none can give ids.
+    """
+    columns = source.columns
+    if columns.image is None and columns.caption is None:
+        raise SourceError(f"{path}: a table needs columns.image or columns.caption; it has {_names(schema)}")
+    for name in (columns.id, columns.image, columns.caption, *source.carryover):
+        if name is not None and name not in schema.names:
+            raise SourceError(f"{path}: there is no column {name!r}{_similar(name, schema)}; it has {_names(schema)}")
+    carryover = pa.schema(_plain(schema.field(name)) for name in source.carryover)
+    cells = columns.image is not None and _image_is_bytes(path, schema.field(columns.image))
+    if columns.id is None and (columns.image is None or cells):
+        raise SourceError(f"{path}: nothing gives stable ids; set columns.id to one of {_names(schema)}")
+    fields = {field.name: field for field in carryover}
+    for name in (columns.caption, None if cells else columns.image):
+        if name is not None:
+            fields.setdefault(name, _text_field(path, schema.field(name)))
+    if columns.id is not None:
+        fields.setdefault(columns.id, _id_field(path, schema.field(columns.id)))
+    return Plan(columns, pa.schema(list(fields.values())), carryover, cells)
+
+
+def _image_is_bytes(path: str, field: pa.Field) -> bool:
+    kind = _value_type(field.type)
+    if pa.types.is_struct(kind):
+        names = [kind.field(index).name for index in range(kind.num_fields)]
+        if "bytes" in names and _is_binary(kind.field(names.index("bytes")).type):
+            return True
+    elif _is_binary(kind):
+        return True
+    elif _is_text(kind):
+        return False
+    raise SourceError(
+        f"{path}: columns.image = {field.name!r} is {field.type}; it must be bytes, a struct with `bytes`, or URIs"
+    )
+
+
+def _text_field(path: str, field: pa.Field) -> pa.Field:
+    if not (_is_text(_value_type(field.type)) or pa.types.is_null(field.type)):
+        raise SourceError(f"{path}: column {field.name!r} is {field.type}; captions and URIs must be strings")
+    return pa.field(field.name, pa.string())
+
+
+def _id_field(path: str, field: pa.Field) -> pa.Field:
+    kind = _value_type(field.type)
+    if not (_is_text(kind) or pa.types.is_integer(kind)):
+        raise SourceError(f"{path}: columns.id = {field.name!r} is {field.type}; ids must be strings or integers")
+    return pa.field(field.name, pa.string())
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Take dictionaries apart: each file and row group has its own, and the values are what is carried."""
+    return pa.field(field.name, _value_type(field.type))
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return any(
+        bool(is_kind(kind))
+        for is_kind in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        )
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _names(schema: pa.Schema) -> str:
+    names = schema.names
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"the columns {', '.join(names[:20])}{more}" if names else "no columns"
+
+
+def _similar(name: str, schema: pa.Schema) -> str:
+    close = difflib.get_close_matches(name, schema.names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _tables(table: Table, plan: Plan) -> Iterator[pa.Table]:
+    for file in table.files:
+        wanted = pa.schema(field for field in plan.read if field.name not in file.constants)
+        format_ = FORMATS[table.suffix]
+        fill_missing = table.schema is not None
+        for chunk in format_.chunks(file.uri, wanted, _text_columns(plan.columns), fill_missing):
+            columns = chunk.columns | _constants(file, plan, chunk.num_rows)
+            rows = list(_rows(chunk, columns, plan, file, table.folder))
+            yield table_of_rows(rows, {field.name: columns[field.name].cast(field.type) for field in plan.carryover})
+
+
+def _constants(file: TableFile, plan: Plan, num_rows: int) -> dict[str, pa.Array]:
+    return {
+        field.name: pa.array([file.constants[field.name]] * num_rows).cast(field.type)
+        for field in plan.read
+        if field.name in file.constants
+    }
+
+
+def _rows(chunk: Chunk, columns: dict[str, pa.Array], plan: Plan, file: TableFile, folder: str) -> Iterator[Row]:
+    names = plan.columns
+    ids = _texts(columns, names.id, chunk.num_rows)
+    captions = _texts(columns, names.caption, chunk.num_rows)
+    images = _texts(columns, None if plan.cells else names.image, chunk.num_rows)
+    cell = cell_prefix(file.uri, names.image or "", chunk.row_group) if plan.cells else None
+    for index, (item_id, text, image) in enumerate(zip(ids, captions, images, strict=True)):
+        row = chunk.start + index
+        caption = text if text and not text.isspace() else None
+        if cell is not None:
+            listed = Row("", f"{cell}{chunk.start_in_group + index}", None, file.modified, caption)
+        elif image:
+            listed = image_row(image, caption, file, folder)
+        else:
+            listed = _caption_row(row_uri(file.uri, row), caption, file)
+        yield _with_id(listed, item_id if names.id else image, f"{file.name}#row={row}", names.id or names.image or "")
+
+
+def _texts(columns: dict[str, pa.Array], name: str | None, num_rows: int) -> list[Any]:
+    return [None] * num_rows if name is None else columns[name].cast(pa.string()).to_pylist()
+
+
+def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
+    """Put the id on a row; a row without one is a reject named by its place."""
+    if item_id:
+        return row._replace(item_id=item_id)
+    return row._replace(
+        item_id=place, error_type="NullId", error=f"column {column!r}, which gives ids, is empty in this row"
+    )
+
+
+def _caption_row(uri: str, caption: str | None, file: TableFile) -> Row:
+    if caption is None:
+        error = "neither a picture nor a caption in this row"
+        return Row("", uri, None, file.modified, error_type="Empty", error=error)
+    return Row("", uri, None, _digest(caption), caption)
+
+
+def image_row(reference: str, caption: str | None, file: TableFile, folder: str) -> Row:
+    """Make the row of a picture that a table names by a URI; a bad URI is a reject, a missing file is for fetch."""
+    uri = _resolve(reference, folder)
+    if uri is None or "\0" in uri:
+        message = f"{reference[:100]!r}: pictures are named by a path, file://, s3:// or gs://; download others first"
+        return Row("", reference, None, file.modified, caption, error_type="UnsupportedUri", error=message)
+    if is_remote(uri):  # a request an item would be too much for a listing; the table's version stands in
+        return Row("", uri, None, file.modified, caption)
+    size_bytes, modified = _local_state(uri)
+    return Row("", uri, size_bytes, f"{modified}|{_digest(caption)}" if caption else modified, caption)
+
+
+def _resolve(reference: str, folder: str) -> str | None:
+    """Make a reference absolute; None where its scheme is not served, or it climbs out of its bucket."""
+    if is_remote(reference) or reference.startswith("/"):
+        return reference
+    if reference.startswith("file://"):
+        return file_url_path(reference)
+    if is_uri(reference):
+        return None
+    if not is_remote(folder):
+        return f"{folder.rstrip('/')}/{reference}"
+    scheme, _, rest = folder.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    key = posixpath.normpath(posixpath.join(prefix, reference))
+    return None if key.startswith("..") else f"{scheme}://{bucket}/{key}"
+
+
+def _local_state(path: str) -> tuple[int | None, str]:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None, _MISSING
+    return status.st_size, time_text(status.st_mtime_ns)
+
+
+def _digest(caption: str) -> str:
+    """Stand for a caption in `modified`, so that a changed caption is a change."""
+    return "caption:" + blake2b(caption.encode("utf-8"), digest_size=8).hexdigest()

@@ -1,0 +1,140 @@
+"""How a `uri` names bytes: a whole file, a byte range of a tar, a cell of a table, or a row without bytes.
+
+The path stands as it is, not percent-encoded; only the values inside a fragment are encoded. So `#`, `%`, `?`, spaces
+and newlines in file names need no care, and the last `#` of a uri that ends in a known fragment starts that fragment.
+"""
+
+import os
+import re
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+from urllib.request import url2pathname
+
+from embedder.errors import SourceError
+
+REMOTE_SCHEMES = ("s3://", "gs://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MEMBER = re.compile(r"#member=([^#&]*)&offset=(\d+)&size=(\d+)\Z")
+_CELL = re.compile(r"#column=([^#&]*)&row_group=(\d+)&row=(\d+)\Z")
+_ROW = re.compile(r"#row=(\d+)\Z")
+
+
+class TarMember(NamedTuple):
+    """A byte range of a plain tar."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class TableCell(NamedTuple):
+    """A cell of a Parquet file; `row` counts within the row group."""
+
+    column: str
+    row_group: int
+    row: int
+
+
+class TableRow(NamedTuple):
+    """A row that has a caption and no bytes; `row` counts within the file."""
+
+    row: int
+
+
+Part = TarMember | TableCell | TableRow
+
+
+def member_uri(path: str, name: str, offset: int, size: int) -> str:
+    """Name the bytes of a tar member: `offset` and `size` in bytes, from the start of the tar."""
+    return f"{path}#member={quote(name)}&offset={offset}&size={size}"
+
+
+def cell_prefix(path: str, column: str, row_group: int) -> str:
+    """Start the uri of a Parquet cell; the row within its row group completes it."""
+    return f"{path}#column={quote(column)}&row_group={row_group}&row="
+
+
+def row_uri(path: str, row: int) -> str:
+    """Name a row of a table that needs no fetch."""
+    return f"{path}#row={row}"
+
+
+def split_uri(uri: str) -> tuple[str, Part | None]:
+    """Split a uri into the file that holds the bytes and the part of it that is meant.
+
+    A local file whose whole name looks like a fragment wins over the fragment.
+    """
+    if "#" not in uri:
+        return uri, None
+    part = _parse_fragment(uri)
+    if part is None or (not is_remote(uri) and os.path.lexists(uri)):
+        return uri, None
+    return uri[: uri.rindex("#")], part
+
+
+def looks_like_part(uri: str) -> bool:
+    """Whether a file of this name would be mistaken for a part of another."""
+    return "#" in uri and _parse_fragment(uri) is not None
+
+
+def _parse_fragment(uri: str) -> Part | None:
+    if match := _MEMBER.search(uri):
+        return TarMember(unquote(match[1]), int(match[2]), int(match[3]))
+    if match := _CELL.search(uri):
+        return TableCell(unquote(match[1]), int(match[2]), int(match[3]))
+    if match := _ROW.search(uri):
+        return TableRow(int(match[1]))
+    return None
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path lies in an object store."""
+    return path.startswith(REMOTE_SCHEMES)
+
+
+def is_uri(path: str) -> bool:
+    """Whether the path starts with a scheme, known or not; `data:` has no slashes but is one too."""
+    return bool(_SCHEME.match(path)) or path.startswith("data:")
+
+
+def normalise_source(path: str) -> str:
+    """Make a source's path absolute; `file://` and `~` become plain paths, object store URIs lose a last slash.
+
+    Raises:
+        SourceError: the scheme is of no known kind.
+    """
+    if is_remote(path):
+        return path.rstrip("/") if path.count("/") > 2 else path
+    if path.startswith("file://"):
+        return file_url_path(path)
+    if is_uri(path):
+        raise SourceError(
+            f"{path}: a source is a local path, file://, s3:// or gs://; download or mount this one first"
+        )
+    if not path:
+        raise SourceError("a source has an empty path; give a folder, a file, a pattern or a URI")
+    return os.path.abspath(path if os.path.lexists(path) else os.path.expanduser(path))  # noqa: PTH100, PTH111
+
+
+def file_url_path(url: str) -> str:
+    """Turn `file:///a%20b` into `/a b`."""
+    return url2pathname(url.removeprefix("file://").removeprefix("localhost"))
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be stored as UTF-8; file systems also hold names that can't."""
+    if name.isascii():
+        return True
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def readable(name: str) -> str:
+    r"""Write a name that is no UTF-8 so that people can read it: its stray bytes become escapes (`caf\xe9.jpg`)."""
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # lone surrogates that stand for no byte, as JSON can hold them
+        return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,38 @@
+"""Which versions of an index a store holds: folders `000001`, `000002`, ... that only ever appear whole."""
+
+import re
+from pathlib import Path
+
+from index.errors import RetrievalError
+from index.manifest import MANIFEST_NAME
+
+_VERSION_NAME = re.compile(r"[0-9]{6,}")
+
+
+def version_path(root: str | Path, version: int) -> Path:
+    """Say where one version lies; zero-padded to six digits, so that names sort as numbers do.
+
+    Raises:
+        RetrievalError: versions count from 1.
+    """
+    if version < 1:
+        raise RetrievalError(f"{root}: there is no index version {version}; versions count from 1")
+    return Path(root) / f"{version:06d}"
+
+
+def list_versions(root: str | Path) -> tuple[int, ...]:
+    """List the whole versions, oldest first; empty where nothing was built yet."""
+    return tuple(version for version in _numbers(root) if (version_path(root, version) / MANIFEST_NAME).is_file())
+
+
+def next_version(root: str | Path) -> int:
+    """Give the number after the highest one seen, whole or not: a number is never used twice."""
+    return max(_numbers(root), default=0) + 1
+
+
+def _numbers(root: str | Path) -> list[int]:
+    folder = Path(root)
+    if not folder.is_dir():
+        return []
+    numbers = {int(entry.name) for entry in folder.iterdir() if _VERSION_NAME.fullmatch(entry.name)}
+    return sorted(number for number in numbers if number >= 1)

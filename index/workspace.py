@@ -1,0 +1,105 @@
+"""A folder that appears whole or not at all: made under a hidden name beside its place, then renamed.
+
+While a build runs it holds a lock (flock) on its folder; a killed build's lock is gone with its process. So a leftover
+is recognised by taking its lock, and never mistaken for a build that only takes long.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from index.errors import RetrievalError
+
+_PREFIX = ".building-"
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """Give an empty folder to fill; when the block ends well it becomes `out`, else it is removed.
+
+    Raises:
+        RetrievalError: `out` exists already, or another process made it meanwhile.
+    """
+    _refuse_existing(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder, lock = _make_locked(out)
+    try:
+        yield folder
+        _flush(folder)
+        _publish(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep_leftovers(root: Path) -> list[Path]:
+    """Remove what killed builds left in this folder, and say what was removed; running builds are left alone."""
+    removed = []
+    for folder in sorted(root.glob(f"{_PREFIX}*")):
+        lock = _try_lock(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            removed.append(folder)
+    return removed
+
+
+def _make_locked(out: Path) -> tuple[Path, int]:
+    while True:
+        folder = out.parent / f"{_PREFIX}{out.name}-{secrets.token_hex(4)}"
+        folder.mkdir()
+        lock = _try_lock(folder)
+        if lock is None:
+            continue
+        # Between mkdir and lock a sweep may have removed the folder.
+        if folder.is_dir():
+            return folder, lock
+        os.close(lock)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Take the lock of a folder; None where another process holds it, or the folder is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _publish(folder: Path, out: Path) -> None:
+    _refuse_existing(out)
+    try:
+        folder.rename(out)
+    except OSError:
+        _refuse_existing(out)  # made between the check and the rename
+        raise
+    _sync(out.parent)
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise RetrievalError(f"{out}: exists already, and a version is never written twice; build the next one")
+
+
+def _flush(folder: Path) -> None:
+    """Put files and names on the disk before the rename makes them visible: a power cut leaves no empty version."""
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

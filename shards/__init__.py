@@ -1,0 +1,12 @@
+"""The model: a twin tower (a timm ViT and a transformers ALBERT, one vector space) cut layer-wise into shards.
+
+Tensors in, tensors out; no Ray, no media, no FAISS. `shards.config` and `shards.plan` say what a model is and how to
+cut it, and need no torch; `shards.shard` builds and runs one part; `shards.towers` is the whole, to compare with;
+`shards.convert` brings checkpoints in. Nothing heavy is imported here.
+"""
+
+from shards.config import ModelConfig, load_model_config
+from shards.errors import ModelError
+from shards.plan import LayerRange, ShardPlan, ShardSpec, plan_shards
+
+__all__ = ["LayerRange", "ModelConfig", "ModelError", "ShardPlan", "ShardSpec", "load_model_config", "plan_shards"]

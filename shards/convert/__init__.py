@@ -1,0 +1,9 @@
+"""Bring checkpoints in, and take them out again; names map both ways.
+
+torch, timm and transformers are imported when a function is called.
+"""
+
+from shards.convert.dual_encoder import export_vision_text_dual_encoder, import_vision_text_dual_encoder
+from shards.convert.timm_and_albert import import_timm_and_albert
+
+__all__ = ["export_vision_text_dual_encoder", "import_timm_and_albert", "import_vision_text_dual_encoder"]

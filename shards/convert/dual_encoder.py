@@ -1,0 +1,254 @@
+"""transformers' VisionTextDualEncoderModel with a ViT and an ALBERT: in, and out again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, VisionConfig, describe, load_model_config, read_json
+from shards.convert.albert import import_text_config
+from shards.convert.names import IGNORED, their_names, uses_new_names
+from shards.convert.pictures import PROCESSOR_FILE, export_processor, import_processor
+from shards.convert.tokenisers import (
+    TOKENIZER_CONFIG_FILE,
+    export_tokenizer_config,
+    import_tokenizer,
+    max_caption_tokens,
+)
+from shards.errors import ModelError
+from shards.model_folder import resolve_model
+from shards.parameters import LOGIT_SCALE, Shape, model_shapes
+from shards.saving import staged_folder, write_weights
+from shards.weights import find_weights
+
+if TYPE_CHECKING:
+    import torch
+
+MODEL_TYPE = "vision-text-dual-encoder"
+
+_OUR_ACTIVATION = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+_THEIR_ACTIVATION = {"gelu_tanh": "gelu_pytorch_tanh"}
+
+
+def import_vision_text_dual_encoder(src: str | Path, out: str | Path) -> ModelConfig:
+    """Turn a saved VisionTextDualEncoderModel (ViT + ALBERT) into a model folder.
+
+    Args:
+        src: its folder, with tokeniser and image processor, or a hub id.
+        out: the model folder to write; must not exist yet, or be empty.
+
+    Raises:
+        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    """
+    folder = resolve_model(src)
+    config = _import_config(folder, str(src))
+    tokenizer = import_tokenizer(folder, config.text)
+    with staged_folder(Path(out)) as stage:
+        write_weights(stage, _import_tensors(find_weights(folder), config))
+        (stage / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
+        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    return config
+
+
+def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None:
+    """Write a model folder as `VisionTextDualEncoderModel.from_pretrained` reads it.
+
+    Args:
+        folder: a model folder whose ViT has nothing that transformers' hasn't.
+        out: the folder to write; must not exist yet, or be empty.
+
+    Raises:
+        ModelError: the model can't be said in transformers' words.
+    """
+    folder = Path(folder)
+    config = load_model_config(folder)
+    tree = _export_config(config, folder)
+    processor = export_processor(config.preprocess)
+    with staged_folder(Path(out)) as stage:
+        write_weights(stage, _export_tensors(find_weights(folder), config))
+        (stage / PROCESSOR_FILE).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
+        if (folder / TOKENIZER_FILE).is_file():
+            tokenizer = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+            settings = export_tokenizer_config(tokenizer, config.text, config.preprocess.max_caption_tokens)
+            (stage / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
+            (stage / TOKENIZER_CONFIG_FILE).write_text(settings, encoding="utf-8")
+        (stage / CONFIG_FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+def _import_config(folder: Path, name: str) -> ModelConfig:
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "give the folder of a saved VisionTextDualEncoderModel")
+    if tree.get("model_type") != MODEL_TYPE:
+        raise ModelError(f"{path}: model_type = {tree.get('model_type')!r}; this import takes {MODEL_TYPE!r}")
+    vision = import_vit_config(_section(tree, "vision_config", path), path)
+    text = import_text_config(_section(tree, "text_config", path), path, has_pooler=True)
+    try:
+        return ModelConfig(
+            name=Path(name).name,
+            trained=True,
+            embedding_dim=tree.get("projection_dim", 512),
+            vision=vision,
+            text=text,
+            preprocess=import_processor(folder, vision.image_size, max_caption_tokens(folder, text)),
+        )
+    except ValidationError as error:
+        raise ModelError(f"{path}: {describe(error)}") from None
+
+
+def import_vit_config(tree: Mapping[str, Any], where: Path) -> VisionConfig:
+    """Read a transformers ViT's configuration; what it leaves out has transformers' defaults.
+
+    Raises:
+        ModelError: it is no ViT, or has something that we can't build.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import ViTConfig
+
+    if tree.get("model_type") != "vit":
+        raise ModelError(f"{where}: the vision tower is {tree.get('model_type')!r}; only 'vit' can be imported")
+    try:
+        theirs = ViTConfig.from_dict(dict(tree))
+    except StrictDataclassError as error:
+        raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
+    expected = {"num_channels": 3, "pooler_act": "tanh", "pooler_output_size": theirs.hidden_size}
+    for key, value in expected.items():
+        if getattr(theirs, key) != value:
+            raise ModelError(f"{where}: vision_config.{key} = {getattr(theirs, key)!r}; only {value!r} can be imported")
+    if theirs.hidden_act not in _OUR_ACTIVATION:
+        known = ", ".join(_OUR_ACTIVATION)
+        raise ModelError(f"{where}: vision_config.hidden_act = {theirs.hidden_act!r}; only {known} can be imported")
+    try:
+        return VisionConfig(
+            image_size=_one_side(theirs.image_size, "image_size", where),
+            patch_size=_one_side(theirs.patch_size, "patch_size", where),
+            width=theirs.hidden_size,
+            depth=theirs.num_hidden_layers,
+            num_heads=theirs.num_attention_heads,
+            mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
+            qkv_bias=theirs.qkv_bias,
+            pooler="tanh",
+            norm_eps=theirs.layer_norm_eps,
+            activation=_OUR_ACTIVATION[theirs.hidden_act],
+        )
+    except ValidationError as error:
+        raise ModelError(f"{where}: vision tower: {describe(error)}") from None
+
+
+def mlp_ratio(width: int, mlp_width: int) -> float:
+    """The ratio that timm rounds to this hidden width; half a unit more where the plain one would round below it."""
+    ratio = mlp_width / width
+    return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
+
+
+def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
+    _check_exportable(config, folder)
+    vision, text = config.vision, config.text
+    return {
+        "architectures": ["VisionTextDualEncoderModel"],
+        "model_type": MODEL_TYPE,
+        "projection_dim": config.embedding_dim,
+        "vision_config": {
+            "model_type": "vit",
+            "image_size": vision.image_size,
+            "patch_size": vision.patch_size,
+            "num_channels": 3,
+            "hidden_size": vision.width,
+            "num_hidden_layers": vision.depth,
+            "num_attention_heads": vision.num_heads,
+            "intermediate_size": vision.mlp_width,
+            "qkv_bias": vision.qkv_bias,
+            "layer_norm_eps": vision.norm_eps,
+            "hidden_act": _THEIR_ACTIVATION.get(vision.activation, vision.activation),
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        "text_config": {"model_type": "albert"} | text.model_dump(exclude={"pool"}),
+    }
+
+
+def _check_exportable(config: ModelConfig, folder: Path) -> None:
+    found = {f"vision.{key}": value for key, value in config.vision.model_dump().items()}
+    found |= {"text.pool": config.text.pool, "projection_bias": config.projection_bias}
+    expected = {
+        "vision.class_token": True,
+        "vision.num_reg_tokens": 0,
+        "vision.pos_embed": "learn",
+        "vision.no_embed_class": False,
+        "vision.pre_norm": False,
+        "vision.final_norm": True,
+        "vision.fc_norm": False,
+        "vision.init_values": None,
+        "vision.pool": "token",
+        "vision.pooler": "tanh",
+        "text.pool": "pooler",
+        "projection_bias": False,
+    }
+    for key, value in expected.items():
+        if found[key] != value:
+            raise ModelError(
+                f"{folder}: {key} = {found[key]!r}; transformers' model has {value!r}, so it can't be exported"
+            )
+
+
+def _import_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    from shards.loading import TensorFiles
+
+    shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
+    new = uses_new_names(files)
+    names = {name: their_names(name, new=new) for name in shapes}
+    _check_all_used(files, names.values())
+    with TensorFiles(files) as source:
+        for name, theirs in names.items():
+            shape = _split_shape(shapes[name], len(theirs))
+            tensors = [source.read(their, shape) for their in theirs]
+            yield name, tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _export_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    from shards.loading import TensorFiles
+
+    shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
+    with TensorFiles(files) as source:
+        for name, shape in shapes.items():
+            theirs, tensor = their_names(name), source.read(name, shape)
+            yield from zip(theirs, [tensor] if len(theirs) == 1 else tensor.chunk(len(theirs)), strict=True)
+
+
+def _split_shape(shape: Shape, num_parts: int) -> Shape:
+    return shape if num_parts == 1 else (shape[0] // num_parts, *shape[1:])
+
+
+def _check_all_used(files: Mapping[str, Path], used: Iterable[tuple[str, ...]]) -> None:
+    known = {name for names in used for name in names} | IGNORED
+    for name, path in files.items():
+        if name not in known:
+            raise ModelError(f"{path}: found the tensor {name}, which a ViT + ALBERT of that configuration hasn't")
+
+
+def _section(tree: Mapping[str, Any], key: str, where: Path) -> Mapping[str, Any]:
+    section = tree.get(key)
+    if not isinstance(section, dict):
+        raise ModelError(f"{where}: found no {key}; save the model with transformers' save_pretrained")
+    return section
+
+
+def _one_side(value: Any, key: str, where: Path) -> int:
+    sides = set(value) if isinstance(value, list | tuple) else {value}
+    if len(sides) != 1:
+        raise ModelError(f"{where}: vision_config.{key} = {value!r}; only squares can be imported")
+    return int(sides.pop())

@@ -1,0 +1,103 @@
+"""What a shard costs: floating-point operations, weight bytes, and the bytes that leave it.
+
+A multiply and an add count as two operations. Norms, activations, biases and softmax are left out: they are a few
+percent, and about the same share of every layer.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from shards.config import ModelConfig, TextConfig, VisionConfig
+from shards.parameters import Shapes, body_shapes, head_shapes
+from shards.ranges import LayerRange, ShardSpec
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class TowerCosts:
+    """Operations of one tower for one input; the front and the head come with the first and the last layer."""
+
+    front: float
+    layer: float
+    head: float
+    depth: int
+
+    def of(self, layers: LayerRange) -> float:
+        """Operations of a range of layers, with the front and the head where it holds them."""
+        front = self.front if layers.holds_front() else 0.0
+        head = self.head if layers.holds_head(self.depth) else 0.0
+        return front + self.layer * len(layers) + head
+
+    def times(self, factor: float) -> "TowerCosts":
+        """The same for `factor` inputs."""
+        return TowerCosts(self.front * factor, self.layer * factor, self.head * factor, self.depth)
+
+
+def vision_costs(config: ModelConfig) -> TowerCosts:
+    """Operations for one picture (one frame).
+
+    For L tokens of width D and an MLP of M: q, k, v take 2*L*D*3D, scores and their sum 2*L*L*D each, the output
+    projection 2*L*D*D, the MLP 2*L*D*M twice. The patch embedding is one matrix product of N patches by 3*P*P values.
+    """
+    vision = config.vision
+    num_tokens, width = vision.num_tokens, vision.width
+    attention = 8 * num_tokens * width**2 + 4 * num_tokens**2 * width
+    pooler = 2 * width**2 if vision.pooler == "tanh" else 0
+    return TowerCosts(
+        front=2 * vision.num_patches * 3 * vision.patch_size**2 * width,
+        layer=attention + 4 * num_tokens * width * vision.mlp_width,
+        head=pooler + 2 * width * config.embedding_dim,
+        depth=vision.depth,
+    )
+
+
+def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:
+    """Operations for one caption of `num_tokens`; the arithmetic of a layer is that of `vision_costs`."""
+    text = config.text
+    width = text.hidden_size
+    attention = 8 * num_tokens * width**2 + 4 * num_tokens**2 * width
+    pooler = 2 * width**2 if text.pool == "pooler" else 0
+    return TowerCosts(
+        front=2 * num_tokens * text.embedding_size * width,
+        layer=text.inner_group_num * (attention + 4 * num_tokens * width * text.intermediate_size),
+        head=pooler + 2 * width * config.embedding_dim,
+        depth=text.num_hidden_layers,
+    )
+
+
+def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
+    """Bytes of a loaded shard's weights; the heads stay in float32 whatever the dtype."""
+    body = count_parameters(body_shapes(config, spec)) * BYTES_PER_VALUE[dtype]
+    return body + count_parameters(head_shapes(config, spec)) * BYTES_PER_VALUE["float32"]
+
+
+def count_parameters(shapes: Shapes) -> int:
+    """Values in all tensors together."""
+    return sum(prod(shape) for shape in shapes.values())
+
+
+def cut_bytes_per_image(config: ModelConfig, layer: int, dtype: Dtype) -> int:
+    """Bytes of one picture's state after `layer` layers: pixels, an activation, or the embedding.
+
+    A video's embedding is one for all its frames; here it counts once for each of them.
+    """
+    vision: VisionConfig = config.vision
+    if layer == 0:
+        return 3 * vision.image_size**2
+    if layer == vision.depth:
+        return config.embedding_dim * BYTES_PER_VALUE["float32"]
+    return vision.num_tokens * vision.width * BYTES_PER_VALUE[dtype]
+
+
+def cut_bytes_per_caption(config: ModelConfig, layer: int, dtype: Dtype, num_tokens: int) -> int:
+    """Bytes of one caption's state after `layer` layers: int32 token ids, an activation, or the embedding."""
+    text: TextConfig = config.text
+    if layer == 0:
+        return num_tokens * 4
+    if layer == text.num_hidden_layers:
+        return config.embedding_dim * BYTES_PER_VALUE["float32"]
+    return num_tokens * text.hidden_size * BYTES_PER_VALUE[dtype]

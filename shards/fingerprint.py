@@ -1,0 +1,94 @@
+"""Fingerprints: 16 hexadecimal digits that say whether two models, or two preprocessings, give the same vectors."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from shards.config import PreprocessConfig, load_model_config
+from shards.weights import TensorEntry, find_weights, read_entries
+
+FINGERPRINT_DIGITS = 16
+CHUNK_BYTES = 8 << 20
+
+
+def model_fingerprint(folder: str | Path) -> str:
+    """Hash a model's weights and towers; equal however the weights are spread over files.
+
+    Names, training state and preprocessing don't count. Weights are read through a buffer of 8 MiB; a second call in
+    the same process reads them again only if a file's size or time has changed.
+
+    Raises:
+        ModelError: the folder is no model folder.
+    """
+    folder = Path(folder)
+    config = load_model_config(folder)
+    paths = sorted(set(find_weights(folder).values()))
+    stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists())
+    towers = {
+        "vision": _settings(config.vision),
+        "text": _settings(config.text),
+        "embedding_dim": config.embedding_dim,
+    }
+    return _short_hash([_canonical(towers), _weights_digest(folder, stamps)])
+
+
+def preprocess_fingerprint(
+    preprocess: PreprocessConfig, tokenizer: bytes, segment_s: float, frames_per_segment: int
+) -> str:
+    """Hash all that stands between an input's bytes and the model.
+
+    Args:
+        preprocess: resolution, resizing, normalisation, caption limit.
+        tokenizer: content of tokenizer.json.
+        segment_s: length of one video segment, in seconds.
+        frames_per_segment: frames embedded of each segment.
+    """
+    video = {"segment_s": float(segment_s), "frames_per_segment": frames_per_segment}
+    return _short_hash([_canonical(_settings(preprocess)), tokenizer, _canonical(video)])
+
+
+def tokenizer_fingerprint(tokenizer: bytes) -> str:
+    """Hash the content of tokenizer.json."""
+    return _short_hash([tokenizer])
+
+
+def _settings(section: BaseModel) -> dict[str, object]:
+    """A section without its defaults: a key added later, with a default that keeps the meaning, changes no hash."""
+    return section.model_dump(mode="json", exclude_defaults=True)
+
+
+@lru_cache(maxsize=16)
+def _weights_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> bytes:
+    """Hash all tensors in the order of their names; `stamps` (path, size, mtime) make the cache forget old files."""
+    del stamps
+    hasher = hashlib.sha256()
+    for name, entry in sorted(read_entries(folder).items()):
+        hasher.update(_canonical([name, entry.dtype, entry.shape]))
+        _hash_tensor(hasher, entry)
+    return hasher.digest()
+
+
+def _hash_tensor(hasher: "hashlib._Hash", entry: TensorEntry) -> None:
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, entry.stop - entry.start)))
+    num_left = entry.stop - entry.start
+    with entry.path.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        while num_left and (num_read := file.readinto(buffer[:num_left])):
+            hasher.update(buffer[:num_read])
+            num_left -= num_read
+
+
+def _short_hash(parts: Iterable[bytes]) -> str:
+    """Hash parts so that no two sequences of parts run together to the same bytes."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(hashlib.sha256(part).digest())
+    return hasher.hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,78 @@
+"""Which layers a shard holds."""
+
+from dataclasses import dataclass
+
+from pydantic import ConfigDict
+
+from shards.config import ModelConfig
+from shards.errors import ModelError
+
+# How a plan file's text is read into these.
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class LayerRange:
+    """Layers `start` up to, not including, `stop` of one tower; empty where the two are equal."""
+
+    __pydantic_config__ = STRICT
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ModelError(
+                f"layers [{self.start}, {self.stop}): a range starts at 0 or later and ends at its start or later"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def holds_front(self) -> bool:
+        """Whether the embeddings come with it: it has layers, the first among them."""
+        return len(self) > 0 and self.start == 0
+
+    def holds_head(self, depth: int) -> bool:
+        """Whether the norm, pooling and projection come with it: it has layers, the last among them."""
+        return len(self) > 0 and self.stop == depth
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """The layers of both towers that one shard holds; either range may be empty."""
+
+    __pydantic_config__ = STRICT
+
+    vision: LayerRange
+    text: LayerRange
+
+
+def whole_model(config: ModelConfig) -> ShardSpec:
+    """The spec of a single shard that holds everything."""
+    return ShardSpec(vision_only(config).vision, text_only(config).text)
+
+
+def vision_only(config: ModelConfig) -> ShardSpec:
+    """The spec that encodes pictures; the text tower's weights stay unread."""
+    return ShardSpec(LayerRange(0, config.vision.depth), LayerRange(0, 0))
+
+
+def text_only(config: ModelConfig) -> ShardSpec:
+    """The spec that encodes captions and queries; the vision tower's weights stay unread."""
+    return ShardSpec(LayerRange(0, 0), LayerRange(0, config.text.num_hidden_layers))
+
+
+def check_spec(spec: ShardSpec, config: ModelConfig) -> None:
+    """Check that the ranges end within the towers.
+
+    Raises:
+        ModelError: one of them doesn't.
+    """
+    towers = (("vision", spec.vision, config.vision.depth), ("text", spec.text, config.text.num_hidden_layers))
+    for tower, layers, depth in towers:
+        if layers.stop > depth:
+            raise ModelError(
+                f"{tower} layers [{layers.start}, {layers.stop}): model {config.name!r} has {depth} of them; "
+                "make the plan anew for this model"
+            )

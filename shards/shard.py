@@ -1,0 +1,176 @@
+"""One shard: a contiguous range of layers of both towers, loaded with its own weights alone, and run."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from shards.activations import Batch, TowerState
+from shards.config import ModelConfig, load_model_config
+from shards.loading import load_tensors, torch_dtype
+from shards.ranges import ShardSpec, check_spec
+
+Output = Literal["activation", "embedding"]
+
+
+def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", device: str = "cpu") -> "Shard":
+    """Build a shard without memory, then give it the tensors that it owns.
+
+    Args:
+        folder: a local model folder.
+        spec: the layers of both towers; a whole tower and an empty one encode queries.
+        dtype: compute dtype of embeddings and layers; the heads stay in float32.
+        device: torch device.
+
+    Raises:
+        ModelError: the folder or the spec doesn't fit, or a tensor is missing, unknown or of another shape.
+    """
+    config = load_model_config(folder)
+    check_spec(spec, config)
+    place, kind = torch.device(device), torch_dtype(dtype)
+    with torch.device("meta"):
+        shard = Shard(config, spec, kind)
+    shard.load_state_dict(load_tensors(Path(folder), config, spec, kind, place), strict=True, assign=True)
+    return shard.finish(place)
+
+
+class Shard(nn.Module):
+    """Modules of one shard, under the names that their tensors have in the model folder.
+
+    A shard with no ViT layers imports no timm, and one with no ALBERT layers no transformers.
+    """
+
+    # None where the shard doesn't own it; the modules' types would import what this shard may not need.
+    vision: Any
+    vision_head: Any
+    normalise: Any
+    text: Any
+    text_head: Any
+
+    def __init__(self, config: ModelConfig, spec: ShardSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.spec, self.dtype = config, spec, dtype
+        self.device = torch.device("meta")
+        self.vision = self.vision_head = self.normalise = self.text = self.text_head = None
+        if len(spec.vision):
+            self._build_vision()
+        if len(spec.text):
+            self._build_text()
+
+    def _build_vision(self) -> None:
+        from shards.heads import build_vision_head
+        from shards.vision import Normalise, build_vit, prune_vit
+
+        self.vision = build_vit(self.config.vision)
+        prune_vit(self.vision, self.spec.vision)
+        if self.spec.vision.holds_front():
+            self.normalise = Normalise(self.config.preprocess)
+        if self.vision_output == "embedding":
+            self.vision_head = build_vision_head(self.config)
+
+    def _build_text(self) -> None:
+        from shards.heads import build_text_head
+        from shards.text import build_albert, prune_albert
+
+        self.text = build_albert(self.config.text)
+        prune_albert(self.text, self.config.text, self.spec.text)
+        if self.text_output == "embedding":
+            self.text_head = build_text_head(self.config)
+
+    def finish(self, device: torch.device) -> "Shard":
+        """Move what stands in no weight file to the device, and freeze the rest."""
+        self.device = device
+        if self.normalise is not None:
+            self.normalise.to(device)
+        if self.text is not None:
+            from shards.text import fill_albert_buffers
+
+            fill_albert_buffers(self.text, device)
+        return self.eval().requires_grad_(False)
+
+    @property
+    def vision_output(self) -> Output | None:
+        """What comes out on the vision side; None where it passes through."""
+        if not len(self.spec.vision):
+            return None
+        return "embedding" if self.spec.vision.holds_head(self.config.vision.depth) else "activation"
+
+    @property
+    def text_output(self) -> Output | None:
+        """What comes out on the text side; None where it passes through."""
+        if not len(self.spec.text):
+            return None
+        return "embedding" if self.spec.text.holds_head(self.config.text.num_hidden_layers) else "activation"
+
+    @property
+    def num_parameters(self) -> int:
+        """Values of all weights that are held."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that are held."""
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Batch:
+        """Run the layers on both sides of a batch; a side whose range is empty passes through untouched.
+
+        Raises:
+            ModelError: pixels or token ids don't fit the model.
+        """
+        vision, text = batch.vision, batch.text
+        if vision is not None and self.vision_output:
+            vision = self._run_vision(vision)
+        if text is not None and self.text_output:
+            text = self._run_text(text)
+        return Batch(vision, text)
+
+    def _run_vision(self, state: TowerState) -> TowerState:
+        from shards.heads import unit_rows
+        from shards.vision import check_pixels, embed_pixels, pool_vit_tokens, run_vit_blocks
+
+        vision = self.config.vision
+        lengths = state.lengths[state.lengths > 0]
+        if not len(lengths):
+            return self._nothing(state, self.vision_output, (0, vision.num_tokens, vision.width))
+        if self.normalise is not None:
+            check_pixels(state.values, vision.image_size)
+            x_FLD = embed_pixels(self.vision, self.normalise(state.values, self.dtype))
+        else:
+            x_FLD = state.values.to(self.device)
+        x_FLD = run_vit_blocks(self.vision, x_FLD)
+        if self.vision_head is None:
+            return TowerState(x_FLD, state.lengths)
+        projected_FE = self.vision_head(pool_vit_tokens(self.vision, x_FLD))
+        return TowerState(unit_rows(projected_FE, lengths), state.lengths.clamp(max=1))
+
+    def _run_text(self, state: TowerState) -> TowerState:
+        from shards.heads import unit_rows
+        from shards.text import Padding, check_tokens, embed_tokens, pool_albert_tokens, run_albert_layers
+
+        text, layers = self.config.text, self.spec.text
+        lengths = state.lengths[state.lengths > 0]
+        if not len(lengths):
+            return self._nothing(state, self.text_output, (0, text.hidden_size))
+        padding = Padding.of(lengths, self.device)
+        if layers.holds_front():
+            check_tokens(state.values, lengths, text)
+            ids_RT = padding.pad(state.values.to(self.device), fill=text.pad_token_id)
+            x_RTD = embed_tokens(self.text, ids_RT)
+        else:
+            x_RTD = padding.pad(state.values.to(self.device))
+        x_RTD = run_albert_layers(self.text, text, layers, x_RTD, padding.mask)
+        if self.text_head is None:
+            return TowerState(padding.pack(x_RTD), state.lengths)
+        projected_RE = self.text_head(pool_albert_tokens(self.text, text, x_RTD, lengths))
+        return TowerState(unit_rows(projected_RE, torch.ones_like(lengths)), state.lengths.clamp(max=1))
+
+    def _nothing(self, state: TowerState, output: Output | None, activation_shape: tuple[int, ...]) -> TowerState:
+        """The state of a batch in which no row has this side."""
+        if output == "embedding":
+            values = torch.empty((0, self.config.embedding_dim), device=self.device)
+        else:
+            values = torch.empty(activation_shape, dtype=self.dtype, device=self.device)
+        return TowerState(values, state.lengths)

@@ -1,0 +1,42 @@
+"""Whether a tokenizer.json fits a text tower."""
+
+import json
+from typing import Any
+
+from shards.config import TOKENIZER_FILE, TextConfig
+from shards.errors import ModelError
+
+
+def parse_tokenizer(content: str, where: str) -> Any:
+    """Read the content of a tokenizer.json.
+
+    Raises:
+        ModelError: it is no JSON object.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        is_object = isinstance(json.loads(content), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise ModelError(f"{where}: the tokeniser is no JSON object; give the content of a {TOKENIZER_FILE}")
+    return Tokenizer.from_str(content)
+
+
+def check_tokenizer(tokenizer: Any, text: TextConfig, where: str) -> None:
+    """Check that a tokeniser's ids fit the text tower, and that it begins captions with [CLS].
+
+    Raises:
+        ModelError: they don't, or it doesn't.
+    """
+    num_tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    if num_tokens > text.vocab_size:
+        raise ModelError(
+            f"{where}: the tokeniser has {num_tokens} tokens, the text tower knows {text.vocab_size}; "
+            "bring the tokeniser that this tower was trained with"
+        )
+    if not tokenizer.encode("").ids:
+        raise ModelError(
+            f"{where}: the tokeniser adds no [CLS] to a caption; give its {TOKENIZER_FILE} a post-processor that does"
+        )

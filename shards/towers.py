@@ -1,0 +1,147 @@
+"""The whole model, unsplit: what shards are compared with, and how a fresh one is made.
+
+`TwinTower` runs timm's and transformers' own forward functions, not our loops over their layers, so that it is a
+reference that doesn't share their mistakes.
+
+Legend: `F` frames, `R` captions, `T` tokens of the longest, `E` embedding size.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from shards.activations import Batch, TowerState
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.heads import build_text_head, build_vision_head, unit_rows
+from shards.loading import load_tensors
+from shards.parameters import LOGIT_SCALE, Shape, model_shapes
+from shards.ranges import whole_model
+from shards.saving import staged_folder, write_weights
+from shards.text import Padding, build_albert, fill_albert_buffers, pool_albert_tokens
+from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.vision import Normalise, build_vit
+
+# CLIP starts its training at a temperature of 0.07. Source: Radford et al. 2021, section 2.5.
+INITIAL_LOGIT_SCALE = math.log(1 / 0.07)
+
+
+class TwinTower(nn.Module):
+    """Both towers with their projections, in float32; its state dict has the model folder's names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vision = build_vit(config.vision)
+        self.vision_head = build_vision_head(config)
+        self.text = build_albert(config.text)
+        self.text_head = build_text_head(config)
+        self.normalise = Normalise(config.preprocess)
+
+    def project_pixels(self, pixels_FHWC: torch.Tensor) -> torch.Tensor:
+        """Project uint8 [0, 255] pictures; (F, E), of any length."""
+        features = self.vision.forward_features(self.normalise(pixels_FHWC, torch.float32))
+        projected: torch.Tensor = self.vision_head(self.vision.forward_head(features, pre_logits=True))
+        return projected
+
+    def project_tokens(self, ids_RT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Project padded captions; (R, E), of any length."""
+        is_token = torch.arange(ids_RT.shape[1], device=ids_RT.device) < lengths.to(ids_RT.device)[:, None]
+        output = self.text(input_ids=ids_RT, attention_mask=is_token.long())
+        if self.config.text.pool == "pooler":
+            pooled = output.pooler_output
+        else:
+            pooled = pool_albert_tokens(self.text, self.config.text, output.last_hidden_state, lengths)
+        projected: torch.Tensor = self.text_head(pooled)
+        return projected
+
+    def forward(self, batch: Batch) -> Batch:
+        """Embed a batch of pixels and token ids; the same contract as a shard that holds everything."""
+        return Batch(
+            self._embed_vision(batch.vision) if batch.vision is not None else None,
+            self._embed_text(batch.text) if batch.text is not None else None,
+        )
+
+    def _embed_vision(self, state: TowerState) -> TowerState:
+        lengths = state.lengths[state.lengths > 0]
+        if not len(lengths):
+            return self._nothing(state)
+        return TowerState(unit_rows(self.project_pixels(state.values), lengths), state.lengths.clamp(max=1))
+
+    def _embed_text(self, state: TowerState) -> TowerState:
+        lengths = state.lengths[state.lengths > 0]
+        if not len(lengths):
+            return self._nothing(state)
+        device = self.text.device
+        ids_RT = Padding.of(lengths, device).pad(state.values.to(device), fill=self.config.text.pad_token_id)
+        projected_RE = self.project_tokens(ids_RT, lengths)
+        return TowerState(unit_rows(projected_RE, torch.ones_like(lengths)), state.lengths.clamp(max=1))
+
+    def _nothing(self, state: TowerState) -> TowerState:
+        return TowerState(torch.empty((0, self.config.embedding_dim), device=self.text.device), state.lengths)
+
+
+def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
+    """Load the whole model in float32, in evaluation mode.
+
+    Raises:
+        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
+    """
+    config, place = load_model_config(folder), torch.device(device)
+    with torch.device("meta"):
+        towers = TwinTower(config)
+    tensors = load_tensors(Path(folder), config, whole_model(config), torch.float32, place)
+    towers.load_state_dict(tensors, strict=True, assign=True)
+    fill_albert_buffers(towers.text, place)
+    towers.normalise.to(place)
+    return towers.eval()
+
+
+def init_model(config: ModelConfig, folder: str | Path, *, seed: int, tokenizer_json: str | None = None) -> Path:
+    """Write a model folder with fresh weights; the same seed gives the same bytes.
+
+    Args:
+        config: what to make; `trained` should be false.
+        folder: must not exist yet, or be empty.
+        seed: any integer.
+        tokenizer_json: content of tokenizer.json; none writes none.
+
+    Raises:
+        ModelError: the folder holds something, or the tokeniser doesn't fit the text tower.
+    """
+    folder = Path(folder)
+    if tokenizer_json is not None:
+        check_tokenizer(parse_tokenizer(tokenizer_json, str(folder)), config.text, str(folder))
+    with staged_folder(folder) as stage:
+        write_weights(stage, fresh_tensors(config, seed))
+        if tokenizer_json is not None:
+            (stage / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    return folder
+
+
+def fresh_tensors(
+    config: ModelConfig, seed: int, prefixes: str | tuple[str, ...] = ""
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Make untrained weights whose names start with a prefix; each depends on the seed and its own name only."""
+    for name, shape in model_shapes(config).items():
+        if name.startswith(prefixes):
+            yield name, _fresh_tensor(config, name, shape, seed)
+    if LOGIT_SCALE.startswith(prefixes):
+        yield LOGIT_SCALE, torch.tensor(INITIAL_LOGIT_SCALE)
+
+
+def _fresh_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> torch.Tensor:
+    """Norms 1, biases 0, tokens and tables of deviation 0.02 as in timm and ALBERT; matrices keep the variance."""
+    if name.endswith(".gamma"):
+        return torch.full(shape, config.vision.init_values or 1.0)
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+    is_table = name.endswith(("_token", "pos_embed", "embeddings.weight"))
+    deviation = 0.02 if is_table else 1 / math.sqrt(math.prod(shape[1:]))
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    return torch.randn(shape, generator=generator) * deviation

@@ -1,0 +1,109 @@
+"""The vision tower: timm's VisionTransformer, whole or pruned to a range of its layers.
+
+Legend: `F` pictures (frames), `H, W` sides in px, `L` tokens of one picture, `D` width, `E` embedding size.
+Source: timm 1.0.31, `VisionTransformer.forward_features` and `forward_head`, whose steps these functions follow.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from shards.config import PreprocessConfig, VisionConfig
+from shards.errors import ModelError
+from shards.ranges import LayerRange
+
+# timm's name of the activation; None is its default, torch's own exact GELU.
+_TIMM_ACTIVATIONS = {"gelu": None, "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu"}
+
+
+def build_vit(config: VisionConfig) -> Any:
+    """Build the whole ViT on torch's current default device; its head is left to `ProjectionHead`."""
+    from timm.layers import LayerNorm
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(
+        img_size=config.image_size,
+        patch_size=config.patch_size,
+        num_classes=0,
+        global_pool=config.pool,
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.num_heads,
+        mlp_ratio=config.mlp_ratio,
+        qkv_bias=config.qkv_bias,
+        init_values=config.init_values,
+        class_token=config.class_token,
+        pos_embed=config.pos_embed,
+        no_embed_class=config.no_embed_class,
+        reg_tokens=config.num_reg_tokens,
+        pre_norm=config.pre_norm,
+        final_norm=config.final_norm,
+        fc_norm=config.fc_norm,
+        norm_layer=partial(LayerNorm, eps=config.norm_eps),
+        act_layer=_TIMM_ACTIVATIONS[config.activation],
+    )
+
+
+def prune_vit(vit: Any, layers: LayerRange) -> None:
+    """Take away all that a shard with these layers doesn't own; the rest keeps its names."""
+    depth = len(vit.blocks)
+    vit.blocks = nn.ModuleDict({str(layer): vit.blocks[layer] for layer in range(layers.start, layers.stop)})
+    if not layers.holds_front():
+        vit.patch_embed = vit.cls_token = vit.reg_token = vit.pos_embed = vit.norm_pre = None
+    if not layers.holds_head(depth):
+        vit.norm = vit.fc_norm = None
+
+
+def check_pixels(pixels_FHWC: torch.Tensor, image_size: int) -> None:
+    """Check what the front is given.
+
+    Raises:
+        ModelError: it is no uint8 tensor of square RGB pictures of the model's size.
+    """
+    if pixels_FHWC.dtype != torch.uint8 or tuple(pixels_FHWC.shape[1:]) != (image_size, image_size, 3):
+        raise ModelError(
+            f"pixels: found {pixels_FHWC.dtype} {list(pixels_FHWC.shape)}, the model takes torch.uint8 "
+            f"[F, {image_size}, {image_size}, 3]; decode to the model folder's preprocess.image_size"
+        )
+
+
+class Normalise(nn.Module):
+    """From uint8 [0, 255] pixels to normalised channels-first ones, in float32 before the cast to the compute dtype."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, preprocess: PreprocessConfig) -> None:
+        super().__init__()
+        # Made on the CPU even while everything else is built on the meta device: these aren't in the weight files.
+        shape = (1, 3, 1, 1)
+        self.register_buffer("mean", torch.tensor(preprocess.mean, device="cpu").view(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocess.std, device="cpu").view(shape), persistent=False)
+
+    def forward(self, pixels_FHWC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Scale to [0, 1], subtract the mean, divide by the deviation; (F, 3, H, W)."""
+        pixels = pixels_FHWC.to(self.mean.device).permute(0, 3, 1, 2).contiguous().float()
+        return pixels.div_(255).sub_(self.mean).div_(self.std).to(dtype)
+
+
+def embed_pixels(vit: Any, pixels_F3HW: torch.Tensor) -> torch.Tensor:
+    """Run the front: patches, class and register tokens, positions; (F, L, D)."""
+    tokens: torch.Tensor = vit.norm_pre(vit._pos_embed(vit.patch_embed(pixels_F3HW)))
+    return tokens
+
+
+def run_vit_blocks(vit: Any, x_FLD: torch.Tensor) -> torch.Tensor:
+    """Run the blocks that a pruned ViT holds, in order."""
+    for block in vit.blocks.values():
+        x_FLD = block(x_FLD)
+    return x_FLD
+
+
+def pool_vit_tokens(vit: Any, x_FLD: torch.Tensor) -> torch.Tensor:
+    """Run timm's last norm and pooling in float32; (F, D)."""
+    # The norm works token by token, so of a tower that keeps only the class token the others need no norm.
+    x_FLD = x_FLD[:, :1] if vit.global_pool == "token" else x_FLD
+    pooled: torch.Tensor = vit.forward_head(vit.norm(x_FLD.float()), pre_logits=True)
+    return pooled

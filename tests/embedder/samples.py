@@ -1,0 +1,62 @@
+"""Pictures, clips and captions made in code."""
+
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+SENTENCES = [
+    "a red car on the road",
+    "two cats sleep in the sun",
+    "a blue bird over the sea",
+    "green apples and a loaf of bread",
+    "the old man reads a book",
+    "seven white horses",
+] * 4
+
+
+def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+    """Coloured rectangles on noise; the same seed gives the same picture."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 60, (height, width, 3), np.uint8)
+    pixels[: height // 2, : width // 2] += rng.integers(0, 190, 3, np.uint8)
+    return Image.fromarray(pixels)
+
+
+def image_bytes(seed: int, form: str = "PNG") -> bytes:
+    """A picture file."""
+    file = BytesIO()
+    picture(seed).save(file, form)
+    return file.getvalue()
+
+
+def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48) -> Path:
+    """A clip whose brightness grows with time."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=Fraction(fps))
+        stream.width = stream.height = size
+        stream.pix_fmt = "yuv420p"
+        num_frames = int(seconds * fps)
+        for number in range(num_frames):
+            level = int(255 * number / num_frames)
+            frame = av.VideoFrame.from_ndarray(np.full((size, size, 3), level, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def folder(root: Path, num_images: int = 6, *, captions: bool = True, num_clips: int = 0) -> Path:
+    """Pictures `pictures/N.png`, every second one with a caption, and clips `clips/N.mp4`."""
+    (root / "pictures").mkdir(parents=True)
+    for number in range(num_images):
+        (root / "pictures" / f"{number:04d}.png").write_bytes(image_bytes(number))
+        if captions and number % 2 == 0:
+            (root / "pictures" / f"{number:04d}.txt").write_text(SENTENCES[number % len(SENTENCES)])
+    if num_clips:
+        (root / "clips").mkdir()
+    for number in range(num_clips):
+        clip(root / "clips" / f"{number}.mp4")
+    return root

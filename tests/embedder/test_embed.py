@@ -1,0 +1,204 @@
+"""The main job on the local engine: what goes in comes out, once, with the right values."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import samples
+from runs import Quiet, embedded
+
+import embedder
+from embedder.embed import embed
+from embedder.errors import ConfigError, RunFailed, SourceError
+
+
+def unit(vector):
+    return np.isclose(np.linalg.norm(vector), 1, atol=1e-5)
+
+
+def test_a_folder_of_pictures_captions_and_clips_is_embedded_whole(make_run, tmp_path):
+    source = samples.folder(tmp_path / "a folder with spaces é", num_clips=1)
+    (source / "just words.txt").write_text("seven white horses")
+    report, rows = embedded(make_run(source, segment_s=2.0, frames_per_segment=2))
+    assert report.published
+    assert (report.num_items, report.num_rejected) == (8, 0)
+    modalities = {key: row["modality"] for key, row in rows.items()}
+    assert modalities == {
+        ("clips/0.mp4", 0): "video",
+        ("clips/0.mp4", 1): "video",
+        ("just words.txt", 0): "text",
+        **{(f"pictures/{number:04d}.png", 0): ("pair", "image")[number % 2] for number in range(6)},
+    }
+    for row in rows.values():
+        assert (row["image_embedding"] is not None) == (row["modality"] != "text")
+        assert (row["text_embedding"] is not None) == (row["modality"] in ("text", "pair"))
+        assert all(unit(row[name]) for name in ("image_embedding", "text_embedding") if row[name])
+    second = rows["clips/0.mp4", 1]
+    assert (second["start_s"], second["end_s"]) == pytest.approx((2.0, 3.0), abs=0.11)
+    assert rows["pictures/0002.png", 0]["caption"] == samples.SENTENCES[2]
+
+
+def test_vectors_are_those_of_the_query_encoder_and_do_not_depend_on_neighbours(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=40)
+    config = make_run(source, batch_size=7)
+    _, rows = embedded(config)
+    store = embedder.open_store(config.store)
+    for number in (0, 13, 39):
+        path = source / "pictures" / f"{number:04d}.png"
+        expected = store.encode_image([path])[0]
+        assert np.allclose(rows[f"pictures/{number:04d}.png", 0]["image_embedding"], expected, atol=1e-5)
+    expected = store.encode_text([samples.SENTENCES[4]])[0]
+    assert np.allclose(rows["pictures/0004.png", 0]["text_embedding"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 8])
+def test_any_number_of_stages_gives_the_same_vectors(make_run, tmp_path, num_stages):
+    source = samples.folder(tmp_path / "in", num_clips=1)
+    _, whole = embedded(make_run(source, num_stages=1, store=str(tmp_path / "whole")))
+    _, cut = embedded(make_run(source, num_stages=num_stages))
+    for key, row in whole.items():
+        for name in ("image_embedding", "text_embedding"):
+            assert (row[name] is None) == (cut[key][name] is None)
+            assert row[name] is None or np.allclose(row[name], cut[key][name], atol=1e-6)
+
+
+def test_bad_files_are_rejected_one_by_one_and_their_neighbours_are_not(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=4)
+    whole = samples.image_bytes(9)
+    (source / "truncated.png").write_bytes(whole[: len(whole) // 2])
+    (source / "empty.jpg").write_bytes(b"")
+    (source / "program.exe").write_bytes(b"MZ\x90\x00\x03\x00\x00\x00" * 99)
+    (source / "truncated pair.png").write_bytes(whole[: len(whole) // 2])
+    (source / "truncated pair.txt").write_text("a red car")
+    (source / "really a picture.txt").write_bytes(whole)
+    report, rows = embedded(make_run(source, max_reject_fraction=1))
+    assert (report.num_items, report.num_rejected) == (9, 4)
+    store = embedder.open_store(str(make_run(source).store))
+    rejects = {row["item_id"]: row for row in store.rejects().to_pylist()}
+    assert set(rejects) == {"truncated.png", "empty.jpg", "program.exe", "truncated pair.png"}
+    for row in rejects.values():
+        assert row["step"] in ("read", "decode")
+        assert row["error_type"] and row["error"]
+    pair = rows["truncated pair.png", 0]
+    assert pair["image_embedding"] is None
+    assert unit(pair["text_embedding"])
+    assert unit(rows["really a picture.txt", 0]["image_embedding"])
+
+
+def test_too_many_rejects_fail_the_run_and_publish_nothing(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=4)
+    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    config = make_run(source, max_reject_fraction=0.1)
+    with pytest.raises(RunFailed, match="1 of 5 items were rejected"):
+        embed(config, Quiet())
+    with pytest.raises(embedder.errors.StoreError, match="nothing is published"):
+        embedder.open_store(config.store)
+    report, rows = embedded(make_run(source, max_reject_fraction=0.5))
+    assert report.num_unchanged == 5, "the second run goes on from what the first had finished"
+    assert len(rows) == 4
+
+
+def test_a_second_run_embeds_only_what_is_new_or_changed(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=6)
+    config = make_run(source)
+    first, before = embedded(config)
+    (source / "pictures" / "0001.png").write_bytes(samples.image_bytes(77))
+    (source / "pictures" / "0002.txt").write_text("another caption altogether")
+    (source / "new.png").write_bytes(samples.image_bytes(78))
+    second, after = embedded(config)
+    assert (second.num_new, second.num_changed, second.num_unchanged) == (1, 2, 4)
+    fresh = {key for key, row in after.items() if row["run_id"] == second.run_id}
+    assert fresh == {("pictures/0001.png", 0), ("pictures/0002.png", 0), ("new.png", 0)}
+    assert all(after[key] == row for key, row in before.items() if key not in fresh)
+    assert after["pictures/0001.png", 0]["image_embedding"] != before["pictures/0001.png", 0]["image_embedding"]
+    assert after["pictures/0002.png", 0]["caption"] == "another caption altogether"
+    assert first.run_id != second.run_id
+
+
+def test_nothing_new_leaves_both_tables_as_they_are(make_run, tmp_path):
+    config = make_run(samples.folder(tmp_path / "in"))
+    embed(config, Quiet())
+    before = embedder.open_store(config.store).current
+    embed(config, Quiet())
+    after = embedder.open_store(config.store).current
+    assert (after.embeddings, after.items) == (before.embeddings, before.items)
+
+
+def test_a_table_carries_its_columns_over_untouched(make_run, tmp_path):
+    table = pa.table(
+        {
+            "sku": pa.array([11, 12, 13]),
+            "photo": pa.array([samples.image_bytes(1), samples.image_bytes(2), None], pa.binary()),
+            "title": ["a red car", None, "a blue bird"],
+            "price": pa.array([1.5, None, 3.25]),
+            "pixels": ["mine", "too", None],
+        }
+    )
+    pq.write_table(table, tmp_path / "catalogue.parquet", row_group_size=2)
+    columns = {"id": "sku", "image": "photo", "caption": "title"}
+    source = {"path": str(tmp_path / "catalogue.parquet"), "columns": columns, "carryover": ["price", "pixels"]}
+    _, rows = embedded(make_run([source]))
+    assert {key[0]: (row["modality"], row["price"], row["pixels"]) for key, row in rows.items()} == {
+        "11": ("pair", 1.5, "mine"),
+        "12": ("image", None, "too"),
+        "13": ("text", 3.25, None),
+    }
+
+
+def test_a_webdataset_tar_is_embedded_under_its_keys(make_run, tmp_path):
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for number in range(3):
+            members = {"png": samples.image_bytes(number), "json": json.dumps({"caption": f"number {number}"}).encode()}
+            for extension, data in members.items():
+                info = tarfile.TarInfo(f"k{number}.{extension}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    _, rows = embedded(make_run(tmp_path / "shard.tar"))
+    assert {(key[0], row["caption"]) for key, row in rows.items()} == {
+        (f"shard/k{number}", f"number {number}") for number in range(3)
+    }
+    store = embedder.open_store(make_run(tmp_path).store)
+    expected = store.encode_image([samples.image_bytes(2)])[0]
+    assert np.allclose(rows["shard/k2", 0]["image_embedding"], expected, atol=1e-5)
+
+
+def test_several_named_sources_stand_side_by_side_in_one_run(make_run, tmp_path):
+    samples.folder(tmp_path / "one", num_images=2)
+    samples.folder(tmp_path / "two", num_images=2)
+    sources = [{"path": str(tmp_path / name), "name": name} for name in ("one", "two")]
+    _, rows = embedded(make_run(sources))
+    assert set(rows) == {(f"{name}:pictures/{number:04d}.png", 0) for name in ("one", "two") for number in range(2)}
+
+
+def test_an_empty_source_is_refused(make_run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="nothing is in it"):
+        embed(make_run(tmp_path / "empty"), Quiet())
+
+
+@pytest.mark.parametrize("missing", ["model", "store", "source"])
+def test_what_is_needed_and_not_set_is_named(make_run, tmp_path, missing):
+    config = make_run(tmp_path).model_copy(update={missing: None})
+    with pytest.raises(ConfigError, match=f"no {missing}"):
+        embed(config, Quiet())
+
+
+def test_a_store_of_other_segments_is_refused(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=1)
+    embed(make_run(source), Quiet())
+    with pytest.raises(embedder.errors.StoreError, match="preprocess fingerprint"):
+        embed(make_run(source, segment_s=9), Quiet())
+
+
+def test_a_caption_of_ten_thousand_words_is_cut_for_the_model_and_kept_in_the_table(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=1)
+    caption = "word " * 10_000
+    (source / "pictures" / "0000.txt").write_text(caption)
+    _, rows = embedded(make_run(source))
+    row = rows["pictures/0000.png", 0]
+    assert row["caption"] == caption.strip()
+    assert unit(row["text_embedding"])

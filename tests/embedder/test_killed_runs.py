@@ -1,0 +1,112 @@
+"""kill -9, SIGTERM and Ctrl-C at several points of a run: the same command goes on and ends in the same store."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import samples
+from deltalake import DeltaTable
+
+import embedder
+
+NUM_IMAGES, NUM_CLIPS = 120, 2
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return samples.folder(tmp_path_factory.mktemp("killed") / "in", num_images=NUM_IMAGES, num_clips=NUM_CLIPS)
+
+
+def command(source, model, store, engine):
+    settings = ["rows_per_part=8", "batch_size=4", "decode.items_per_task=8", "segment_s=1.0", "no_progress_timeout_s=90"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    base = [sys.executable, "-m", "embedder", "embed", str(source), "--model", str(model), "--store", str(store)]
+    return [*base, "--engine", engine, *options]
+
+
+def run_to_the_end(*arguments):
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return rows_of(arguments[2])
+
+
+def rows_of(store):
+    table = embedder.open_store(store).to_arrow()
+    rows = {(row["item_id"], row["segment"]): row for row in table.to_pylist()}
+    assert len(rows) == table.num_rows, "no (item_id, segment) stands twice"
+    return rows
+
+
+def signalled(arguments, num_entries, number):
+    """Start a run, send the signal once so many journal entries are written, and wait for the end."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if len(list(Path(arguments[2]).glob("runs/*/journal/*.json"))) >= num_entries:
+            os.kill(process.pid, number)
+            break
+        time.sleep(0.005)
+    stderr = process.communicate(timeout=120)[1]
+    return process.returncode, stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source, tiny_model, tmp_path_factory):
+    return run_to_the_end(source, tiny_model, tmp_path_factory.mktemp("killed") / "undisturbed", "local")
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        other = found[key]
+        for name in ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint"):
+            assert other[name] == row[name]
+        for name in ("image_embedding", "text_embedding"):
+            assert (other[name] is None) == (row[name] is None)
+            assert row[name] is None or np.dot(other[name], row[name]) >= 0.9999
+
+
+@pytest.mark.parametrize("num_entries", [0, 1, 6, 14])
+def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
+    source, tiny_model, tmp_path, undisturbed, num_entries
+):
+    arguments = (source, tiny_model, tmp_path / "store", "local")
+    code, _ = signalled(arguments, num_entries, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert not (tmp_path / "store" / "CURRENT.json").exists()
+    assert not DeltaTable.is_deltatable(str(tmp_path / "store" / "embeddings")), "no reader sees half a run"
+    assert_same(run_to_the_end(*arguments), undisturbed)
+    assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
+
+
+def test_several_kills_of_one_run_are_survived(source, tiny_model, tmp_path, undisturbed):
+    arguments = (source, tiny_model, tmp_path / "store", "local")
+    for num_entries in (2, 5, 9):
+        signalled(arguments, num_entries, signal.SIGKILL)
+    assert_same(run_to_the_end(*arguments), undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
+    source, tiny_model, tmp_path, undisturbed, number
+):
+    arguments = (source, tiny_model, tmp_path / "store", "local")
+    code, stderr = signalled(arguments, 2, number)
+    assert code == 1
+    assert "the same command goes on" in stderr
+    assert "Traceback" not in stderr
+    assert not (tmp_path / "store" / "CURRENT.json").exists()
+    assert_same(run_to_the_end(*arguments), undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed, number):
+    arguments = (source, tiny_model, tmp_path / "store", "ray")
+    code, stderr = signalled(arguments, 3, number)
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 1), stderr
+    assert_same(run_to_the_end(*arguments), undisturbed)

@@ -1,0 +1,124 @@
+"""The pipeline on a real Ray: its plan, its results, its bounds."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import samples
+from runs import embedded
+
+import embedder
+from embedder.errors import ConfigError
+from embedder.job import open_model, plan_job, preprocessing_of
+from embedder.pipeline import PartSink, embedding_graph
+from embedder.resources import Available
+from embedder.sources.listing import list_sources
+from embedder.store.files import StoreFiles
+from embedder.store.runs import start_run
+
+
+def planned(config):
+    """A job for two CPUs, and its listing."""
+    model = open_model(config.model)
+    run = start_run(StoreFiles(config.store), model.fingerprint, preprocessing_of(config, model))
+    return plan_job(config, model, Available(2), run, pa.schema([])), list_sources(config.source)
+
+
+def test_the_physical_plan_has_decode_tasks_and_three_separate_actor_pools(make_run, tmp_path, ray_cluster):
+    from ray.data._internal.logical.optimizers import get_execution_plan
+
+    job, listing = planned(make_run(samples.folder(tmp_path / "in")))
+    graph = embedding_graph(listing, job)
+    operators = []
+    operator = get_execution_plan(graph._logical_plan)[0].dag
+    while operator is not None:
+        operators.append((type(operator).__name__, operator.name))
+        operator = operator.input_dependencies[0] if operator.input_dependencies else None
+    kinds = [kind for kind, _ in reversed(operators)]
+    assert kinds == ["InputDataBuffer", "TaskPoolMapOperator", *["ActorPoolMapOperator"] * 3]
+    names = [name for _, name in reversed(operators)]
+    assert re.search("decode", names[1])
+    assert all(re.search("Stage", name) and not re.search("decode", name) for name in names[2:])
+
+
+def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_cluster):
+    source = samples.folder(tmp_path / "in", num_images=70, num_clips=2)
+    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    options = {"max_reject_fraction": 0.1, "segment_s": 2.0, "rows_per_part": 16}
+    _, local = embedded(make_run(source, store=str(tmp_path / "local"), **options))
+    report, on_ray = embedded(make_run(source, engine="ray", **options))
+    assert report.engine == "ray"
+    assert (report.num_items, report.num_rejected) == (73, 1)
+    assert local.keys() == on_ray.keys()
+    differing = {"run_id", "embedded_at", "image_embedding", "text_embedding"}
+    for key, row in local.items():
+        other = on_ray[key]
+        assert {name: row[name] for name in row.keys() - differing} == {name: other[name] for name in row.keys() - differing}
+        for name in ("image_embedding", "text_embedding"):
+            assert (row[name] is None) == (other[name] is None)
+            assert row[name] is None or np.allclose(row[name], other[name], atol=1e-6)
+    assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2"}
+    assert all(step.num_rows == 75 for step in report.steps), "each step saw each row once, rejects and segments too"
+    assert all(0 < step.wall_share < 1 for step in report.steps)
+
+
+def test_activations_stay_raw_bytes_and_never_become_pickled_objects(make_run, tmp_path, ray_cluster):
+    job, listing = planned(make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2, dtype="bfloat16"))
+    first_only = replace(job.allocation, stages=job.allocation.stages[:1])
+    graph = embedding_graph(listing, replace(job, stages=job.stages[:1], allocation=first_only))
+    blocks = graph.iter_batches(batch_format="pyarrow", batch_size=None)
+    table = pa.concat_tables(blocks)
+    vision, num_bytes = job.model.config.vision, 2
+    assert table.schema.field("image_activation").type == pa.large_binary()
+    sizes = {len(value) for value in table["image_activation"].to_pylist()}
+    assert sizes == {vision.num_tokens * vision.width * num_bytes}
+    assert table["text_activation"].null_count == 1, "the picture without a caption costs nothing there"
+
+
+def test_a_sink_gathers_rows_before_it_writes(make_run, tmp_path):
+    job, _ = planned(make_run(samples.folder(tmp_path / "in"), rows_per_part=300))
+    assert PartSink(job).min_rows_per_write == 300
+
+
+def test_a_dataset_gets_two_columns_and_keeps_the_others_untouched(tiny_model, ray_cluster):
+    rows = [
+        {"image": samples.image_bytes(1), "caption": "a red car", "sku": 7, "pixels": "mine", "error": None},
+        {"image": samples.image_bytes(2), "caption": None, "sku": 8, "pixels": None, "error": "mine too"},
+        {"image": b"no picture", "caption": "a blue bird", "sku": 9, "pixels": "x", "error": None},
+    ]
+    dataset = ray_cluster.data.from_items(rows)
+    predictor = embedder.BatchPredictor.from_model(tiny_model)
+    found = {row["sku"]: row for row in predictor.predict(dataset).take_all()}
+    assert [{name: found[row["sku"]][name] for name in row} for row in rows] == rows
+    encoder_rows = {7: (True, True), 8: (True, False), 9: (False, True)}
+    for sku, sides in encoder_rows.items():
+        assert (found[sku]["image_embedding"] is not None, found[sku]["text_embedding"] is not None) == sides
+    assert found[7]["embedding_error"] is None
+    assert "NotAPicture" in found[9]["embedding_error"]
+    assert np.linalg.norm(found[7]["image_embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_arrays_of_pixels_are_taken_as_pictures(tiny_model, ray_cluster):
+    pixels = np.stack([np.asarray(samples.picture(seed)) for seed in range(3)])
+    dataset = ray_cluster.data.from_numpy(pixels).rename_columns({"data": "image"})
+    predictor = embedder.BatchPredictor.from_model(tiny_model)
+    files = ray_cluster.data.from_items([{"image": samples.image_bytes(seed)} for seed in range(3)])
+    vectors = [
+        sorted(list(row["image_embedding"]) for row in predictor.predict(source).take_all()) for source in (dataset, files)
+    ]
+    assert np.allclose(*vectors, atol=1e-6)
+
+
+def test_a_dataset_without_either_column_is_refused(tiny_model, ray_cluster):
+    dataset = ray_cluster.data.from_items([{"picture": b"x"}])
+    with pytest.raises(Exception, match="neither 'image' nor 'caption'"):
+        embedder.BatchPredictor.from_model(tiny_model).predict(dataset).take_all()
+
+
+def test_more_replicas_than_cpus_are_refused_before_anything_starts(make_run, tmp_path, ray_cluster):
+    stages = [{"num_cpus": 1.0}] * 3
+    config = make_run(samples.folder(tmp_path / "in"), engine="ray", stage=stages)
+    with pytest.raises(ConfigError, match=r"ask for 4 CPUs and there are 2.*lower stage.num_cpus"):
+        embedded(config)

@@ -1,0 +1,43 @@
+"""Requests that would hang for ever are refused; defaults always fit."""
+
+import pytest
+
+from embedder.config import load_config
+from embedder.errors import ConfigError
+from embedder.resources import Available, allocate
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 6])
+def test_the_defaults_fit_every_machine(num_cpus, num_stages):
+    allocation = allocate(load_config(overrides={"num_stages": num_stages}), Available(num_cpus))
+    assert allocation.min_cpus <= num_cpus
+    assert allocation.decode_cpus > 0
+
+
+def test_a_gpu_is_shared_by_the_stages_in_equal_parts():
+    allocation = allocate(load_config(), Available(8, num_gpus=1))
+    assert [stage.num_gpus for stage in allocation.stages] == [0.33] * 3
+    assert {stage.device for stage in allocation.stages} == {"cuda"}
+
+
+def test_each_stage_gets_a_gpu_where_there_are_enough():
+    allocation = allocate(load_config(), Available(32, num_gpus=4))
+    assert [stage.num_gpus for stage in allocation.stages] == [1.0] * 3
+
+
+def test_decode_needs_a_cpu_beside_the_actors():
+    config = load_config(overrides={"stage": [{"num_cpus": 0.5}] * 3, "decode": {"num_cpus": 1.0}})
+    with pytest.raises(ConfigError, match="2.5 CPUs and there are 2"):
+        allocate(config, Available(2))
+
+
+def test_replicas_count_at_their_minimum():
+    stages = [{"num_cpus": 0.25, "replicas": {"min": 4, "max": 8}}] * 3
+    with pytest.raises(ConfigError, match="4 x 0.25"):
+        allocate(load_config(overrides={"stage": stages}), Available(2))
+
+
+def test_gpus_that_do_not_exist_are_refused():
+    with pytest.raises(ConfigError, match="3 GPUs and there are 1"):
+        allocate(load_config(overrides={"stage": [{"num_gpus": 1.0}] * 3}), Available(8, num_gpus=1))

@@ -1,0 +1,43 @@
+"""Seeded vectors and ids for the tests of the index."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from index.manifest import Manifest
+
+DIM = 16
+Build = Callable[..., tuple[Path, Manifest]]
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
+
+
+def make_vectors(num_vectors: int, dim: int = DIM, seed: int = 0) -> np.ndarray:
+    return unit(np.random.default_rng(seed).standard_normal((num_vectors, dim)))
+
+
+def make_pictures_and_captions(num_pictures: int, num_captions: int, dim: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures are meaning and appearance, captions the meaning alone and an offset: hard to find for an index."""
+    rng = np.random.default_rng(0)
+    meaning_map, look_map = rng.standard_normal((8, dim)), rng.standard_normal((24, dim))
+    meaning = rng.standard_normal((num_pictures, 8))
+    look = rng.standard_normal((200, 24))[rng.integers(0, 200, num_pictures)] + 0.4 * rng.standard_normal(
+        (num_pictures, 24)
+    )
+    owners = rng.integers(0, num_pictures, num_captions)
+    offset = unit(rng.standard_normal((1, dim)))
+    return unit(meaning @ meaning_map + look @ look_map), unit(unit(meaning[owners] @ meaning_map) + offset)
+
+
+def make_ids(num_vectors: int) -> pa.Table:
+    """Rows 2n and 2n+1 are segments 0 and 1 of clip n: neither column alone names a row."""
+    return pa.table(
+        {
+            "item_id": [f"clips/{row // 2:05d}.mp4" for row in range(num_vectors)],
+            "segment": pa.array([row % 2 for row in range(num_vectors)], pa.int32()),
+        }
+    )

@@ -1,0 +1,190 @@
+"""What a build accepts, what it writes, and that nobody sees half of it."""
+
+import hashlib
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from index_samples import DIM, Build, make_ids, make_vectors
+
+from index.errors import RetrievalError
+from index.manifest import read_manifest
+from index.search import open_index
+from index.vectors import VectorTable
+
+KINDS = ("flat", "hnsw", "ivf")
+
+
+def test_the_folder_holds_three_files_and_a_true_manifest(build: Build) -> None:
+    out, manifest = build()
+    assert sorted(path.name for path in out.iterdir()) == ["ids.parquet", "index.faiss", "manifest.json"]
+    assert read_manifest(out) == manifest
+    assert (manifest.kind, manifest.dim, manifest.num_vectors) == ("flat", DIM, 300)
+    assert (manifest.embeddings_version, manifest.model_fingerprint) == (7, "model-a")
+    files = {name: (out / name).read_bytes() for name in ("ids.parquet", "index.faiss")}
+    assert manifest.sha256 == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert manifest.size_bytes == sum(map(len, files.values()))
+    assert manifest.built_at.endswith("+00:00")
+    assert pq.read_table(out / "ids.parquet").equals(make_ids(300))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_of_uneven_blocks_builds_the_same_file_as_one_array(build: Build, tmp_path: Path, kind: str) -> None:
+    vectors = make_vectors(1000)
+    blocks = [vectors[:1], vectors[1:1], vectors[1:700], vectors[700:]]
+    whole, _ = build(vectors, kind=kind, out=tmp_path / "whole")
+    streamed, _ = build(iter(blocks), ids=make_ids(1000), kind=kind, out=tmp_path / "streamed")
+    assert (whole / "index.faiss").read_bytes() == (streamed / "index.faiss").read_bytes()
+    assert not (streamed / "vectors.f32").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_thread_builds_the_same_bytes_twice(build: Build, tmp_path: Path, kind: str) -> None:
+    first, _ = build(make_vectors(2000), kind=kind, out=tmp_path / "first")
+    second, _ = build(make_vectors(2000), kind=kind, out=tmp_path / "second")
+    assert (first / "index.faiss").read_bytes() == (second / "index.faiss").read_bytes()
+    assert (first / "ids.parquet").read_bytes() == (second / "ids.parquet").read_bytes()
+
+
+def test_rows_that_are_views_in_fortran_order_are_indexed_as_they_read(build: Build) -> None:
+    vectors = np.asfortranarray(make_vectors(300))
+    out, _ = build(vectors)
+    hits = open_index(out).search(vectors[:20], 1)
+    assert hits.rows[:, 0].tolist() == list(range(20))
+
+
+def test_a_stream_is_never_held_in_whole(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy tells tracemalloc of its arrays; what FAISS itself holds is the index."""
+    monkeypatch.setattr("index.vectors.BLOCK_ROWS", 1000)
+    num_vectors, dim = 60_000, 64
+    ids = make_ids(num_vectors)
+    blocks = (make_vectors(1000, dim, seed=start) for start in range(0, num_vectors, 1000))
+    tracemalloc.start()
+    build(blocks, ids=ids, kind="flat")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < num_vectors * dim * 4 / 3
+
+
+def test_lists_are_trained_on_a_sample(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 vectors make 312 lists; at 4 vectors a list, far fewer than all are taken."""
+    monkeypatch.setattr("index.engine.TRAINING_VECTORS_PER_LIST", 4)
+    taken = []
+    take = VectorTable.take
+    monkeypatch.setattr(VectorTable, "take", lambda self, rows: (taken.append(len(rows)), take(self, rows))[1])
+    queries = make_vectors(5, seed=3)
+    out, manifest = build(make_vectors(20_000), kind="ivf", queries=queries)
+    assert manifest.parameters["num_lists"] == 312
+    assert taken[0] == 4 * 312
+    assert len(open_index(out)) == 20_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_vectors", [1, 2, 11])
+def test_a_handful_of_vectors_makes_an_index_of_every_kind(build: Build, kind: str, num_vectors: int) -> None:
+    vectors = make_vectors(num_vectors)
+    out, manifest = build(vectors, kind=kind)
+    hits = open_index(out).search(vectors, 5)
+    assert hits.rows[:, 0].tolist() == list(range(num_vectors))
+    assert manifest.recall_at_10 == 1.0
+
+
+@pytest.mark.parametrize("vectors", [np.empty((0, DIM), np.float32), [], [np.empty((0, DIM), np.float32)]])
+def test_an_empty_table_is_refused(build: Build, vectors: object) -> None:
+    with pytest.raises(RetrievalError, match="none to index"):
+        build(vectors, ids=make_ids(0))
+
+
+def spoil(row: int, value: float) -> np.ndarray:
+    vectors = make_vectors(300)
+    vectors[row, 3] = value
+    return vectors
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (spoil(217, np.nan), "row 217 has L2 norm nan; every value must be finite"),
+        (spoil(217, np.inf), "row 217 has L2 norm inf; every value must be finite"),
+        (spoil(217, 1e30), "row 217 has L2 norm inf; every value must be finite"),
+        (spoil(217, 0.9), "row 217 has L2 norm 1.* it must be 1; divide"),
+        (make_vectors(300) * np.float32(1.01), "row 0 has L2 norm 1.01; it must be 1"),
+        (make_vectors(300) * np.float32(0), "row 0 has L2 norm 0; it must be 1"),
+        (make_vectors(300).astype(np.float64), "found float64 of shape"),
+        (make_vectors(300)[0], r"found float32 of shape \(16,\)"),
+        (make_vectors(300)[:, :0], r"found float32 of shape \(300, 0\)"),
+        ([make_vectors(150), make_vectors(150, DIM + 1)], "found 17 dimensions, and 16 are needed"),
+        ([make_vectors(150), spoil(60, np.nan)[:150]], "row 210 has L2 norm nan"),
+        (["nonsense"], "found str; give NumPy arrays"),
+    ],
+)
+def test_bad_vectors_are_refused_by_row_and_leave_nothing(
+    build: Build, tmp_path: Path, vectors: object, message: str
+) -> None:
+    with pytest.raises(RetrievalError, match=message):
+        build(vectors, ids=make_ids(300))
+    assert list((tmp_path / "index").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (make_ids(299), "found 299 rows for 300 vectors"),
+        (make_ids(301), "found 301 rows for 300 vectors"),
+        (make_ids(300).drop_columns("segment"), "segment must be among them"),
+        (make_ids(300).set_column(0, "item_id", [["a", None, "b"] * 100]), "100 rows have no item_id"),
+        (make_ids(300).set_column(1, "segment", [["one"] * 300]), "give item_id as a string"),
+        (make_ids(300).set_column(1, "segment", [[2**40] * 300]), "give item_id as a string"),
+    ],
+)
+def test_bad_ids_are_refused(build: Build, ids: pa.Table, message: str) -> None:
+    with pytest.raises(RetrievalError, match=message):
+        build(ids=ids)
+
+
+def test_ids_of_other_string_and_integer_types_and_more_columns_are_taken(build: Build) -> None:
+    given = make_ids(300)
+    ids = pa.table(
+        {
+            "caption": ["x"] * 300,
+            "segment": given["segment"].cast(pa.int64()),
+            "item_id": given["item_id"].cast(pa.large_string()).dictionary_encode(),
+        }
+    )
+    out, _ = build(ids=ids)
+    assert open_index(out).ids.equals(given)
+
+
+def test_a_version_is_never_written_twice(build: Build) -> None:
+    out, _ = build()
+    before = (out / "manifest.json").read_bytes()
+    with pytest.raises(RetrievalError, match="exists already"):
+        build(make_vectors(300, seed=1))
+    assert (out / "manifest.json").read_bytes() == before
+
+
+def test_an_unknown_kind_is_refused(build: Build) -> None:
+    with pytest.raises(RetrievalError, match="kind 'annoy' is unknown; write one of auto, flat, hnsw, ivf"):
+        build(kind="annoy")
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        (make_vectors(5, DIM + 1), "queries: found 17 dimensions, and 16 are needed"),
+        (make_vectors(5) * np.float32(3), "queries: row 0 has L2 norm 3"),
+    ],
+)
+def test_bad_recall_queries_are_refused(build: Build, queries: np.ndarray, message: str) -> None:
+    with pytest.raises(RetrievalError, match=message):
+        build(queries=queries)
+
+
+def test_bfloat16_rounded_unit_vectors_are_taken(build: Build) -> None:
+    """Eight bits of precision leave norms within 2**-8 of 1."""
+    rounded = (make_vectors(300).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert np.abs(np.linalg.norm(rounded, axis=1) - 1).max() > 1e-3
+    build(rounded)

@@ -1,0 +1,150 @@
+"""A version is opened only if it is whole, unaltered, and of the model that asks."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from index_samples import Build, make_vectors
+
+from index import engine
+from index.errors import RetrievalError
+from index.search import open_index
+
+
+@pytest.fixture
+def version(build: Build) -> Path:
+    out, _ = build()
+    return out
+
+
+@pytest.fixture
+def faiss_reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every file that FAISS is given to read."""
+    reads: list[Any] = []
+    monkeypatch.setattr(engine, "read", reads.append)
+    return reads
+
+
+def edit_manifest(version: Path, **changes: Any) -> None:
+    path = version / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def flip_bit(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "ids.parquet"])
+@pytest.mark.parametrize("position", [0, 200, -1])
+def test_one_altered_bit_anywhere_is_refused_before_faiss_reads(
+    version: Path, faiss_reads: list[Any], name: str, position: int
+) -> None:
+    flip_bit(version / name, position)
+    with pytest.raises(RetrievalError, match=rf"{name}: its sha256 is .* altered or cut short, and is not read"):
+        open_index(version)
+    assert faiss_reads == []
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "ids.parquet"])
+@pytest.mark.parametrize("keep", [0, 1, 1000])
+def test_a_truncated_file_is_refused_before_faiss_reads(
+    version: Path, faiss_reads: list[Any], name: str, keep: int
+) -> None:
+    os.truncate(version / name, keep)
+    with pytest.raises(RetrievalError, match=f"{name}: .* cut short"):
+        open_index(version)
+    assert faiss_reads == []
+
+
+def test_a_large_file_is_checked_and_read_through_one_open_file(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index.search.READ_ONCE_BYTES", 100)
+    queries = make_vectors(300)[:5]
+    assert open_index(version).search(queries, 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
+    flip_bit(version / "index.faiss", 500)
+    with pytest.raises(RetrievalError, match="altered"):
+        open_index(version)
+
+
+@pytest.mark.parametrize("read_once_bytes", [100, 1 << 30])
+def test_a_file_swapped_between_check_and_read_is_not_what_is_read(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_once_bytes: int
+) -> None:
+    version, _ = build()
+    other, _ = build(make_vectors(300, seed=1), out=tmp_path / "other")
+    monkeypatch.setattr("index.search.READ_ONCE_BYTES", read_once_bytes)
+    read = engine.read
+
+    def swap_then_read(file: Any) -> Any:
+        (other / "index.faiss").replace(version / "index.faiss")
+        return read(file)
+
+    monkeypatch.setattr(engine, "read", swap_then_read)
+    assert open_index(version).search(make_vectors(300)[:5], 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "ids.parquet", "manifest.json"])
+def test_a_missing_file_is_named(version: Path, name: str) -> None:
+    (version / name).unlink()
+    with pytest.raises(RetrievalError, match=name):
+        open_index(version)
+
+
+def test_a_missing_version_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match="no index version here; build one"):
+        open_index(tmp_path / "000009")
+
+
+def test_an_index_of_another_model_is_refused(version: Path, faiss_reads: list[Any]) -> None:
+    with pytest.raises(RetrievalError, match="vectors are of model model-a, the queries of model-b"):
+        open_index(version, model_fingerprint="model-b")
+    assert faiss_reads == []
+
+
+def test_an_index_of_the_same_model_opens(version: Path) -> None:
+    assert len(open_index(version, model_fingerprint="model-a")) == 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 2}, "format_version is 2, this release reads 1"),
+        ({"format_version": None}, "format_version is None"),
+        ({"num_vectors": "many"}, "these keys break their rules: num_vectors"),
+        ({"recall_at_10": 1.5, "dim": 0}, "these keys break their rules: dim, recall_at_10"),
+        ({"surprise": 1}, "these keys break their rules: surprise"),
+        ({"sha256": {}}, r"sha256 names \[\], and must name \['ids.parquet', 'index.faiss'\]"),
+        ({"sha256": {"index.faiss": "0", "../../secret": "0"}}, "sha256 names"),
+        ({"num_vectors": 299}, r"found \(vectors, dimensions, ids\) = \(300, 16, 300\)"),
+        ({"dim": 15}, r"its manifest says \(300, 15, 300\)"),
+    ],
+)
+def test_a_manifest_that_breaks_a_rule_is_refused(version: Path, changes: dict[str, Any], message: str) -> None:
+    edit_manifest(version, **changes)
+    with pytest.raises(RetrievalError, match=message):
+        open_index(version)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "no valid JSON"), (b"{", "no valid JSON"), (b"\xff\xfe", "no valid JSON"), (b"[]", "no JSON object")],
+)
+def test_a_broken_manifest_is_refused(version: Path, content: bytes, message: str) -> None:
+    (version / "manifest.json").write_bytes(content)
+    with pytest.raises(RetrievalError, match=message):
+        open_index(version)
+
+
+def test_a_file_that_faiss_does_not_know_is_one_clear_line(version: Path) -> None:
+    """As after a change of FAISS's format: the hash is right, the content is unknown."""
+    content = b"none of FAISS's formats"
+    (version / "index.faiss").write_bytes(content)
+    hashes = json.loads((version / "manifest.json").read_text())["sha256"]
+    edit_manifest(version, sha256=hashes | {"index.faiss": hashlib.sha256(content).hexdigest()})
+    with pytest.raises(RetrievalError, match=r"FAISS .* can't read what FAISS .* wrote") as caught:
+        open_index(version)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,89 @@
+"""Kinds are told by content, whatever the name."""
+
+import io
+
+import pytest
+from PIL import Image
+
+from embedder.media.sniff import sniff
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO"])
+def test_pictures_are_known_by_their_first_bytes(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), "red").save(file, kind)
+    assert sniff(file.getvalue()[:4096]) == "image"
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"), [("mp4", "mpeg4"), ("mov", "mpeg4"), ("mkv", "mpeg4"), ("webm", "libvpx-vp9"), ("avi", "mpeg4")]
+)
+def test_videos_are_known_by_their_first_bytes(make_video, kind, codec):
+    assert sniff(make_video([(9, 9, 9)] * 3, kind=kind, codec=codec).read_bytes()[:4096]) == "video"
+
+
+@pytest.mark.parametrize("box", [b"moov", b"mdat", b"wide", b"free", b"skip"])
+def test_old_quicktime_without_ftyp_is_a_video(box):
+    assert sniff(b"\x00\x00\x00\x08" + box + b"\x00\x00\x01\x00mdat") == "video"
+    assert sniff(b"\x00\x00\x00\x01" + box + b"\x00" * 7 + b"\x80") == "video"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Get free stuff",  # "free" where an old QuickTime file has its first box
+        "BMW, parked\n",
+        "RIFF raff AVI ",
+        "GIF89a is a format",
+        "a\tcaption\r\nin two lines\f",
+        "ein Käfer \u00a0 \u4e2d\u6587 \U0001f600\u200d",
+        "\ufeffwith a byte order mark",
+    ],
+)
+def test_captions_are_text_even_if_they_begin_like_media(text):
+    assert sniff(text.encode()) == "text"
+
+
+def test_text_cut_within_a_character_is_still_text():
+    head = ("x" * 10 + "日本").encode()
+    assert [sniff(head[:stop]) for stop in range(11, len(head))] == ["text"] * (len(head) - 11)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\xef\xbb\xbf",  # a byte order mark and nothing else
+        b"\x00" * 64,
+        b"caption with a NUL\x00",
+        b"bell \x07",
+        "next line \x85".encode(),
+        b"latin-1 caf\xe9 ole",
+        "UTF-16".encode("utf-16"),
+        b"%PDF-1.7\n%\xe2\xe3\xcf\xd3",
+        b"PK\x03\x04\x14\x00",
+        b"RIFF\x24\x00\x00\x00WAVEfmt ",
+        b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic",
+        b"BM\x00\x00\x00\x00\x00\x00\x00\x00\x36\x00\x00\x00\x99\x00\x00\x00",
+        b"\x1a\x45\xdf\xa3\x9f\x42\x82\x84xyzw",
+        b"\x00\x00\x00\x02free",
+        b"\x00\x00\x00\x08",
+    ],
+)
+def test_what_is_nothing_known_is_none(head):
+    assert sniff(head) is None
+
+
+def test_avif_is_known_by_a_compatible_brand():
+    assert sniff(b"\x00\x00\x00\x1cftypmif1\x00\x00\x00\x00mif1avifmiaf") == "image"
+    assert sniff(b"\x00\x00\x00\x14ftypmif1\x00\x00\x00\x00heic avif") is None  # beyond the end of the box
+
+
+def test_every_prefix_of_a_signature_is_answered():
+    for whole in (
+        b"\x89PNG\r\n\x1a\n\x00",
+        b"\x00\x00\x00\x20ftypisom\x00\x00\x02\x00isomiso2",
+        b"\x1a\x45\xdf\xa3webm",
+    ):
+        for stop in range(len(whole) + 1):
+            sniff(whole[:stop])

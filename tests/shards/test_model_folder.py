@@ -1,0 +1,244 @@
+"""Configuration, fingerprints, summaries and fetching of model folders."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shards.config import load_model_config
+from shards.errors import ModelError
+from shards.fingerprint import model_fingerprint, preprocess_fingerprint
+from shards.model_folder import fetch_store, resolve_model
+from shards.summary import describe_model
+from shards.towers import init_model
+
+
+def edit(folder, section=None, **changes):
+    path = folder / "config.json"
+    tree = json.loads(path.read_text())
+    (tree[section] if section else tree).update(changes)
+    path.write_text(json.dumps(tree))
+
+
+@pytest.fixture
+def model(make_config, make_model, tmp_path):
+    return shutil.copytree(make_model(make_config()), tmp_path / "own")
+
+
+def test_a_configuration_comes_back_as_it_was_written(make_config, make_model):
+    config = make_config({"init_values": 1e-5}, {"num_hidden_groups": 2})
+    assert load_model_config(make_model(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        (None, {"format_version": 2}, r"config.json: format_version.*found 2"),
+        (None, {"colour": "red"}, "colour.*found 'red'"),
+        ("vision", {"depth": 0}, r"vision.depth.*found 0"),
+        ("vision", {"width": 33}, r"width \(33\) is no multiple of num_heads \(2\)"),
+        ("vision", {"patch_size": 7}, r"image_size \(32\) is no multiple of patch_size \(7\)"),
+        ("vision", {"class_token": False}, 'pool "token" and a pooler need class_token'),
+        ("vision", {"pooler": "tanh", "pool": "avg"}, "a pooler works on the class token"),
+        ("text", {"num_hidden_groups": 9}, r"num_hidden_groups \(9\) exceeds num_hidden_layers"),
+        ("text", {"pad_token_id": 500}, "outside the vocabulary"),
+        ("text", {"hidden_act": "mish"}, "text.hidden_act.*found 'mish'"),
+        ("preprocess", {"image_size": 64}, r"preprocess.image_size \(64\) is not vision.image_size \(32\)"),
+        ("preprocess", {"max_caption_tokens": 99}, r"\(99\) exceeds text.max_position_embeddings \(24\)"),
+        ("preprocess", {"std": [0.0, 1.0, 1.0]}, "each must be positive"),
+        ("preprocess", {"mean": [float("nan"), 0, 0]}, "finite number"),
+    ],
+)
+def test_a_broken_configuration_names_key_rule_and_value(model, section, changes, message):
+    edit(model, section, **changes)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model_config(model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("{", "no valid JSON"), ("[]", "found list")])
+def test_a_missing_or_garbled_configuration_is_refused(model, content, message):
+    (model / "config.json").unlink()
+    if content is not None:
+        (model / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        load_model_config(model)
+
+
+@pytest.mark.parametrize("tree", [{"model_type": "albert"}, {"architecture": "vit_small_patch16_224"}])
+def test_a_checkpoint_of_another_library_is_sent_to_the_import(tmp_path, tree):
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(ModelError, match="embedder model import SRC"):
+        load_model_config(tmp_path)
+
+
+def test_fingerprints_do_not_depend_on_how_weights_are_spread_over_files(make_config, make_model):
+    config = make_config()
+    fingerprint = model_fingerprint(make_model(config))
+    assert fingerprint == model_fingerprint(make_model(config, max_file_bytes=20_000))
+    assert len(fingerprint) == 16
+    assert set(fingerprint) <= set("0123456789abcdef")
+
+
+def test_fingerprints_see_one_changed_bit_even_in_a_file_hashed_before(model):
+    before = model_fingerprint(model)
+    path = model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert model_fingerprint(model) != before
+
+
+def test_fingerprints_see_names_dtypes_and_towers_but_not_names_of_models_or_preprocessing(model, tmp_path):
+    before = model_fingerprint(model)
+    edit(model, name="another", trained=True)
+    edit(model, "preprocess", resize="pad", max_caption_tokens=10)
+    assert model_fingerprint(model) == before
+    edit(model, "vision", norm_eps=1e-5)
+    assert model_fingerprint(model) != before
+    edit(model, "vision", norm_eps=1e-6)
+    assert model_fingerprint(model) == before
+    tensors = load_file(model / "model.safetensors")
+    first, second = "vision.blocks.0.norm1.bias", "vision.blocks.1.norm1.bias"
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+    save_file(tensors, model / "model.safetensors")
+    assert model_fingerprint(model) != before
+
+
+def test_a_fingerprint_stays_the_same_over_versions(make_config, tmp_path):
+    folder = init_model(make_config(), tmp_path / "m", seed=0)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(zeros, folder / "model.safetensors")
+    # Written down once: if this changes, every published index and store would be refused.
+    assert model_fingerprint(folder) == "151d8a0242f57252"
+
+
+def test_preprocess_fingerprints_see_everything_before_the_model(make_config):
+    preprocess = make_config().preprocess
+    base = preprocess_fingerprint(preprocess, b"{}", 5.0, 4)
+    others = [
+        preprocess_fingerprint(preprocess.model_copy(update={"resize": "squash"}), b"{}", 5.0, 4),
+        preprocess_fingerprint(preprocess.model_copy(update={"max_caption_tokens": 9}), b"{}", 5.0, 4),
+        preprocess_fingerprint(preprocess.model_copy(update={"std": (0.2, 0.3, 0.5)}), b"{}", 5.0, 4),
+        preprocess_fingerprint(preprocess, b"{ }", 5.0, 4),
+        preprocess_fingerprint(preprocess, b"{}", 5.5, 4),
+        preprocess_fingerprint(preprocess, b"{}", 5.0, 5),
+    ]
+    assert len({base, *others}) == 7
+    assert preprocess_fingerprint(preprocess, b"{}", 5, 4) == base
+
+
+def test_a_summary_counts_parameters_and_bytes_of_each_part(make_config, make_model):
+    config = make_config({"pooler": "tanh"})
+    folder = make_model(config)
+    tensors = load_file(folder / "model.safetensors")
+    summary = describe_model(folder)
+    assert summary.num_parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert summary.size_bytes == 4 * summary.num_parameters
+    parts = {part.name: part.num_parameters for part in summary.parts}
+    assert parts["vision head"] == 2 * 32 + 32 * 33 + 24 * 32
+    assert parts["text front"] == (120 + 24 + 2 + 2) * 16 + 32 * 17
+    assert summary.dtypes == ("F32",)
+    assert summary.model_fingerprint == model_fingerprint(folder)
+    assert len(summary.tokenizer_fingerprint) == 16
+    parted = describe_model(make_model(config, max_file_bytes=20_000), fingerprint=False)
+    assert parted.num_files > 2
+    assert parted.parts == summary.parts
+    assert parted.model_fingerprint is None
+
+
+def test_a_summary_refuses_weights_of_another_configuration(model):
+    edit(model, "vision", mlp_ratio=3.0)
+    with pytest.raises(ModelError, match=r"mlp.fc1.* has shape .*128.*expected .*96"):
+        describe_model(model)
+
+
+def test_configuring_planning_hashing_and_summarising_import_nothing_heavy(make_config, make_model):
+    code = """
+import sys
+import shards, shards.plan, shards.config, shards.activations, shards.convert, shards.model_folder, shards.summary
+config = shards.load_model_config(sys.argv[1])
+shards.plan_shards(config, 3).to_json()
+shards.summary.describe_model(sys.argv[1])
+shards.model_folder.resolve_model(sys.argv[1])
+heavy = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "numpy", "pyarrow", "huggingface_hub", "obstore"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code, str(make_model(make_config()))], check=True, timeout=60)
+
+
+def test_a_local_folder_is_used_as_it_is(model, monkeypatch):
+    assert resolve_model(model) == model
+    monkeypatch.chdir(model.parent)
+    assert resolve_model("own").resolve() == model
+    with pytest.raises(ModelError, match="this is a file"):
+        resolve_model(model / "config.json")
+
+
+@pytest.mark.parametrize("uri", ["nowhere", "/nowhere/at/all", "./a/b", ""])
+def test_a_folder_that_is_not_there_is_refused_without_asking_the_network(uri, monkeypatch):
+    monkeypatch.setattr("shards.model_folder._fetch_hub", lambda hub_id: pytest.fail("asked the network"))
+    with pytest.raises(ModelError, match="no such folder"):
+        resolve_model(uri)
+
+
+@pytest.mark.parametrize("uri", ["org/name", "hf://org/name", "hf-hub:org/name"])
+def test_hub_ids_fetch_data_files_only(uri, monkeypatch, tmp_path):
+    asked = []
+
+    def fetch(name, **options):
+        asked.append((name, options["revision"]))
+        assert set(options["allow_patterns"]) == {"*.safetensors", "*.json", "spiece.model", "vocab.txt", "merges.txt"}
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert resolve_model(uri) == tmp_path
+    assert resolve_model(uri + "@v2") == tmp_path
+    assert asked == [("org/name", None), ("org/name", "v2")]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="no such folder here, and the Hugging Face hub gave none") as caught:
+        resolve_model("no-such-org/no-such-model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_an_object_store_is_fetched_once_for_each_version(model, tmp_path):
+    import obstore
+    from obstore.store import MemoryStore
+
+    store, cache = MemoryStore(), tmp_path / "cache"
+    for path in model.iterdir():
+        obstore.put(store, path.name, path.read_bytes())
+    obstore.put(store, "evil.py", b"raise SystemExit")
+    obstore.put(store, "deeper/config.json", b"{}")
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(fetch_store(store, "s3://bucket/model", cache))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    folder = found[0]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert model_fingerprint(folder) == model_fingerprint(model)
+    stamp = (folder / "config.json").stat().st_mtime_ns
+    assert fetch_store(store, "s3://bucket/model", cache) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == stamp
+    obstore.put(store, "config.json", (model / "config.json").read_bytes() + b" ")
+    assert fetch_store(store, "s3://bucket/model", cache) != folder
+
+
+def test_an_empty_place_in_an_object_store_is_refused(tmp_path):
+    from obstore.store import MemoryStore
+
+    with pytest.raises(ModelError, match="found no model files"):
+        fetch_store(MemoryStore(), "s3://bucket/nothing", tmp_path)

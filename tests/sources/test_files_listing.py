@@ -1,0 +1,293 @@
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from embedder.config import SourceConfig
+from embedder.errors import SourceError
+from embedder.sources import walk
+from embedder.sources.listing import list_sources
+from embedder.sources.rows import time_text
+
+
+def test_ids_are_relative_posix_paths_with_their_suffix(make_files, list_items):
+    root = make_files({"cats/a.jpg": b"AA", "b.png": b"B", "cats/deep/er/c": b""})
+    rows = list_items(root)
+    assert list(rows) == ["b.png", "cats/a.jpg", "cats/deep/er/c"]
+    assert rows["cats/a.jpg"] == {
+        "item_id": "cats/a.jpg",
+        "source": "",
+        "uri": f"{root}/cats/a.jpg",
+        "size_bytes": 2,
+        "modified": rows["cats/a.jpg"]["modified"],
+        "caption": None,
+        "caption_uri": None,
+        "error_type": None,
+        "error": None,
+    }
+    assert rows["cats/deep/er/c"]["size_bytes"] == 0
+
+
+def test_modified_is_utc_with_nanoseconds_and_covers_the_caption(make_files, list_items):
+    root = make_files({"a.jpg": b"A", "a.txt": "a cat", "b.jpg": b"B"})
+    os.utime(root / "a.jpg", ns=(0, 1_700_000_000_123_456_789))
+    os.utime(root / "a.txt", ns=(0, 1_700_000_001_000_000_001))
+    os.utime(root / "b.jpg", ns=(0, 1))
+    rows = list_items(root)
+    assert rows["a.jpg"]["modified"] == "2023-11-14T22:13:20.123456789Z|2023-11-14T22:13:21.000000001Z"
+    assert rows["b.jpg"]["modified"] == "1970-01-01T00:00:00.000000001Z"
+    os.utime(root / "a.txt", ns=(0, 1_700_000_001_000_000_002))
+    assert list_items(root)["a.jpg"]["modified"] != rows["a.jpg"]["modified"]
+
+
+@pytest.mark.parametrize("mtime_ns", [-1, -(10**18), 10**30, 253402300800 * 10**9])
+def test_times_beyond_the_calendar_are_written_all_the_same(mtime_ns):
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z|@-?\d+ns", time_text(mtime_ns))
+    assert time_text(-1) == "1969-12-31T23:59:59.999999999Z"
+
+
+def test_sidecars_belong_to_every_file_of_their_stem_in_their_folder(make_files, list_items):
+    root = make_files(
+        {
+            "a.jpg": b"1", "a.png": b"2", "a.txt": "text", "a.json": "{}",
+            "a.b.jpg": b"3", "a-1.jpg": b"4", "sub/a.jpg": b"5", "c.jpg": b"6", "c.json": "{}",
+        }
+    )  # fmt: skip
+    rows = list_items(root)
+    assert {item: row["caption_uri"] for item, row in rows.items()} == {
+        "a.jpg": f"{root}/a.txt",  # .txt comes before .json
+        "a.png": f"{root}/a.txt",
+        "a-1.jpg": None,
+        "a.b.jpg": None,
+        "sub/a.jpg": None,
+        "c.jpg": f"{root}/c.json",
+    }
+
+
+def test_orphan_captions_are_items_and_so_is_every_other_file(make_files, list_items):
+    root = make_files({"a.txt": "alone", "b.json": "{}", ".hidden": "x", ".txt": "dot", "x.TXT": "X", "x.JPG": b"J"})
+    rows = list_items(root)
+    assert set(rows) == {"a.txt", "b.json", ".hidden", ".txt", "x.JPG"}
+    assert rows["a.txt"]["uri"] == f"{root}/a.txt"
+    assert rows["a.txt"]["caption_uri"] is None
+    assert rows["x.JPG"]["caption_uri"] == f"{root}/x.TXT"
+
+
+def test_two_orphans_of_one_stem_are_two_items(make_files, list_items):
+    assert set(list_items(make_files({"a.txt": "t", "a.json": "{}"}))) == {"a.txt", "a.json"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b/c d.jpg", "ü/ñ.jpg", "100%.jpg", "a#b.jpg", "x?.jpg", "a\nb.jpg", "日本.jpg", "a#row=3", "~", "{0..2}.jpg"],
+)
+def test_strange_names_are_listed_as_they_are(make_files, list_items, name):
+    root = make_files({name: b"x"})
+    rows = list_items(root)
+    assert list(rows) == [name]
+    assert rows[name]["uri"] == f"{root}/{name}"
+    assert rows[name]["error_type"] is None
+
+
+def test_a_name_that_is_no_utf8_is_a_readable_reject_and_spoils_no_neighbour(make_files, list_items):
+    root = make_files({"ok.jpg": b"x", r"caf\xe9.jpg": b"spelled the same"})
+    Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jpg")).write_bytes(b"x")
+    Path(os.fsdecode(os.fsencode(root) + b"/d\xff")).mkdir()
+    Path(os.fsdecode(os.fsencode(root) + b"/d\xff/in.jpg")).write_bytes(b"x")
+    Path(os.fsdecode(os.fsencode(root) + rb"/\xe9" + b"\xff")).write_bytes(b"reads as")
+    Path(os.fsdecode(os.fsencode(root) + b"/\xe9\xff")).write_bytes(b"this one")
+    rows = list_items(root)
+    errors = [(re.sub("-[0-9a-f]{8}$", "-HASH", item), row["error_type"]) for item, row in rows.items()]
+    assert sorted(errors) == [
+        (r"\xe9\xff#name-not-utf8-HASH", "NameNotUtf8"),
+        (r"\xe9\xff#name-not-utf8-HASH", "NameNotUtf8"),
+        (r"caf\xe9.jpg", None),
+        (r"caf\xe9.jpg#name-not-utf8-HASH", "NameNotUtf8"),
+        (r"d\xff/in.jpg#name-not-utf8-HASH", "NameNotUtf8"),
+        ("ok.jpg", None),
+    ]
+
+
+def test_links_inside_the_root_are_items_and_links_out_of_it_are_rejects(make_files, list_items, tmp_path):
+    root = make_files({"real/a.jpg": b"AAA"})
+    (tmp_path / "secret.jpg").write_bytes(b"S")
+    (tmp_path / "root-but-longer").mkdir()
+    (tmp_path / "root-but-longer" / "x.jpg").write_bytes(b"S")
+    (root / "in.jpg").symlink_to("real/a.jpg")
+    (root / "out.jpg").symlink_to(tmp_path / "secret.jpg")
+    (root / "out").symlink_to(tmp_path)
+    (root / "sly.jpg").symlink_to("../root-but-longer/x.jpg")
+    (root / "via.jpg").symlink_to("out.jpg")
+    (root / "broken.jpg").symlink_to("nowhere")
+    (root / "loop").symlink_to("loop")
+    (root / "self").symlink_to(".")
+    (root / "real" / "up").symlink_to("..")
+    rows = list_items(root)
+    assert {item: row["error_type"] for item, row in rows.items()} == {
+        "real/a.jpg": None,
+        "in.jpg": None,
+        "out.jpg": "LinkOutsideRoot",
+        "out": "LinkOutsideRoot",
+        "sly.jpg": "LinkOutsideRoot",
+        "via.jpg": "LinkOutsideRoot",
+        "broken.jpg": "BrokenLink",
+        "loop": "BrokenLink",
+    }
+    assert rows["in.jpg"]["size_bytes"] == 3
+
+
+def test_a_root_that_is_itself_a_link_is_followed(make_files, list_items, tmp_path):
+    root = make_files({"a.jpg": b"A"})
+    (root / "b.jpg").symlink_to(root / "a.jpg")
+    (tmp_path / "link").symlink_to(root)
+    rows = list_items(tmp_path / "link")
+    assert {item: row["error_type"] for item, row in rows.items()} == {"a.jpg": None, "b.jpg": None}
+
+
+def test_pipes_and_sockets_are_rejects_that_nobody_opens(make_files, list_items):
+    root = make_files({"a.jpg": b"A", "p.jpg": b"P"})
+    os.mkfifo(root / "pipe.jpg")
+    os.mkfifo(root / "p.txt")  # a caption that would hang its reader
+    here = Path.cwd()
+    with socket.socket(socket.AF_UNIX) as unix:
+        os.chdir(root)  # socket paths are short
+        unix.bind("s.jpg")
+        os.chdir(here)
+        rows = list_items(root)
+    assert {item: row["error_type"] for item, row in rows.items()} == {
+        "a.jpg": None,
+        "p.jpg": None,
+        "p.txt": "NotAFile",
+        "pipe.jpg": "NotAFile",
+        "s.jpg": "NotAFile",
+    }
+    assert "named pipe" in rows["pipe.jpg"]["error"]
+    assert rows["p.jpg"]["caption_uri"] is None
+
+
+def test_a_folder_that_cannot_be_read_ends_the_listing(make_files, list_items, monkeypatch):
+    root = make_files({"a.jpg": b"A", "closed/b.jpg": b"B"})
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).rstrip("/").endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(walk.os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"root/closed/: Permission denied; a listing must be complete"):
+        list_items(root)
+
+
+def test_a_file_deleted_while_it_is_listed_is_left_out_but_a_vanished_root_is_an_error(make_files, monkeypatch):
+    root = make_files({"a.jpg": b"A", "b.jpg": b"B", "sub/c.jpg": b"C"})
+    lstat = os.lstat
+
+    def deleting(path, **settings):
+        if str(path).endswith("a.jpg"):
+            (root / "b.jpg").unlink()
+        return lstat(path, **settings)
+
+    monkeypatch.setattr(walk.os, "lstat", deleting)
+    assert [entry.name for entry in walk.walk_folder(str(root))] == ["a.jpg", "sub/c.jpg"]
+    monkeypatch.undo()
+    entries = walk.walk_folder(str(root))
+    assert next(entries).name == "a.jpg"
+    root.rename(root.with_name("unmounted"))
+    with pytest.raises(SourceError, match="No such file"):
+        list(entries)
+
+
+def test_an_empty_folder_yields_nothing_and_a_missing_one_is_an_error(make_files, list_items, tmp_path):
+    assert list_items(make_files({})) == {}
+    with pytest.raises(SourceError, match=r"missing: there is no such file or folder; check the path"):
+        list_items(tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="neither a regular file nor a folder"):
+        list_items(tmp_path / "pipe")
+
+
+def test_a_single_file_is_one_item_with_its_caption(make_files, list_items):
+    root = make_files({"a.jpg": b"A", "a.txt": "cap", "b.jpg": b"B"})
+    rows = list_items(root / "a.jpg")
+    assert list(rows) == ["a.jpg"]
+    assert rows["a.jpg"]["caption_uri"] == f"{root}/a.txt"
+    assert list(list_items(root / "a.txt")) == ["a.txt"]
+    assert list(list_items(f"file://{root}/a.jpg")) == ["a.jpg"]
+
+
+def test_a_pattern_of_files_finds_their_captions_too(make_files, list_items):
+    root = make_files({"x/a.jpg": b"A", "x/a.k.jpg": b"K", "x/a.txt": "cap", "y/b.jpg": b"B", "y/c.png": b"C"})
+    rows = list_items(root / "*" / "*.jpg", kind="files")
+    assert {item: row["caption_uri"] for item, row in rows.items()} == {
+        "x/a.jpg": f"{root}/x/a.txt",
+        "x/a.k.jpg": None,
+        "y/b.jpg": None,
+    }
+
+
+def test_links_that_a_pattern_matches_are_held_to_its_root(make_files, list_items, tmp_path):
+    root = make_files({"a.jpg": b"A", "sub/b.jpg": b"B"})
+    (tmp_path / "secret.jpg").write_bytes(b"S")
+    (root / "out.jpg").symlink_to(tmp_path / "secret.jpg")
+    (root / "broken.jpg").symlink_to("nowhere")
+    (root / "folder.jpg").mkdir()
+    rows = list_items(root / "*.jpg", kind="files")
+    assert {item: row["error_type"] for item, row in rows.items()} == {
+        "a.jpg": None,
+        "out.jpg": "LinkOutsideRoot",
+        "broken.jpg": "BrokenLink",
+    }
+
+
+def test_file_urls_and_relative_paths_become_absolute(make_files, list_items, monkeypatch):
+    root = make_files({"a b.jpg": b"A"}, "a folder")
+    assert list_items("file://" + str(root).replace(" ", "%20"))["a b.jpg"]["uri"] == f"{root}/a b.jpg"
+    monkeypatch.chdir(root.parent)
+    assert list_items("a folder/")["a b.jpg"]["uri"] == f"{root}/a b.jpg"
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert list_items("~/a folder")["a b.jpg"]["uri"] == f"{root}/a b.jpg"
+
+
+@pytest.mark.parametrize("path", ["http://host/a", "https://host/a", "az://c/a", "hdfs://h/a"])
+def test_other_schemes_are_refused_with_the_cure(list_items, path):
+    with pytest.raises(SourceError, match="a source is a local path, file://, s3:// or gs://"):
+        list_items(path)
+
+
+def test_a_folder_deeper_than_the_recursion_limit_is_listed(make_files, list_items):
+    root = make_files({})
+    here = Path.cwd()
+    try:
+        os.chdir(root)
+        for _ in range(1200):
+            Path("d").mkdir()
+            os.chdir("d")
+        Path("a.jpg").write_bytes(b"A")
+        os.chdir(here)
+        assert list(list_items(root)) == ["d/" * 1200 + "a.jpg"]
+    finally:
+        os.chdir(here)
+        subprocess.run(["rm", "-rf", root / "d"], check=True)  # pytest's own cleaning is recursive and would fail
+
+
+def test_twenty_thousand_files_are_listed_fast_and_in_order(tmp_path, capsys):
+    root = tmp_path / "many"
+    for folder in range(20):
+        (root / f"{folder:02d}").mkdir(parents=True)
+        for number in range(500):
+            (root / f"{folder:02d}" / f"{number:04d}.jpg").touch()
+            (root / f"{folder:02d}" / f"{number:04d}.txt").touch()
+    start = time.perf_counter()
+    tables = list(list_sources([SourceConfig(path=str(root))], rows_per_chunk=3000))
+    elapsed_s = time.perf_counter() - start
+    with capsys.disabled():
+        print(f"\n20,000 files (10,000 pictures with captions) listed in {elapsed_s:.2f} s")
+    assert [table.num_rows for table in tables] == [3000, 3000, 3000, 1000]
+    ids = [item for table in tables for item in table["item_id"].to_pylist()]
+    assert ids == [f"{folder:02d}/{number:04d}.jpg" for folder in range(20) for number in range(500)]
+    assert elapsed_s < 5

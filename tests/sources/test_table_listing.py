@@ -1,0 +1,365 @@
+import json
+import os
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedder.errors import SourceError
+from embedder.sources.fetch import Fetcher
+
+PNG = b"\x89PNG..."
+
+
+def column(rows, name):
+    return [row[name] for row in rows.values()]
+
+
+def test_bytes_become_cells_that_count_within_their_row_group(tmp_path, list_items):
+    path = tmp_path / "t.parquet"
+    table = pa.table({"sku": [f"s{n}" for n in range(5)], "photo": [b"%d" % n for n in range(5)], "t": list("abcde")})
+    pq.write_table(table, path, row_group_size=2)
+    rows = list_items(path, columns={"id": "sku", "image": "photo", "caption": "t"})
+    assert column(rows, "uri") == [f"{path}#column=photo&row_group={n // 2}&row={n % 2}" for n in range(5)]
+    assert column(rows, "caption") == list("abcde")
+    assert column(rows, "size_bytes") == [None] * 5
+    with Fetcher() as fetcher:
+        assert [fetcher.fetch(uri, max_bytes=9).data for uri in column(rows, "uri")] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_bytes_of_pictures_are_not_read_at_listing(tmp_path, list_items):
+    path = tmp_path / "t.parquet"
+    table = pa.table({"id": ["a", "b"], "image": [os.urandom(500_000)] * 2})
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    data = bytearray(path.read_bytes())
+    middle = chunk.data_page_offset
+    data[middle : middle + 100] = b"\xff" * 100  # the page header: reading it would fail
+    path.write_bytes(data)
+    rows = list_items(path, columns={"id": "id", "image": "image"})
+    assert list(rows) == ["a", "b"]
+    with pytest.raises(Exception, match="TableBroken"), Fetcher() as fetcher:
+        fetcher.fetch(rows["a"]["uri"], max_bytes=10**9)
+
+
+def test_structs_of_bytes_and_path_as_hugging_face_writes_them(tmp_path, list_items, make_files):
+    path = tmp_path / "t.parquet"
+    (tmp_path / "pics").mkdir()
+    (tmp_path / "pics" / "b.png").write_bytes(b"beside")
+    images = [
+        {"bytes": PNG, "path": "a.png"},
+        {"bytes": None, "path": "pics/b.png"},
+        None,
+        {"bytes": None, "path": None},
+    ]
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "image": images}), path)
+    rows = list_items(path, columns={"id": "id", "image": "image"})
+    assert list(rows) == ["1", "2", "3", "4"]
+    with Fetcher() as fetcher:
+        fetched = [fetcher.fetch(uri, max_bytes=100) for uri in column(rows, "uri")]
+    assert fetched[0].data == PNG
+    assert fetched[1].path == tmp_path / "pics" / "b.png"
+    assert [item.is_null for item in fetched] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()])
+def test_all_kinds_of_bytes_columns(tmp_path, list_items, kind):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": ["a"], "image": pa.array([PNG], kind)}), path)
+    rows = list_items(path, columns={"id": "id", "image": "image"})
+    with Fetcher() as fetcher:
+        assert fetcher.fetch(rows["a"]["uri"], max_bytes=100).data == PNG
+
+
+def test_string_columns_are_uris_relative_to_the_table(tmp_path, list_items, make_files):
+    root = make_files({"sub dir/a#1.jpg": b"12345", "b.jpg": b"1"})
+    (tmp_path / "c.jpg").write_bytes(b"123")
+    uris = ["sub dir/a#1.jpg", f"{root}/b.jpg", "../c.jpg", "s3://team/d.jpg", f"file://{root}/b.jpg", "missing.jpg"]
+    pq.write_table(pa.table({"photo": uris}), root / "t.parquet")
+    rows = list_items(root / "t.parquet", columns={"image": "photo"})
+    assert list(rows) == uris  # the URI as given is the id
+    assert column(rows, "uri") == [
+        f"{root}/sub dir/a#1.jpg", f"{root}/b.jpg", f"{root}/../c.jpg", "s3://team/d.jpg", f"{root}/b.jpg",
+        f"{root}/missing.jpg",
+    ]  # fmt: skip
+    assert column(rows, "size_bytes") == [5, 1, 3, None, 1, None]
+    assert column(rows, "error_type") == [None] * 6
+    assert rows["missing.jpg"]["modified"] == "missing"
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://h/a.jpg", "https://h/a.jpg", "data:image/png;base64,AAAA", "ftp://h/a", "a\0b.jpg"]
+)
+def test_uris_that_are_not_served_are_rejects_of_their_rows(tmp_path, list_items, uri):
+    pq.write_table(pa.table({"id": ["x", "y"], "photo": [uri, "ok.jpg"]}), tmp_path / "t.parquet")
+    rows = list_items(tmp_path / "t.parquet", columns={"id": "id", "image": "photo"})
+    assert column(rows, "error_type") == ["UnsupportedUri", None]
+    assert "s3:// or gs://; download others first" in rows["x"]["error"]
+
+
+def test_null_ids_null_pictures_and_blank_captions(tmp_path, list_items):
+    table = pa.table(
+        {
+            "id": ["a", None, "c", "d", ""],
+            "photo": ["a.jpg", "b.jpg", None, None, None],
+            "cap": ["cap", "cap", "only a caption", " \n", "cap"],
+        }
+    )
+    path = tmp_path / "t.parquet"
+    pq.write_table(table, path)
+    rows = list_items(path, columns={"id": "id", "image": "photo", "caption": "cap"})
+    assert [(item, row["error_type"], row["caption"]) for item, row in rows.items()] == [
+        ("a", None, "cap"),
+        ("t.parquet#row=1", "NullId", "cap"),
+        ("c", None, "only a caption"),
+        ("d", "Empty", None),
+        ("t.parquet#row=4", "NullId", "cap"),
+    ]
+    assert rows["c"]["uri"] == f"{path}#row=2"
+    with Fetcher() as fetcher:
+        assert fetcher.fetch(rows["c"]["uri"], max_bytes=0).is_null
+
+
+def test_a_changed_caption_is_a_change_and_an_untouched_row_is_none(tmp_path, list_items):
+    (tmp_path / "a.jpg").write_bytes(b"A")
+    path = tmp_path / "t.parquet"
+    columns = {"id": "id", "image": "photo", "caption": "cap"}
+
+    def listed(caption):
+        pq.write_table(pa.table({"id": ["a", "b"], "photo": ["a.jpg", None], "cap": [caption, "same"]}), path)
+        return list_items(path, columns=columns)
+
+    before, after = listed("one"), listed("two")
+    assert before["a"]["modified"] != after["a"]["modified"]
+    assert before["b"]["modified"] == after["b"]["modified"]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.uint64(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_ids_may_be_integers_or_strings_of_any_kind(tmp_path, list_items, kind):
+    ids = pa.array([1, 2], kind) if pa.types.is_integer(kind) else pa.array(["1", "2"], kind)
+    pq.write_table(pa.table({"id": ids, "cap": ["x", "y"]}), tmp_path / "t.parquet")
+    assert list(list_items(tmp_path / "t.parquet", columns={"id": "id", "caption": "cap"})) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "carryover", "message"),
+    [
+        ({"id": "sku", "image": "foto"}, (), r"no column 'foto' \(did you mean 'photo'\?\); it has the columns sku"),
+        ({"id": "sku", "caption": "cap"}, ("prise",), r"no column 'prise' \(did you mean 'price'\?\)"),
+        ({"image": "photo"}, (), "nothing gives stable ids; set columns.id to one of the columns sku"),
+        ({"caption": "cap"}, (), "nothing gives stable ids"),
+        ({"id": "sku"}, (), "a table needs columns.image or columns.caption"),
+        ({"id": "price", "caption": "cap"}, (), "columns.id = 'price' is double; ids must be strings or integers"),
+        ({"id": "sku", "caption": "price"}, (), "column 'price' is double; captions and URIs must be strings"),
+        ({"id": "sku", "image": "price"}, (), "columns.image = 'price' is double; it must be bytes"),
+        ({"id": "sku", "image": "tags"}, (), "columns.image = 'tags' is list"),
+    ],
+)  # fmt: skip
+def test_wrong_columns_are_named_with_the_cure(tmp_path, list_items, columns, carryover, message):
+    table = pa.table({"sku": ["a"], "photo": [PNG], "cap": ["c"], "price": [1.0], "tags": [["t"]]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match=message):
+        list_items(tmp_path / "t.parquet", columns=columns, carryover=carryover)
+
+
+def test_carryover_columns_keep_values_and_types(tmp_path, list_items):
+    from embedder.config import Columns, SourceConfig
+    from embedder.sources.listing import list_sources
+
+    table = pa.table(
+        {
+            "id": [1, 2],
+            "cap": ["x", "y"],
+            "tags": [["a", "b"], None],
+            "when": pa.array([0, 1], pa.timestamp("us", "UTC")),
+            "group": pa.array(["g", "h"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    source = SourceConfig(
+        path=str(tmp_path / "t.parquet"),
+        columns=Columns(id="id", caption="cap"),
+        carryover=("tags", "when", "group", "id", "cap"),
+    )
+    (listing,) = list_sources([source])
+    assert [str(listing.schema.field(name).type) for name in source.carryover] == [
+        "list<element: string>", "timestamp[us, tz=UTC]", "string", "int64", "string",
+    ]  # fmt: skip
+    for name in source.carryover:
+        assert listing[name].to_pylist() == table[name].to_pylist()
+    assert listing["item_id"].to_pylist() == ["1", "2"]
+
+
+def test_a_folder_of_parquet_files_is_read_in_order_and_must_agree(tmp_path, list_items):
+    folder = tmp_path / "parts"
+    (folder / "sub").mkdir(parents=True)
+    for name, item in (("b.parquet", "2"), ("a.parquet", "1"), ("sub/c.parquet", "3")):
+        pq.write_table(pa.table({"id": [item], "cap": ["x"]}), folder / name)
+    (folder / "_SUCCESS").touch()
+    columns = {"id": "id", "caption": "cap"}
+    assert list(list_items(folder, columns=columns)) == ["1", "2", "3"]
+    assert list(list_items(f"{folder}/*.parquet", columns=columns)) == ["1", "2"]
+    assert list(list_items(f"{folder}/**/*.parquet", columns=columns)) == ["1", "2", "3"]
+    assert list(list_items(f"{folder}/{{b,a}}.parquet", columns=columns)) == ["2", "1"]
+    pq.write_table(pa.table({"id": ["4"]}), folder / "b.parquet")
+    with pytest.raises(SourceError, match=r"parts/b\.parquet: column 'cap' is missing, which the first file has"):
+        list_items(folder, columns=columns)
+    (folder / "b.parquet").rename(folder / "b.csv")
+    with pytest.raises(SourceError, match=r"mixes \.csv and \.parquet files; name one format by a pattern"):
+        list_items(folder, columns=columns, kind="table")
+
+
+@pytest.mark.parametrize("damage", [b"", b"not parquet at all", None])
+def test_a_corrupt_parquet_file_among_many_is_named(tmp_path, list_items, damage):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name in "abc":
+        pq.write_table(pa.table({"id": [name], "cap": ["x" * 1000]}), folder / f"{name}.parquet")
+    bad = folder / "b.parquet"
+    bad.write_bytes(bad.read_bytes()[:-20] if damage is None else damage)
+    with pytest.raises(
+        SourceError, match=r"parts/b\.parquet: not readable as a Parquet file .*; mend it, or take it out"
+    ):
+        list_items(folder, columns={"id": "id", "caption": "cap"})
+
+
+def test_csv_keeps_ids_and_captions_as_text_and_types_its_carryover(tmp_path, list_items):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        '\ufeffid,cap,price,stock,code,ok\n007,"a, ""quoted""\nline",1.5,1,01,true\n8,,,,x,\n\n9,12,-2e3,-4,,FALSE\n',
+        encoding="utf-8",
+    )
+    carryover = ("price", "stock", "code", "ok")
+    rows = list_items(path, columns={"id": "id", "caption": "cap"}, carryover=carryover)
+    assert [tuple(row[name] for name in ("caption", "error_type", *carryover)) for row in rows.values()] == [
+        ('a, "quoted"\nline', None, 1.5, 1, "01", True),
+        (None, "Empty", None, None, "x", None),
+        ("12", None, -2000.0, -4, "", False),
+    ]
+    assert list(rows) == ["007", "8", "9"]
+
+
+def test_tab_separated_values(tmp_path, list_items):
+    (tmp_path / "t.tsv").write_text("id\tcap\na\tx, y\n")
+    assert list_items(tmp_path / "t.tsv", columns={"id": "id", "caption": "cap"})["a"]["caption"] == "x, y"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,cap\n1,a\n2\n", r"t\.csv:3: 1 fields where the header has 2"),
+        (b'id,cap\n1,"two\nlines"\n3,b,c\n', r"t\.csv:4: 3 fields where the header has 2"),
+        (b'id,cap\n1,"open\n', r"t\.csv:2: no valid CSV .*unexpected end of data"),
+        (b"id,cap\n1,caf\xe9\n", r"t\.csv:\d: not UTF-8 here or soon after"),
+        (b"", r"t\.csv: the file is empty; its first line must name the columns"),
+        (b"id,id\n1,2\n", r"t\.csv:1: two columns are named 'id'"),
+        (b"id;cap\n1;a\n", r"no column 'id'.*it has the columns id;cap"),
+    ],
+)  # fmt: skip
+def test_a_wrong_csv_row_is_named_by_file_and_line(tmp_path, list_items, content, message):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})
+
+
+def test_a_csv_value_that_breaks_its_column_is_named_by_line(tmp_path, list_items):
+    lines = ["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,many"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    with pytest.raises(SourceError, match=r"t\.csv:1002: 'many' is no int64, which the first rows hold"):
+        list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"}, carryover=("n",))
+
+
+def test_json_lines(tmp_path, list_items):
+    path = tmp_path / "t.jsonl"
+    objects = [
+        {"id": "a", "cap": "eins \ud83d\ude00", "n": 1, "mixed": {"k": [1]}},
+        {"id": "b", "n": 2.5, "mixed": "text"},
+        {"id": "c\udc00", "cap": "lone \ud800 surrogate", "extra": 1},
+    ]
+    path.write_text("\n\n".join(json.dumps(item) for item in objects) + "\n")
+    rows = list_items(path, columns={"id": "id", "caption": "cap"}, carryover=("n", "mixed"))
+    assert [tuple(row[name] for name in ("caption", "n", "mixed")) for row in rows.values()] == [
+        ("eins 😀", 1.0, '{"k": [1]}'),
+        (None, 2.5, "text"),
+        ("lone \\ud800 surrogate", None, None),
+    ]
+    assert list(rows) == ["a", "b", "c\\udc00"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "b", "cap": ', r"t\.jsonl:3: no valid JSON"),
+        ("[1]", r"t\.jsonl:3: a list where a JSON object is due"),
+        ("[" * 100_000, r"t\.jsonl:3: no valid JSON"),
+        ('{"id": "b", "cap": ["x", "y"]}', r"t\.jsonl:3: column 'cap' holds a list"),
+        ('{"id": {"$oid": 1}, "cap": "x"}', r"t\.jsonl:3: column 'id' holds a dict"),
+    ],
+)  # fmt: skip
+def test_a_broken_json_line_is_named_by_file_and_line(tmp_path, list_items, line, message):
+    (tmp_path / "t.jsonl").write_text(f'{{"id": "a", "cap": "x"}}\n\n{line}\n')
+    with pytest.raises(SourceError, match=message):
+        list_items(tmp_path / "t.jsonl", columns={"id": "id", "caption": "cap"})
+
+
+def test_json_ids_may_be_integers(tmp_path, list_items):
+    (tmp_path / "t.jsonl").write_text('{"id": 12345678901234567890, "cap": "x"}\n')
+    assert list(list_items(tmp_path / "t.jsonl", columns={"id": "id", "caption": "cap"})) == ["12345678901234567890"]
+
+
+def test_files_of_no_table_format_are_refused(tmp_path, list_items):
+    (tmp_path / "t.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(SourceError, match=r"no table by its suffix; known are .parquet, .csv, .tsv, .jsonl, .ndjson"):
+        list_items(tmp_path / "t.csv.gz", kind="table", columns={"id": "id", "caption": "cap"})
+
+
+@pytest.fixture
+def delta(tmp_path):
+    """A partitioned Delta table in a folder with a space, whose second file has a column more."""
+    path = tmp_path / "my table"
+    first = pa.table({"id": ["a", "b"], "image": [b"A", b"B"], "cap": ["x", "y"], "day": ["1/1 ü%", "2"]})
+    deltalake.write_deltalake(path, first, partition_by=["day"])
+    second = first.slice(0, 1).set_column(0, "id", pa.array(["c"])).append_column("n", pa.array([5]))
+    deltalake.write_deltalake(path, second, mode="append", schema_mode="merge", partition_by=["day"])
+    return path
+
+
+def test_delta_tables_give_partition_values_and_columns_added_later(delta, list_items):
+    rows = list_items(delta, columns={"id": "id", "image": "image", "caption": "cap"}, carryover=("day", "n"))
+    assert {item: (row["caption"], row["day"], row["n"]) for item, row in rows.items()} == {
+        "a": ("x", "1/1 ü%", None),
+        "b": ("y", "2", None),
+        "c": ("x", "1/1 ü%", 5),
+    }
+    with Fetcher() as fetcher:
+        data = {item: fetcher.fetch(row["uri"], max_bytes=9).data for item, row in rows.items()}
+    assert data == {"a": b"A", "b": b"B", "c": b"A"}
+
+
+def test_delta_tables_show_their_newest_version_only(delta, list_items):
+    deltalake.DeltaTable(delta).delete("id = 'a'")
+    assert set(list_items(delta, columns={"id": "id", "caption": "cap"})) == {"b", "c"}
+
+
+def test_a_broken_delta_log_is_a_source_error(tmp_path, list_items):
+    (tmp_path / "t" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "t" / "_delta_log" / "00000000000000000000.json").write_text("{broken")
+    with pytest.raises(SourceError, match="not readable as a Delta table"):
+        list_items(tmp_path / "t", columns={"id": "id", "caption": "cap"})
+
+
+def test_the_emoji_table_lists_and_fetches(list_items, pytestconfig):
+    path = pytestconfig.rootpath.parent / "shared" / "data" / "emoji" / "noto.parquet"
+    if not path.exists():
+        pytest.skip("the shared data folder is not here")
+    rows = list_items(path, columns={"id": "item_id", "image": "image", "caption": "caption"}, carryover=("tags",))
+    assert len(rows) == 1911
+    table = pq.read_table(path, columns=["item_id", "image", "caption"]).to_pylist()
+    with Fetcher() as fetcher:
+        for row in table:
+            listed = rows[row["item_id"]]
+            assert listed["caption"] == row["caption"]
+            assert fetcher.fetch(listed["uri"], max_bytes=1 << 20).data == row["image"]

@@ -1,0 +1,50 @@
+"""Imports run one way: embedder -> {shards, index}; the linter's contracts stand in pyproject.toml."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
+PACKAGES = ("embedder", "shards", "index")
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, LINT_IMPORTS, "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def copy_of_the_code(tmp_path: Path) -> Path:
+    for name in PACKAGES:
+        sources = shutil.ignore_patterns("demo_data", "__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=sources)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_all_import_contracts_are_kept() -> None:
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 broken" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("index", "import torch"),
+        ("index", "import shards"),
+        ("index", "import embedder.errors"),
+        ("shards", "import ray"),
+        ("shards", "import index.errors"),
+        ("shards", "import embedder"),
+    ],
+)
+def test_a_forbidden_import_breaks_a_contract(copy_of_the_code: Path, module: str, statement: str) -> None:
+    (copy_of_the_code / module / "intruder.py").write_text(f"def late() -> None:\n    {statement}\n")
+    result = lint(copy_of_the_code)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert f"{module}.intruder" in result.stdout
