@@ -191,7 +191,8 @@ def _print(as_json: bool, result: commands.Result) -> None:
     if as_json:
         sys.stdout.write(json.dumps(result.data, default=_plain) + "\n")
         return
-    console = Console(highlight=False)
+    # Into a file or a pipe, tables are not folded to the width of a screen.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)
     for part in result.shown:
         console.print(part, soft_wrap=True)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ def index_status(config: RunConfig) -> Result:
             f"{manifest.recall_at_10:.3f}",
             f"{manifest.size_bytes / 2**20:.1f}",
             str(manifest.embeddings_version),
-            f"{manifest.built_at:%Y-%m-%d %H:%M}",
+            manifest.built_at[:16].replace("T", " "),
             "yes" if is_published else "",
         )
     shown: RenderableType = table if versions else "no index yet: search is exact; `embedder index build` makes one"
@@ -122,10 +122,9 @@ def search(config: RunConfig, query: str | None, image: Path | None, k: int, she
 
 def plan(config: RunConfig, out: Path | None) -> Result:
     """Plan the cut from the model's config.json."""
-    from shards.model_folder import resolve_model
-
     from shards.config import load_model_config
     from shards.fingerprint import model_fingerprint
+    from shards.model_folder import resolve_model
     from shards.plan import plan_shards
 
     folder = resolve_model(_required_model(config))
@@ -165,12 +164,36 @@ def model_import(source: str, out: Path, albert: str | None, embedding_dim: int)
 
 def model_info(config: RunConfig) -> Result:
     """Describe a model folder."""
+    from shards.fingerprint import preprocess_fingerprint
     from shards.model_folder import resolve_model
-
     from shards.summary import describe_model
 
-    summary = describe_model(resolve_model(_required_model(config)))
-    return Result(asdict(summary), [str(summary)])
+    folder = resolve_model(_required_model(config))
+    summary = describe_model(folder)
+    model = summary.config
+    tokenizer = (folder / "tokenizer.json").read_bytes() if summary.tokenizer_fingerprint else b""
+    fingerprints = {
+        "model": summary.model_fingerprint,
+        "tokenizer": summary.tokenizer_fingerprint,
+        "preprocess": preprocess_fingerprint(model.preprocess, tokenizer, config.segment_s, config.frames_per_segment),
+    }
+    table = _table("part", "parameters", "MiB on disk")
+    for part in summary.parts:
+        table.add_row(part.name, f"{part.num_parameters:,}", f"{part.size_bytes / 2**20:.2f}")
+    table.add_row("all", f"{summary.num_parameters:,}", f"{summary.size_bytes / 2**20:.2f}")
+    vision, text = model.vision, model.text
+    shown: list[RenderableType] = [
+        f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
+        f"embeddings of {model.embedding_dim}",
+        f"vision: ViT {vision.depth} layers x {vision.width}, {vision.image_size} px in patches of {vision.patch_size}",
+        f"text: ALBERT {text.num_hidden_layers} layers x {text.hidden_size}, {text.vocab_size:,} tokens, "
+        f"captions up to {model.preprocess.max_caption_tokens}",
+        table,
+        f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
+        "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
+    ]
+    data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}
+    return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
 
 
 def rejects(config: RunConfig, run_id: str | None) -> Result:

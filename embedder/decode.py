@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from embedder.tensors import pack
 from embedder.trace import measure, trace_column
 
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
+CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
 
 
@@ -95,13 +97,13 @@ class ItemReader:
 
     def _content(self, item: Values, fetched: Fetched, caption: str | None, problem: Problem | None) -> Content:
         """Tell by the first bytes what the item is; a text file without a picture is a caption."""
-        if fetched.path is None and fetched.data is None:
+        if fetched.content is None:
             return Content("text", None, caption, problem)
-        head = _head(fetched)
+        head = _head(fetched.content)
         kind = sniff(head)
         if kind in ("image", "video"):
-            return Content(kind, fetched.path if fetched.path is not None else fetched.data, caption, problem)
-        if kind == "text" and caption is None and problem is None:
+            return Content(kind, fetched.content, caption, problem)
+        if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
             caption, problem = self._caption(item | {"caption_uri": item["uri"]})
             return Content("text", None, caption, problem)
         unknown = Problem(
@@ -130,12 +132,10 @@ def content_version(media_hash: str, caption: str | None) -> str:
     return hashlib.blake2b(f"{media_hash}\n{caption or ''}".encode(), digest_size=16).hexdigest()
 
 
-def _head(fetched: Fetched) -> bytes:
-    if fetched.data is not None:
-        return fetched.data[:HEAD_BYTES]
-    if fetched.path is None:
-        return b""
-    with fetched.path.open("rb") as file:
+def _head(content: bytes | Path) -> bytes:
+    if isinstance(content, bytes):
+        return content[:HEAD_BYTES]
+    with content.open("rb") as file:
         return file.read(HEAD_BYTES)
 
 

@@ -109,4 +109,4 @@ def train_tokenizer(captions: list[str]) -> str:
         single="[CLS] $A [SEP]",
         special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
     )
-    return tokenizer.to_str()
+    return str(tokenizer.to_str())

@@ -20,17 +20,18 @@ def examine(config: RunConfig) -> dict[str, Any]:
     versions = {name: _version(name) for name in PACKAGES}
     num_gpus, gpu = _gpus()
     allocation = allocate(config, Available(machine.num_cpus(), num_gpus))
-    stages = "; ".join(
-        f"stage {index}: {stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, {stage.num_threads} threads"
+    stages = {
+        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, {stage.num_threads} thread(s)"
         for index, stage in enumerate(allocation.stages)
-    )
+    }
     return {
         "python": platform.python_version(),
         **versions,
         "cpus": machine.num_cpus(),
         "memory_gib": round(machine.memory_bytes() / 2**30, 1),
         "gpus": gpu,
-        "a run would take": f"{stages}; decode: {allocation.decode_cpus:g} CPU a task",
+        **stages,
+        "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
 
 

@@ -20,8 +20,8 @@ from embedder.known import known_items
 from embedder.monitor import RunMonitor
 from embedder.report import Report, count_items, step_reports
 from embedder.resources import Available
-from embedder.rows import carried_schema, hide_carried
-from embedder.sources.listing import LISTING_SCHEMA, list_sources
+from embedder.rows import carried_schema
+from embedder.sources.listing import list_sources
 from embedder.stopping import stop_on_signals
 from embedder.store.binding import bind_store
 from embedder.store.files import StoreFiles
@@ -29,6 +29,7 @@ from embedder.store.layout import StoreInfo, run_file
 from embedder.store.lock import write_lock
 from embedder.store.publish import publish
 from embedder.store.runs import REPORT_FILE, Run, start_run
+from shards.plan import ShardPlan
 
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
 
@@ -70,6 +71,7 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
     model_uri, store_uri = _required(config)
     started_s = time.time()
     model = open_model(model_uri)
+    plan = make_plan(config, model)
     listing = _list(config)
     files = StoreFiles(store_uri)
     with write_lock(files):
@@ -81,7 +83,7 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
             f"{difference.num_new:,} new, {difference.num_changed:,} changed, "
             f"{difference.num_unchanged:,} unchanged or finished before"
         )
-        outcome = _run_engine(config, model, run, difference.to_embed, watcher)
+        outcome = _run_engine(config, model, plan, run, difference.to_embed, watcher)
         report = _report(outcome, difference, started_s)
         return _finish(report, outcome.job, watcher)
 
@@ -114,18 +116,20 @@ def _list(config: RunConfig) -> pa.Table:
     if not any(table.num_rows for table in tables):
         paths = ", ".join(source.path for source in config.source)
         raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
-    return hide_carried(pa.concat_tables(tables), LISTING_SCHEMA.names)
+    return pa.concat_tables(tables)
 
 
-def _run_engine(config: RunConfig, model: Model, run: Run, to_embed: pa.Table, watcher: Watcher) -> Outcome:
+def _run_engine(
+    config: RunConfig, model: Model, plan: ShardPlan, run: Run, to_embed: pa.Table, watcher: Watcher
+) -> Outcome:
     """Choose the engine, make it ready, and run the job on it."""
-    choice = choose_engine(config, make_plan(config, model), to_embed.num_rows, machine.num_cpus())
+    choice = choose_engine(config, plan, to_embed.num_rows, machine.num_cpus())
     if to_embed.num_rows == 0:
         choice = Choice("local", "nothing to embed")
     watcher.say(f"engine {choice.engine}: {choice.reason}")
     begun_s = time.perf_counter()
     with _engine(choice.engine, config) as (available, run_job):
-        job = plan_job(config, model, available, run, carried_schema(to_embed.schema))
+        job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
         with (
             stop_on_signals(run, watcher.say),
             watcher.progress(to_embed.num_rows) as on_progress,

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embedder.media.door import DecodeDoor
+from embedder.media.errors import DecodeError
+from embedder.media.fit import PictureFit
+from embedder.media.limits import DecodeLimits
+from embedder.sources.fetch import Fetcher, FetchError
+
 if TYPE_CHECKING:
     from embedder.search import Hit
 
 THUMBNAIL_PX = 160
+THUMBNAIL = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -52,24 +59,20 @@ def describe(hit: "Hit") -> list[str]:
 
 def read_thumbnails(hits: Hits) -> list[Pixels | None]:
     """Fetch and decode the hits' pictures; what can't be read any more is None."""
-    from embedder.media.door import DecodeDoor
-    from embedder.media.errors import DecodeError
-    from embedder.media.fit import PictureFit
-    from embedder.media.limits import DecodeLimits
-    from embedder.sources.fetch import Fetcher, FetchError
-
-    fit = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
-    limits, fetcher = DecodeLimits(), Fetcher()
+    max_bytes = DecodeLimits().max_file_bytes
     thumbnails: list[Pixels | None] = []
-    with DecodeDoor(limits) as door:
+    with DecodeDoor() as door, Fetcher() as fetcher:
         for hit in hits:
             try:
-                with fetcher.fetch(hit.uri, max_bytes=limits.max_file_bytes) as fetched:
-                    source = fetched.path if fetched.path is not None else fetched.data
-                    if hit.middle_s is None:
-                        thumbnails.append(door.picture(source, fit))
-                    else:
-                        thumbnails.append(door.frame_at(source, fit, hit.middle_s))
+                with fetcher.fetch(hit.uri, max_bytes=max_bytes) as fetched:
+                    thumbnails.append(_thumbnail(door, fetched.content, hit.middle_s))
             except (FetchError, DecodeError):
                 thumbnails.append(None)
     return thumbnails
+
+
+def _thumbnail(door: DecodeDoor, content: bytes | Path | None, middle_s: float | None) -> Pixels | None:
+    """A picture, or a video's frame at some time; None where there is nothing."""
+    if content is None:
+        return None
+    return door.picture(content, THUMBNAIL) if middle_s is None else door.frame_at(content, THUMBNAIL, middle_s)

@@ -58,8 +58,8 @@ class ItemDecoder:
 
     def rows(self, content: Content) -> Iterator[Values]:
         """The item's rows in order; the last one bears `num_vectors` and, where there was one, the problem."""
-        if content.kind == "video":
-            return self._video_rows(content)
+        if content.kind == "video" and content.media is not None:
+            return self._video_rows(content, content.media)
         return iter([self._picture_row(content)])
 
     def _picture_row(self, content: Content) -> Values:
@@ -78,12 +78,12 @@ class ItemDecoder:
             problem = Problem("read", "Empty", "the item has neither a picture nor a caption")
         return row | {"num_vectors": int(has_vector)} | _problem_values(problem)
 
-    def _video_rows(self, content: Content) -> Iterator[Values]:
+    def _video_rows(self, content: Content, media: bytes | Path) -> Iterator[Values]:
         """One row a segment; the caption's tokens stand in the first."""
         caption = self._caption_values(content.caption)
         num_vectors, held, problem = 0, None, content.problem
         try:
-            for segment in self._segments(content):
+            for segment in self._segments(media):
                 if held is not None:
                     yield held
                 held = (caption if num_vectors == 0 else {"caption": content.caption}) | segment
@@ -94,9 +94,9 @@ class ItemDecoder:
             held, num_vectors = caption | {"segment": 0, "modality": "video"}, 1
         yield (held or {}) | {"num_vectors": num_vectors} | _problem_values(problem)
 
-    def _segments(self, content: Content) -> Iterator[Values]:
+    def _segments(self, media: bytes | Path) -> Iterator[Values]:
         for segment in self.door.video(
-            content.media,
+            media,
             self.spec.fit,
             segment_s=self.spec.segment_s,
             frames_per_segment=self.spec.frames_per_segment,

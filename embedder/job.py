@@ -69,14 +69,14 @@ class Job:
         return self.run.files
 
 
-def plan_job(config: RunConfig, model: Model, available: Available, run: Run, carryover: pa.Schema) -> Job:
+def plan_job(
+    config: RunConfig, model: Model, plan: ShardPlan, available: Available, run: Run, carryover: pa.Schema
+) -> Job:
     """Decide the run.
 
     Raises:
         ConfigError: the resources asked for do not exist.
-        shards.ModelError: the plan does not fit the model.
     """
-    plan = make_plan(config, model)
     allocation = allocate(config.model_copy(update={"num_stages": len(plan.stages)}), available)
     stamp = Stamp(
         run_id=run.run_id,

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,7 +39,7 @@ def _decoded(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]:
 def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Run the iterator in a thread of its own, a few tables ahead of the consumer; its error is raised here."""
     done = object()
-    ready: queue.Queue[object] = queue.Queue(BATCHES_AHEAD)
+    ready: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)
     stopped = threading.Event()
 
     def produce() -> None:
@@ -56,13 +57,13 @@ def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         while (got := ready.get()) is not done:
             if isinstance(got, BaseException):
                 raise got
-            yield got  # type: ignore[misc]
+            yield got
     finally:
         stopped.set()
         thread.join()
 
 
-def _put(ready: "queue.Queue[object]", item: object, stopped: threading.Event) -> bool:
+def _put(ready: "queue.Queue[Any]", item: object, stopped: threading.Event) -> bool:
     """Wait for room, but not once the consumer has gone."""
     while not stopped.is_set():
         try:

@@ -77,7 +77,7 @@ def blocks_of(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]
             yield table.slice(start, num_items)
 
 
-class PartSink(Datasink[None]):
+class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
     """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
 
     def __init__(self, job: Job) -> None:

@@ -164,7 +164,7 @@ def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | 
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str):
         with fetcher.fetch(image, max_bytes=decoder.spec.limits.max_file_bytes) as fetched:
-            image = fetched.data if fetched.data is not None else Path(fetched.path).read_bytes()
+            image = fetched.content.read_bytes() if isinstance(fetched.content, Path) else fetched.content
     if not image:
         return Content("text", None, caption)
     if sniff(image[:4096]) == "image":

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embedder.captions import CaptionEncoder
 from embedder.errors import ConfigError
-from embedder.job import Model
+from embedder.job import Model, picture_fit
+from embedder.media.door import DecodeDoor
+from embedder.media.errors import DecodeError
 
 if TYPE_CHECKING:
+    from shards.ranges import ShardSpec
     from shards.shard import Shard
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -79,44 +83,33 @@ class QueryEncoder:
         return np.asarray(state.values.cpu().numpy(), np.float32)
 
     def _pixels(self, image: Path | bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        from embedder.media.errors import DecodeError
-
         try:
-            return self._door.picture(image, self._fit)
+            return self._door.picture(image, picture_fit(self.model))
         except DecodeError as error:
             name = "the picture" if isinstance(image, bytes) else str(image)
             raise ConfigError(f"{name}: {error.message}; give a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file") from None
 
     @cached_property
-    def _captions(self) -> Any:
-        from embedder.captions import CaptionEncoder
-
+    def _captions(self) -> CaptionEncoder:
         return CaptionEncoder(self.model.tokenizer_json, self.model.config.preprocess.max_caption_tokens)
 
     @cached_property
     def _text_tower(self) -> "Shard":
-        return self._load(0, self.model.config.text.num_hidden_layers)
+        from shards.ranges import text_only
+
+        return self._load(text_only(self.model.config))
 
     @cached_property
     def _vision_tower(self) -> "Shard":
-        return self._load(self.model.config.vision.depth, 0)
+        from shards.ranges import vision_only
 
-    def _load(self, num_vision: int, num_text: int) -> "Shard":
-        from shards.plan import LayerRange, ShardSpec
+        return self._load(vision_only(self.model.config))
+
+    def _load(self, spec: "ShardSpec") -> "Shard":
         from shards.shard import load_shard
 
-        spec = ShardSpec(vision=LayerRange(0, num_vision), text=LayerRange(0, num_text))
         return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)
 
     @cached_property
-    def _fit(self) -> Any:
-        from embedder.job import picture_fit
-
-        return picture_fit(self.model)
-
-    @cached_property
-    def _door(self) -> Any:
-        from embedder.media.door import DecodeDoor
-        from embedder.media.limits import DecodeLimits
-
-        return DecodeDoor(DecodeLimits())
+    def _door(self) -> DecodeDoor:
+        return DecodeDoor()

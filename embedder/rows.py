@@ -52,11 +52,6 @@ DECODED = pa.schema(
 )
 
 
-def hide_carried(table: pa.Table, own: list[str]) -> pa.Table:
-    """Put the prefix before all columns but the table's own."""
-    return table.rename_columns([name if name in own else CARRIED + name for name in table.schema.names])
-
-
 def carried_schema(schema: pa.Schema) -> pa.Schema:
     """The carried columns under their own names."""
     return pa.schema(

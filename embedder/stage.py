@@ -5,13 +5,13 @@ import warnings
 import numpy as np
 import pyarrow as pa
 import torch
-from shards.model_folder import resolve_model
 
 from embedder.stage_spec import StageSpec
 from embedder.tensors import pack_flat, pack_vectors, unpack
 from embedder.trace import measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
+from shards.model_folder import resolve_model
 from shards.shard import load_shard
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}

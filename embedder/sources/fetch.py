@@ -34,6 +34,11 @@ class Fetched:
     is_temporary: bool = False
 
     @property
+    def content(self) -> bytes | Path | None:
+        """The bytes, or the path of the file that holds them; None where there is nothing."""
+        return self.path if self.path is not None else self.data
+
+    @property
     def is_null(self) -> bool:
         """Whether there is nothing: a null cell, or a row that holds only a caption."""
         return self.data is None and self.path is None

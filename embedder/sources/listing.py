@@ -7,46 +7,16 @@ import pyarrow.compute as pc
 
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
+from embedder.rows import CARRIED
 from embedder.sources.files import list_files
 from embedder.sources.kinds import detect_kind
 from embedder.sources.rows import ROW_SCHEMA, Listing
 from embedder.sources.uris import normalise_source
+from embedder.store.schema import EMBEDDINGS
 
-# Names that a carryover column can't have: it would stand twice in the embeddings table, or on the way there.
-EMBEDDING_COLUMNS = frozenset(
-    (
-        "item_id",
-        "segment",
-        "modality",
-        "uri",
-        "start_s",
-        "end_s",
-        "caption",
-        "image_embedding",
-        "text_embedding",
-        "content_version",
-        "model_fingerprint",
-        "preprocess_fingerprint",
-        "run_id",
-        "embedded_at",
-    )
-)
-PASSING_COLUMNS = frozenset(
-    (
-        "source",
-        "size_bytes",
-        "modified",
-        "caption_uri",
-        "error_type",
-        "error",
-        "pixels",
-        "token_ids",
-        "image_activation",
-        "text_activation",
-    )
-)
 LISTING_SCHEMA = pa.schema([ROW_SCHEMA.field(0), pa.field("source", pa.string()), *list(ROW_SCHEMA)[1:]])
-"""Columns of a listing; carryover columns follow them. `size_bytes` is null where it is not known without reading."""
+"""Columns of a listing; carryover columns follow them under the prefix `CARRIED`. `size_bytes` is null where it is not
+known without reading."""
 
 
 def list_sources(sources: Sequence[SourceConfig], *, rows_per_chunk: int = 10_000) -> Iterator[pa.Table]:
@@ -104,13 +74,9 @@ def _check_names(sources: Sequence[SourceConfig]) -> None:
 
 def _check_carryover(source: SourceConfig) -> None:
     for name in source.carryover:
-        if name in EMBEDDING_COLUMNS:
+        if name in EMBEDDINGS.names:
             raise SourceError(
                 f"{source.path}: carryover {name!r} is already a column of the embeddings table; rename it there"
-            )
-        if name in PASSING_COLUMNS:
-            raise SourceError(
-                f"{source.path}: carryover {name!r} is a name that the pipeline uses itself; rename it in the source"
             )
     if len(set(source.carryover)) < len(source.carryover):
         raise SourceError(f"{source.path}: carryover names a column twice; name each once")
@@ -126,7 +92,7 @@ def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list
                     f"{source.path}: carryover {field.name!r} is {field.type}, and {first.type} in {path}; "
                     "one column has one type, so cast it in one of them"
                 )
-    return [pa.field(field.name, field.type) for field, _ in fields.values()]
+    return [pa.field(CARRIED + field.name, field.type) for field, _ in fields.values()]
 
 
 def _labelled(source: SourceConfig, listing: Listing, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -13,6 +13,7 @@ from embedder.sources.uris import TableCell, is_remote, readable
 # streamed, which is cheap only where its cells are asked for in order.
 MAX_KEPT_BYTES = 256 << 20
 ROWS_PER_BATCH = 64
+PAGE_BUFFER_BYTES = 1 << 20
 
 
 class _Window(NamedTuple):
@@ -60,15 +61,18 @@ class ParquetCells:
         path, _, column, row_group = place
         self.close()
         self._raw = RangeFile(open_ranges(path))
-        # A buffer makes pyarrow read a column in pieces, not whole.
-        self._file = pq.ParquetFile(self._raw, buffer_size=1 << 20)
+        self._file = pq.ParquetFile(self._raw)
         if row_group >= self._file.num_row_groups or column not in self._file.schema_arrow.names:
             raise FetchError(
                 "TableChanged", f"{readable(path)}: row group {row_group} of {column!r} is gone; list again"
             )
         self._num_rows = self._file.metadata.row_group(row_group).num_rows
-        is_small = _column_bytes(self._file.metadata.row_group(row_group), column) <= MAX_KEPT_BYTES
-        rows_per_batch = max(self._num_rows, 1) if is_small else ROWS_PER_BATCH
+        rows_per_batch = max(self._num_rows, 1)
+        if _column_bytes(self._file.metadata.row_group(row_group), column) > MAX_KEPT_BYTES:
+            rows_per_batch = ROWS_PER_BATCH
+            self._file = pq.ParquetFile(
+                self._raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES
+            )
         self._batches = self._file.iter_batches(
             rows_per_batch, row_groups=[row_group], columns=[column], use_threads=False
         )

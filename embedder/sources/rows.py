@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from embedder.rows import CARRIED
+
 ROW_SCHEMA = pa.schema(
     [
         pa.field("item_id", pa.string()),
@@ -57,12 +59,12 @@ def tables_of_rows(rows: Iterable[Row]) -> Iterator[pa.Table]:
 
 
 def table_of_rows(rows: list[Row], carryover: dict[str, pa.Array] | None = None) -> pa.Table:
-    """Make one table of rows and, beside them, carryover columns of the same length."""
+    """Make one table of rows and, beside them, carryover columns of the same length under their prefix."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(ROW_SCHEMA)
     arrays: dict[str, Any] = {
         column.name: pa.array(values, column.type) for column, values in zip(ROW_SCHEMA, columns, strict=True)
     }
-    return pa.table(arrays | (carryover or {}))
+    return pa.table(arrays | {CARRIED + name: values for name, values in (carryover or {}).items()})
 
 
 def time_text(mtime_ns: int) -> str:

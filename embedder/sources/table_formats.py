@@ -26,6 +26,7 @@ from embedder.sources.value_types import (
     text_value,
 )
 
+PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # a JSON Lines row beyond this is a file without line ends, not a row
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
@@ -78,7 +79,11 @@ class ParquetFormat:
 def _parquet(uri: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
-    with RangeFile(open_ranges(uri)) as raw, pq.ParquetFile(raw) as file:
+    # By default pyarrow 26 reads the wanted columns of a row group at once; a listing goes page by page instead.
+    with (
+        RangeFile(open_ranges(uri)) as raw,
+        pq.ParquetFile(raw, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES) as file,
+    ):
         yield file
 
 

@@ -42,7 +42,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def make_run(tiny_model, tmp_path):
-    """Makes configurations: a folder or source entries, the tiny model, a fresh store, the local engine; any key can differ."""
+    """Makes configurations: some source, the tiny model, a fresh store, the local engine; any key can differ."""
 
     def make(source: Path | list, **changes) -> RunConfig:
         settings = {

@@ -56,9 +56,7 @@ def table(*rows: dict, **carried: pa.Array) -> pa.Table:
         "image_embedding": VECTOR,
         "text_embedding": VECTOR,
     }
-    columns = {
-        name: pa.array([each[name] for each in rows], types.get(name, pa.string())) for name in rows[0]
-    }
+    columns = {name: pa.array([each[name] for each in rows], types.get(name, pa.string())) for name in rows[0]}
     columns["trace"] = pa.nulls(len(rows), TRACE)
     return pa.table(columns | {CARRIED + name: values for name, values in carried.items()})
 

@@ -42,5 +42,5 @@ def test_an_unknown_size_is_equal_to_an_unknown_size():
 
 def test_the_order_of_a_long_listing_is_kept():
     names = [f"{number:05d}" for number in range(20_000)]
-    found = diff(listing(**{name: (1, "t0") for name in names}), known(**{name: (1, "t0", 1) for name in names[::2]}))
+    found = diff(listing(**dict.fromkeys(names, (1, "t0"))), known(**dict.fromkeys(names[::2], (1, "t0", 1))))
     assert found.to_embed["item_id"].to_pylist() == names[1::2]

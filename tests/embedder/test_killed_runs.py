@@ -23,7 +23,13 @@ def source(tmp_path_factory):
 
 
 def command(source, model, store, engine):
-    settings = ["rows_per_part=8", "batch_size=4", "decode.items_per_task=8", "segment_s=1.0", "no_progress_timeout_s=90"]
+    settings = [
+        "rows_per_part=8",
+        "batch_size=4",
+        "decode.items_per_task=8",
+        "segment_s=1.0",
+        "no_progress_timeout_s=90",
+    ]
     options = [part for setting in settings for part in ("--set", setting)]
     base = [sys.executable, "-m", "embedder", "embed", str(source), "--model", str(model), "--store", str(store)]
     return [*base, "--engine", engine, *options]

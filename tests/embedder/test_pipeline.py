@@ -11,7 +11,7 @@ from runs import embedded
 
 import embedder
 from embedder.errors import ConfigError
-from embedder.job import open_model, plan_job, preprocessing_of
+from embedder.job import make_plan, open_model, plan_job, preprocessing_of
 from embedder.pipeline import PartSink, embedding_graph
 from embedder.resources import Available
 from embedder.sources.listing import list_sources
@@ -23,7 +23,9 @@ def planned(config):
     """A job for two CPUs, and its listing."""
     model = open_model(config.model)
     run = start_run(StoreFiles(config.store), model.fingerprint, preprocessing_of(config, model))
-    return plan_job(config, model, Available(2), run, pa.schema([])), list_sources(config.source)
+    return plan_job(config, model, make_plan(config, model), Available(2), run, pa.schema([])), list_sources(
+        config.source
+    )
 
 
 def test_the_physical_plan_has_decode_tasks_and_three_separate_actor_pools(make_run, tmp_path, ray_cluster):
@@ -55,7 +57,9 @@ def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_clu
     differing = {"run_id", "embedded_at", "image_embedding", "text_embedding"}
     for key, row in local.items():
         other = on_ray[key]
-        assert {name: row[name] for name in row.keys() - differing} == {name: other[name] for name in row.keys() - differing}
+        assert {name: row[name] for name in row.keys() - differing} == {
+            name: other[name] for name in row.keys() - differing
+        }
         for name in ("image_embedding", "text_embedding"):
             assert (row[name] is None) == (other[name] is None)
             assert row[name] is None or np.allclose(row[name], other[name], atol=1e-6)
@@ -106,7 +110,8 @@ def test_arrays_of_pixels_are_taken_as_pictures(tiny_model, ray_cluster):
     predictor = embedder.BatchPredictor.from_model(tiny_model)
     files = ray_cluster.data.from_items([{"image": samples.image_bytes(seed)} for seed in range(3)])
     vectors = [
-        sorted(list(row["image_embedding"]) for row in predictor.predict(source).take_all()) for source in (dataset, files)
+        sorted(list(row["image_embedding"]) for row in predictor.predict(source).take_all())
+        for source in (dataset, files)
     ]
     assert np.allclose(*vectors, atol=1e-6)
 

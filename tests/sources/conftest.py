@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.config import Columns, SourceConfig
+from embedder.rows import CARRIED
 from embedder.sources.listing import list_sources
 
 ListItems = Callable[..., dict[str, dict[str, object]]]
@@ -29,6 +30,7 @@ def list_items() -> ListItems:
         columns = Columns(**settings.pop("columns", {}))  # type: ignore[arg-type]
         source = SourceConfig(path=str(path), columns=columns, **settings)  # type: ignore[arg-type]
         table = pa.concat_tables([*list_sources([source])] or [pa.table({"item_id": pa.array([], pa.string())})])
+        table = table.rename_columns([name.removeprefix(CARRIED) for name in table.schema.names])
         rows = {row["item_id"]: row for row in table.to_pylist()}
         assert len(rows) == table.num_rows, "ids must be unique"
         return rows

@@ -28,7 +28,7 @@ def tar_bytes(*members):
 
 def parquet_bytes(**columns):
     buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer, row_group_size=2, use_dictionary=False)
+    pq.write_table(pa.table(columns), buffer, row_group_size=2, use_dictionary=False, write_batch_size=1)
     return buffer.getvalue()
 
 

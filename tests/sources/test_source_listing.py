@@ -7,9 +7,11 @@ import pytest
 
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
+from embedder.rows import CARRIED
 from embedder.sources.kinds import detect_kind
-from embedder.sources.listing import EMBEDDING_COLUMNS, LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
+from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
 from embedder.sources.rows import Row, table_of_rows
+from embedder.store.schema import EMBEDDINGS
 
 
 def write_table(path, **columns):
@@ -40,8 +42,8 @@ def test_several_sources_put_their_names_before_ids_and_share_carryover_columns(
         table_source(other, "depot", ("stock", "price"), id="id", caption="cap"),
     ]
     (listing,) = list_sources(sources)
-    assert listing.schema.names == [*LISTING_SCHEMA.names, "price", "stock"]
-    rows = listing.select(["item_id", "source", "caption", "price", "stock"]).to_pylist()
+    assert listing.schema.names == [*LISTING_SCHEMA.names, CARRIED + "price", CARRIED + "stock"]
+    rows = listing.select(["item_id", "source", "caption", CARRIED + "price", CARRIED + "stock"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [
         ("web:a.jpg", "web", None, None, None),
         ("shop:a.jpg", "shop", "one", 1.5, None),
@@ -58,30 +60,21 @@ def test_one_name_with_two_types_is_refused(tmp_path):
         list_sources(sources)
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(EMBEDDING_COLUMNS),
-)
+@pytest.mark.parametrize("name", EMBEDDINGS.names)
 def test_carryover_cannot_take_the_name_of_an_embedding_column(tmp_path, name):
     path = write_table(tmp_path / "a.parquet", **{"id": ["1"], "cap": ["x"], name: ["y"]})
     with pytest.raises(SourceError, match=f"carryover '{name}' is already a column of the embeddings table; rename"):
         list_sources([table_source(path, None, (name,), id="id", caption="cap")])
 
 
-def test_the_reserved_names_are_the_columns_of_the_embeddings_table():
-    columns = (
-        "item_id segment modality uri start_s end_s caption image_embedding text_embedding content_version "
-        "model_fingerprint preprocess_fingerprint run_id embedded_at"
-    )
-    assert set(columns.split()) == EMBEDDING_COLUMNS
-
-
-def test_carryover_cannot_take_a_name_of_the_pipeline_or_stand_twice(tmp_path):
-    path = write_table(tmp_path / "a.parquet", id=["1"], cap=["x"], pixels=[1], n=[1])
-    with pytest.raises(SourceError, match="'pixels' is a name that the pipeline uses itself"):
-        list_sources([table_source(path, None, ("pixels",), id="id", caption="cap")])
+def test_carryover_can_have_any_other_name_but_stands_once(tmp_path):
+    names = ("pixels", "error", "source", "modified", "size_bytes")
+    path = write_table(tmp_path / "a.parquet", id=["1"], cap=["x"], **{name: [f"my {name}"] for name in names})
+    (listing,) = list_sources([table_source(path, None, names, id="id", caption="cap")])
+    assert [listing[CARRIED + name].to_pylist() for name in names] == [[f"my {name}"] for name in names]
+    assert listing["error"].to_pylist() == [None]
     with pytest.raises(SourceError, match="names a column twice"):
-        list_sources([table_source(path, None, ("n", "n"), id="id", caption="cap")])
+        list_sources([table_source(path, None, ("error", "error"), id="id", caption="cap")])
 
 
 def test_duplicates_after_the_first_become_rejects_with_ids_of_their_own(list_items, tmp_path):

@@ -1,0 +1,129 @@
+"""The command line: exit codes, one-line errors, JSON, and the whole way from a folder to a picture of hits."""
+
+import json
+
+import numpy as np
+import pytest
+import samples
+from PIL import Image
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return samples.folder(tmp_path / "in", num_images=12, num_clips=1)
+
+
+def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embedder):
+    store = tmp_path / "store"
+    code, report, stderr = run_embedder("embed", folder, "--model", tiny_model, "--store", store, "--json")
+    assert code == 0, stderr
+    assert (report["num_items"], report["num_rejected"], report["published"]) == (13, 0, True)
+    assert report["engine"] == "local"
+    assert "less than Ray's start" in report["engine_reason"]
+    saved = json.loads((store / "runs" / report["run_id"] / "report.json").read_text())
+    assert saved["num_items"] == 13
+
+    code, built, _ = run_embedder("index", "build", "--store", store, "--json")
+    assert (code, built["kind"], built["num_vectors"]) == (0, "flat", 13)
+    code, status, _ = run_embedder("index", "status", "--store", store, "--json")
+    assert (code, status["published"], len(status["versions"])) == (0, 1, 1)
+
+    sheet = tmp_path / "sheets" / "hits.png"
+    code, found, _ = run_embedder("search", "a red car", "--store", store, "-k", 13, "--sheet", sheet, "--json")
+    assert code == 0
+    assert len({hit["item_id"] for hit in found["hits"]}) == 13
+    scores = [hit["score"] for hit in found["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    video = next(hit for hit in found["hits"] if hit["modality"] == "video")
+    assert video["start_s"] == 0.0
+    with Image.open(sheet) as picture:
+        pixels = np.asarray(picture)
+    assert pixels.shape[2] == 3
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100, "there are pictures on it"
+
+
+def test_a_picture_finds_itself(folder, tiny_model, tmp_path, run_embedder):
+    store = tmp_path / "store"
+    assert run_embedder("embed", folder, "--model", tiny_model, "--store", store)[0] == 0
+    picture = folder / "pictures" / "0007.png"
+    code, found, _ = run_embedder("search", "--image", picture, "--store", store, "-k", 1, "--json")
+    assert code == 0
+    assert found["hits"][0]["item_id"] == "pictures/0007.png"
+    assert found["hits"][0]["score"] == pytest.approx(1, abs=1e-4)
+
+
+MISTAKES = {
+    "no model": (["embed", "{folder}", "--store", "{tmp}/s"], "no model: give --model"),
+    "no source": (["embed", "--model", "{model}", "--store", "{tmp}/s"], "no source: give SOURCE"),
+    "missing source": (["embed", "{tmp}/nowhere", "--model", "{model}", "--store", "{tmp}/s"], "check the path"),
+    "missing model": (["embed", "{folder}", "--model", "{tmp}/nowhere", "--store", "{tmp}/s"], "nowhere"),
+    "unknown key": (["doctor", "--set", "modle=x"], "modle"),
+    "unknown dtype": (["doctor", "--set", "dtype=int7"], "dtype = 'int7'"),
+    "no store": (["search", "x", "--store", "{tmp}/nowhere"], "embedder embed SOURCE"),
+    "empty query": (["search", " ", "--store", "{tmp}/nowhere"], "no store.json"),
+    "too many stages": (["plan", "--model", "{model}", "--stages", "99"], "ask for 1 to 8 stages"),
+    "unknown index": (["index", "build", "--kind", "magic", "--store", "{tmp}/s"], "write auto, flat, hnsw or ivf"),
+    "text and picture": (["search", "x", "--image", "y.png", "--store", "{tmp}/s"], "give one of the two"),
+    "a plan of nobody": (
+        ["embed", "{folder}", "--model", "{model}", "--store", "{tmp}/s", "--plan", "{tmp}/none"],
+        "embedder plan --out",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_2(mistake, folder, tiny_model, tmp_path, run_embedder):
+    arguments, message = MISTAKES[mistake]
+    places = {"folder": folder, "model": tiny_model, "tmp": tmp_path}
+    code, _, stderr = run_embedder(*(argument.format(**places) for argument in arguments))
+    assert code == 2
+    assert message in stderr
+    assert len(stderr.strip().splitlines()) == 1
+
+
+def test_more_cpus_than_there_are_is_exit_2_and_one_line_with_the_cure(folder, tiny_model, tmp_path, run_embedder):
+    (tmp_path / "run.toml").write_text('engine = "ray"\n' + "[[stage]]\nnum_cpus = 64\n" * 3)
+    options = ["--config", tmp_path / "run.toml", "--model", tiny_model, "--store", tmp_path / "s"]
+    code, _, stderr = run_embedder("embed", folder, *options)
+    assert code == 2
+    assert "lower stage.num_cpus" in stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "s" / "CURRENT.json").exists()
+
+
+def test_a_pinned_plan_is_what_runs(folder, tiny_model, tmp_path, run_embedder):
+    plan = tmp_path / "plan.json"
+    assert run_embedder("plan", "--model", tiny_model, "--stages", 2, "--out", plan)[0] == 0
+    tree = json.loads(plan.read_text())
+    tree["stages"][0]["spec"]["vision"]["stop"] = tree["stages"][1]["spec"]["vision"]["start"] = 3
+    plan.write_text(json.dumps(tree))
+    options = ["--model", tiny_model, "--store", tmp_path / "s", "--plan", plan, "--json"]
+    code, report, stderr = run_embedder("embed", folder, *options)
+    assert code == 0, stderr
+    assert [stage["spec"]["vision"] for stage in report["plan"]] == [{"start": 0, "stop": 3}, {"start": 3, "stop": 4}]
+    assert {step["step"] for step in report["steps"]} == {"decode", "stage 0", "stage 1"}
+
+
+def test_rejects_are_listed_of_a_run_that_was_not_published(folder, tiny_model, tmp_path, run_embedder):
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    store = tmp_path / "store"
+    code, _, stderr = run_embedder("embed", folder, "--model", tiny_model, "--store", store)
+    assert code == 1
+    assert "1 of 14 items were rejected" in stderr
+    (run,) = (store / "runs").iterdir()
+    code, found, _ = run_embedder("rejects", "--store", store, "--run", run.name, "--json")
+    assert code == 0
+    assert [reject["item_id"] for reject in found["rejects"]] == ["broken.png"]
+
+
+def test_an_untrained_model_says_so(tiny_model, run_embedder):
+    code, info, _ = run_embedder("model", "info", tiny_model, "--json")
+    assert code == 0
+    assert info["config"]["trained"] is False
+    assert set(info["fingerprints"]) == {"model", "tokenizer", "preprocess"}
+
+
+def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
+    code, found, _ = run_embedder("doctor", "--json")
+    assert code == 0
+    assert found["ray"].startswith("2.")
+    assert "CPU" in found["stage 2 would take"]
