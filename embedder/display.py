@@ -66,7 +66,7 @@ def report_parts(report: Report) -> list[RenderableType]:
     embedded = report.num_items - report.num_rejected
     summary = (
         f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
-        f"{report.items_per_s:.0f} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
+        f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
         f"peak memory {report.peak_memory_bytes / MIB:,.0f} MiB; run {report.run_id}"
     )
     return [step_table(report), summary] if report.steps else [summary]

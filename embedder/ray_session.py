@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -41,18 +42,33 @@ def start_ray(address: str | None = None, num_cpus: int | None = None) -> None:
         num_cpus: of this machine; none takes those that this process may use.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's core calls each restartable actor of Ray Data an error on the terminal, and nobody can act on it.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
 
-    if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        return
-    ray.init(
-        num_cpus=num_cpus or machine.num_cpus(),
-        include_dashboard=False,
-        object_store_memory=min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    local = {
+        "num_cpus": num_cpus or machine.num_cpus(),
+        "include_dashboard": False,
+        "object_store_memory": min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
+    }
+    with _silent_stderr():
+        place = local if address is None else {"address": address}
+        ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep what native code prints from the terminal; Python's exceptions pass."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nowhere)
 
 
 @contextmanager

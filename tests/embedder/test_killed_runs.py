@@ -110,7 +110,7 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     assert_same(run_to_the_end(*arguments), undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed, number):
     arguments = (source, tiny_model, tmp_path / "store", "ray")
     code, stderr = signalled(arguments, 3, number)
