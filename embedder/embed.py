@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from embedder.job import Job, Model, make_plan, open_model, plan_job, preprocess
 from embedder.known import known_items
 from embedder.monitor import RunMonitor
 from embedder.report import Report, count_items, step_reports
-from embedder.resources import Available
+from embedder.resources import Available, check_cpus, requested
 from embedder.rows import carried_schema
 from embedder.sources.listing import list_sources
 from embedder.stopping import stop_on_signals
@@ -72,8 +73,12 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
     started_s = time.time()
     model = open_model(model_uri)
     plan = make_plan(config, model)
-    listing = _list(config)
     files = StoreFiles(store_uri)
+    _check_places(config, files)
+    if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
+        num_cpus = machine.num_cpus()
+        check_cpus(requested(config, Available(num_cpus)), num_cpus)
+    listing = _list(config)
     with write_lock(files):
         info = store_info(config, model)
         bind_store(files, info)
@@ -96,6 +101,13 @@ def _required(config: RunConfig) -> tuple[str, str]:
     if not config.source:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
     return config.model, config.store
+
+
+def _check_places(config: RunConfig, files: StoreFiles) -> None:
+    """A store inside a source would be embedded itself the next time."""
+    for source in config.source:
+        if "://" not in source.path and files.root.is_relative_to(Path(source.path).expanduser().absolute()):
+            raise ConfigError(f"store {files.root}: it lies inside the source {source.path}; put it somewhere else")
 
 
 def store_info(config: RunConfig, model: Model) -> StoreInfo:

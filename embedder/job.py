@@ -129,6 +129,11 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
             "make a new one with `embedder plan --out`"
         )
     check_plan(plan, model.config)
+    if config.stage and len(config.stage) != len(plan.stages):
+        raise ConfigError(
+            f"plan {config.plan}: it has {len(plan.stages)} stages, and there are {len(config.stage)} [[stage]]; "
+            "write one entry a stage, or none"
+        )
     return plan
 
 
@@ -160,6 +165,7 @@ def picture_fit(model: Model) -> PictureFit:
         resize=preprocess.resize,
         interpolation=preprocess.interpolation,
         reduced_decode=preprocess.reduced_decode,
+        resampler=preprocess.resampler,
     )
 
 

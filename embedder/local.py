@@ -3,10 +3,12 @@
 import queue
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from embedder import machine
 from embedder.decode import decode
 from embedder.job import Job
 from embedder.stage import Stage
@@ -17,7 +19,8 @@ BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
 
 def embed_locally(listing: Iterable[pa.Table], job: Job) -> None:
     """Decode, encode and write all listed items."""
-    stages = [Stage(spec) for spec in job.stages]
+    # The stages take turns here, so each may use all cores.
+    stages = [Stage(replace(spec, num_threads=machine.num_cpus())) for spec in job.stages]
     rows: list[pa.Table] = []
     task = 0
     for table in _ahead(_decoded(listing, job)):

@@ -17,9 +17,11 @@ import ray.data
 from ray.data import ActorPoolStrategy, Dataset, Datasink
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.block import Block
+from ray.data.exceptions import ExecutionTimeoutError
 from ray.util.annotations import RayDeprecationWarning
 
 from embedder.decode import decode
+from embedder.errors import RunFailed
 from embedder.job import Job
 from embedder.resources import Allocation
 from embedder.stage import Stage
@@ -34,11 +36,21 @@ warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", cat
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
-    """Run the graph to its end; Ray must be up (`embedder.ray_session`)."""
+    """Run the graph to its end; Ray must be up (`embedder.ray_session`).
+
+    Raises:
+        RunFailed: no step finished anything for `no_progress_timeout_s`.
+    """
     embedded = embedding_graph(listing, job)
-    embedded.write_datasink(
-        PartSink(job), ray_remote_args={"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
-    )
+    write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
+    try:
+        embedded.write_datasink(PartSink(job), ray_remote_args=write_args)
+    except ExecutionTimeoutError:
+        raise RunFailed(
+            f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
+            "cluster lost the CPUs that the run needs; what is finished is kept, and the same command goes on (slow "
+            "items need a larger no_progress_timeout_s)"
+        ) from None
 
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:

@@ -5,10 +5,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from embedder import machine
+from embedder.errors import ConfigError
 from embedder.resources import Available
 
+TOKEN_FILE = Path("~/.ray/auth_token")
 OBJECT_STORE_BYTES = 1 << 30  # what waits between steps; more would only hide a slow stage
 
 
@@ -20,6 +24,7 @@ def ray_session(address: str | None, no_progress_timeout_s: float) -> Iterator[A
         address: cluster to attach to; none starts Ray on this machine, unless this process already runs one.
         no_progress_timeout_s: a dataset that finishes nothing for so long ends with an error.
     """
+    _set_environment(address)
     import ray
 
     mine = not ray.is_initialized()
@@ -40,20 +45,40 @@ def start_ray(address: str | None = None, num_cpus: int | None = None) -> None:
     Args:
         address: of a cluster.
         num_cpus: of this machine; none takes those that this process may use.
+
+    Raises:
+        ConfigError: no cluster answers at the address, or it wants another token.
     """
+    _set_environment(address)
+    import ray
+
+    if address is None:
+        place: dict[str, Any] = {
+            "num_cpus": num_cpus or machine.num_cpus(),
+            "include_dashboard": False,
+            "object_store_memory": min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
+        }
+    else:
+        place = {"address": address}
+    try:
+        with _silent_stderr():
+            ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"ray_address {address}: {error}; check that the cluster runs there, and that its token is in "
+            f"{TOKEN_FILE} or RAY_AUTH_TOKEN"
+        ) from None
+
+
+def _set_environment(address: str | None) -> None:
+    """What Ray reads when it is imported; what the user has set stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's core calls each restartable actor of Ray Data an error on the terminal, and nobody can act on it.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    import ray
-
-    local = {
-        "num_cpus": num_cpus or machine.num_cpus(),
-        "include_dashboard": False,
-        "object_store_memory": min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
-    }
-    with _silent_stderr():
-        place = local if address is None else {"address": address}
-        ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
+    has_token = TOKEN_FILE.expanduser().exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if address is not None and has_token and "ray" not in sys.modules:
+        # Ray shows the user's token only to clusters that it starts itself, not to those that it attaches to.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
 # on a large one each stage gets a whole core to itself.
 STAGE_SHARE_OF_CPUS = 1 / 8
+TOLERANCE = 1e-6  # sums of fractions
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,17 @@ def allocate(config: RunConfig, available: Available) -> Allocation:
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
     """
+    allocation = requested(config, available)
+    check_fits(allocation, available)
+    return allocation
+
+
+def requested(config: RunConfig, available: Available) -> Allocation:
+    """Fill in what the configuration leaves out."""
     requests = config.stage or (StageConfig(),) * config.num_stages
     stages = tuple(_stage(request, len(requests), available) for request in requests)
     decode_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
-    allocation = Allocation(stages, decode_cpus)
-    check_fits(allocation, available)
-    return allocation
+    return Allocation(stages, decode_cpus)
 
 
 def _stage(request: StageConfig, num_stages: int, available: Available) -> StageResources:
@@ -95,16 +101,24 @@ def check_fits(allocation: Allocation, available: Available) -> None:
     Raises:
         ConfigError: there are too few CPUs or GPUs.
     """
-    tolerance = 1e-6
-    if allocation.min_gpus > available.num_gpus + tolerance:
+    check_cpus(allocation, available.num_cpus)
+    if allocation.min_gpus > available.num_gpus + TOLERANCE:
         raise ConfigError(
             f"stages ask for {allocation.min_gpus:g} GPUs and there are {available.num_gpus:g}: the run would wait for "
             "ever; lower stage.num_gpus (fractions are allowed) or replicas.min"
         )
-    if allocation.min_cpus > available.num_cpus + tolerance:
+
+
+def check_cpus(allocation: Allocation, num_cpus: float) -> None:
+    """Refuse actors that leave no CPU for a task.
+
+    Raises:
+        ConfigError: there are too few CPUs.
+    """
+    if allocation.min_cpus > num_cpus + TOLERANCE:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_cpus:g}" for stage in allocation.stages)
         raise ConfigError(
             f"stages ({actors}) and one decode task ({allocation.decode_cpus:g}) ask for {allocation.min_cpus:g} CPUs "
-            f"and there are {available.num_cpus:g}: the run would wait for ever; lower stage.num_cpus (fractions are "
+            f"and there are {num_cpus:g}: the run would wait for ever; lower stage.num_cpus (fractions are "
             'allowed), replicas.min or decode.num_cpus, or use engine = "local"'
         )

@@ -70,7 +70,7 @@ def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, co
     empty = pa.schema([*(own.field(name) for name in columns), ("session", pa.string()), ("path", pa.string())])
     tables = [empty.empty_table()]
     for part in parts_of(entries, table):
-        content = pq.read_table(pa.BufferReader(files.read(f"{table}/{part.path}")), columns=columns)
+        content = pq.ParquetFile(files.uri(f"{table}/{part.path}"), memory_map=True).read(columns)
         for name, value in {"session": part.session, "path": part.path}.items():
             content = content.append_column(name, pa.repeat(value, content.num_rows))
         tables.append(content.cast(empty))

@@ -202,3 +202,10 @@ def test_a_caption_of_ten_thousand_words_is_cut_for_the_model_and_kept_in_the_ta
     row = rows["pictures/0000.png", 0]
     assert row["caption"] == caption.strip()
     assert unit(row["text_embedding"])
+
+
+def test_a_store_inside_its_source_is_refused(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=1)
+    with pytest.raises(ConfigError, match="inside the source"):
+        embed(make_run(source, store=str(source / "store")), Quiet())
+    assert not (source / "store").exists()

@@ -10,9 +10,10 @@ import samples
 from runs import embedded
 
 import embedder
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, RunFailed
 from embedder.job import make_plan, open_model, plan_job, preprocessing_of
-from embedder.pipeline import PartSink, embedding_graph
+from embedder.pipeline import PartSink, embed_on_ray, embedding_graph
+from embedder.ray_session import ray_session
 from embedder.resources import Available
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
@@ -127,3 +128,10 @@ def test_more_replicas_than_cpus_are_refused_before_anything_starts(make_run, tm
     config = make_run(samples.folder(tmp_path / "in"), engine="ray", stage=stages)
     with pytest.raises(ConfigError, match=r"ask for 4 CPUs and there are 2.*lower stage.num_cpus"):
         embedded(config)
+
+
+def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray_cluster):
+    job, listing = planned(make_run(samples.folder(tmp_path / "in", num_images=2), num_stages=1))
+    stuck = replace(job, allocation=replace(job.allocation, decode_cpus=64.0))  # as if the cluster had shrunk
+    with ray_session(None, no_progress_timeout_s=3), pytest.raises(RunFailed, match="the same command goes on"):
+        embed_on_ray(listing, stuck)
