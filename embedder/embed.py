@@ -30,6 +30,8 @@ from embedder.store.layout import StoreInfo, run_file
 from embedder.store.lock import write_lock
 from embedder.store.publish import publish
 from embedder.store.runs import REPORT_FILE, Run, start_run
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.tables import RecordTable
 from shards.plan import ShardPlan
 
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
@@ -79,10 +81,11 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
         num_cpus = machine.num_cpus()
         check_cpus(requested(config, Available(num_cpus)), num_cpus)
     listing = _list(config)
+    carryover = carried_schema(listing.schema)
     with write_lock(files):
-        info = store_info(config, model)
-        bind_store(files, info)
-        run = start_run(files, info.model_fingerprint, info.preprocess_fingerprint)
+        info = bind_store(files, store_info(config, model))
+        RecordTable(files, "embeddings").check_schema(with_carryover(EMBEDDINGS, carryover))
+        run = start_run(files, info, carryover)
         difference = diff(listing, known_items(run, retry_rejects=retry_rejects))
         watcher.say(
             f"{difference.num_new:,} new, {difference.num_changed:,} changed, "

@@ -49,6 +49,7 @@ class RunInfo(Record):
     started_at: datetime
     model_fingerprint: str
     preprocess_fingerprint: str
+    carryover: dict[str, str] = Field({}, description="type of each carried column")
 
 
 RecordT = TypeVar("RecordT", bound=Record)

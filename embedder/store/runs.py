@@ -8,7 +8,16 @@ import pyarrow as pa
 
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, read_entries, read_keys, whole_items
-from embedder.store.layout import CURRENT_FILE, Current, RunInfo, read_record, run_file, utc_now, write_record
+from embedder.store.layout import (
+    CURRENT_FILE,
+    Current,
+    RunInfo,
+    StoreInfo,
+    read_record,
+    run_file,
+    utc_now,
+    write_record,
+)
 
 STOP_FILE = "STOP"
 REPORT_FILE = "report.json"
@@ -40,26 +49,25 @@ class Run:
         return self.files.exists(run_file(self.run_id, STOP_FILE))
 
 
-def start_run(files: StoreFiles, model_fingerprint: str, preprocess_fingerprint: str) -> Run:
-    """Go on with the unfinished run of the same model and preprocessing, or start one."""
+def start_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema) -> Run:
+    """Go on with the unfinished run that makes the same rows (model, preprocessing, carried columns), or start one."""
+    kind = {
+        "model_fingerprint": info.model_fingerprint,
+        "preprocess_fingerprint": info.preprocess_fingerprint,
+        "carryover": {column.name: str(column.type) for column in carryover},
+    }
     runs = all_runs(files)
     last = runs[-1] if runs else None
-    same = last and (last.model_fingerprint, last.preprocess_fingerprint) == (model_fingerprint, preprocess_fingerprint)
-    if last and same and not is_published(files, last):
+    if last and last.model_dump(include=set(kind)) == kind and not is_published(files, last):
         files.delete(run_file(last.run_id, STOP_FILE))
         return Run(files, last, session=_next_session(read_entries(files, last.run_id)))
     started_at = utc_now()
     if last:  # run ids sort by time, also when the clock was set back
         started_at = max(started_at, last.started_at + timedelta(seconds=1))
     run_id = f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-    info = RunInfo(
-        run_id=run_id,
-        started_at=started_at,
-        model_fingerprint=model_fingerprint,
-        preprocess_fingerprint=preprocess_fingerprint,
-    )
-    write_record(files, run_file(run_id, "run.json"), info)
-    return Run(files, info, session=_next_session([]))
+    run_info = RunInfo(run_id=run_id, started_at=started_at, **kind)
+    write_record(files, run_file(run_id, "run.json"), run_info)
+    return Run(files, run_info, session=_next_session([]))
 
 
 def all_runs(files: StoreFiles) -> list[RunInfo]:

@@ -86,6 +86,23 @@ class RecordTable:
                 "restore the file, or delete its items and embed them again"
             ) from None
 
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Refuse rows of other columns than the table has.
+
+        Raises:
+            StoreError: the columns differ.
+        """
+        if self._delta is None:
+            return
+        has = {field.name: str(field.type) for field in self._delta.schema().fields}
+        gets = {field.name: str(field.type) for field in Schema.from_arrow(schema).fields}
+        differing = sorted(name for name in has.keys() | gets.keys() if has.get(name) != gets.get(name))
+        if differing:
+            raise StoreError(
+                f"{self.files.uri(self.name)}: its columns and this run's differ in {', '.join(differing)}; carry over "
+                "the same columns with the same types as before, or start another store"
+            )
+
     def committed(self, run_id: str) -> bool:
         """Whether that run's commit is already in the table."""
         return self._delta is not None and self._delta.transaction_version(run_id) is not None

@@ -4,11 +4,20 @@ import pyarrow as pa
 
 from embedder.rows import CARRIED, TRACE, VECTOR
 from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
 from embedder.store.parts import Stamp, write_part
 from embedder.store.publish import publish
 from embedder.store.runs import Run, start_run
 
 MODEL, PREPROCESSING = "model-fingerprint", "preprocess-fingerprint"
+INFO = StoreInfo(
+    model="m",
+    model_fingerprint=MODEL,
+    preprocess_fingerprint=PREPROCESSING,
+    segment_s=5.0,
+    frames_per_segment=4,
+    dtype="float32",
+)
 
 
 def row(item_id: str, **changes) -> dict:
@@ -63,8 +72,9 @@ def table(*rows: dict, **carried: pa.Array) -> pa.Table:
 
 def begin(files: StoreFiles, carryover: pa.Schema | None = None) -> tuple[Run, Stamp]:
     """Start or resume a run."""
-    run = start_run(files, MODEL, PREPROCESSING)
-    return run, Stamp(run.run_id, run.session, MODEL, PREPROCESSING, carryover or pa.schema([]))
+    carryover = carryover or pa.schema([])
+    run = start_run(files, INFO, carryover)
+    return run, Stamp(run.run_id, run.session, MODEL, PREPROCESSING, carryover)
 
 
 def publish_rows(files: StoreFiles, *rows: dict) -> Run:

@@ -79,5 +79,5 @@ def test_the_pipeline_gives_the_features_of_transformers(make_run, checkpoint, t
         tokens = tokenizer(captions, padding=True, return_tensors="pt")
         inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
         expected_texts = normalised(model.get_text_features(**inputs))
-    assert np.abs(np.array([row["image_embedding"] for row in found]) - expected_images).max() < 1e-4
-    assert np.abs(np.array([row["text_embedding"] for row in found]) - expected_texts).max() < 1e-4
+    assert np.abs(np.array([row["image_embedding"] for row in found]) - expected_images).max() < 1e-5
+    assert np.abs(np.array([row["text_embedding"] for row in found]) - expected_texts).max() < 1e-5

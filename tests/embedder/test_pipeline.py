@@ -10,8 +10,9 @@ import samples
 from runs import embedded
 
 import embedder
+from embedder.embed import store_info
 from embedder.errors import ConfigError, RunFailed
-from embedder.job import make_plan, open_model, plan_job, preprocessing_of
+from embedder.job import make_plan, open_model, plan_job
 from embedder.pipeline import PartSink, embed_on_ray, embedding_graph
 from embedder.ray_session import ray_session
 from embedder.resources import Available
@@ -23,7 +24,7 @@ from embedder.store.runs import start_run
 def planned(config):
     """A job for two CPUs, and its listing."""
     model = open_model(config.model)
-    run = start_run(StoreFiles(config.store), model.fingerprint, preprocessing_of(config, model))
+    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
     return plan_job(config, model, make_plan(config, model), Available(2), run, pa.schema([])), list_sources(
         config.source
     )

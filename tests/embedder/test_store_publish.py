@@ -7,17 +7,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from store_samples import MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
+from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 
 from embedder.errors import ConfigError, StoreError
 from embedder.store import publish as publish_module
 from embedder.store.binding import bind_store, read_store_info
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, StoreInfo
+from embedder.store.layout import CURRENT_FILE
 from embedder.store.lock import write_lock
 from embedder.store.parts import write_part
 from embedder.store.publish import publish, read_current
 from embedder.store.runs import finished_items
+from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables import RecordTable
 
 
@@ -244,18 +245,26 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
 
 
 def test_a_store_refuses_another_model_and_names_both(files):
-    info = StoreInfo(
-        model="m",
-        model_fingerprint="one",
-        preprocess_fingerprint="p",
-        segment_s=5,
-        frames_per_segment=4,
-        dtype="float32",
-    )
-    bind_store(files, info)
-    with pytest.raises(StoreError, match=r"is one .*this run's is two"):
-        bind_store(files, info.model_copy(update={"model_fingerprint": "two"}))
-    assert read_store_info(files).model_fingerprint == "one"
+    bind_store(files, INFO)
+    with pytest.raises(StoreError, match=f"is {MODEL} .*this run's is two"):
+        bind_store(files, INFO.model_copy(update={"model_fingerprint": "two"}))
+    assert read_store_info(files).model_fingerprint == MODEL
+
+
+def test_an_unfinished_run_with_other_carried_columns_is_not_continued(files):
+    first, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg")))
+    second, _ = begin(files, pa.schema({"price": pa.float64()}))
+    assert second.run_id > first.run_id
+    assert finished_items(second).num_rows == 0
+
+
+def test_a_table_refuses_other_carried_columns_and_names_them(files):
+    publish_rows(files, row("a.jpg"))
+    embeddings = RecordTable(files, "embeddings")
+    embeddings.check_schema(with_carryover(EMBEDDINGS, pa.schema([])))
+    with pytest.raises(StoreError, match="differ in price"):
+        embeddings.check_schema(with_carryover(EMBEDDINGS, pa.schema({"price": pa.float64()})))
 
 
 def test_a_store_of_an_unknown_format_is_refused(files):
