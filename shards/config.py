@@ -130,6 +130,9 @@ class PreprocessConfig(Section):
         "crop", description="squash: both sides to size; crop: shortest side, then centre; pad: whole picture on white"
     )
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    resampler: Literal["pillow", "torchvision"] = Field(
+        "pillow", description="whose resize gives the values, to the bit"
+    )
     mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
     std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
     reduced_decode: bool = Field(True, description="JPEGs may be decoded at 1/2, 1/4, 1/8 while >= 2x image_size")

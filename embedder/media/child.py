@@ -26,6 +26,7 @@ def main() -> None:
     bound_memory(start["memory_bytes"])
     faulthandler.enable()  # says in which decoder a crash was
     sys.path[:] = start["sys_path"]
+    os.environ["OMP_NUM_THREADS"] = "1"  # for NumPy, where a fit needs it: several decoders share the machine
 
     from embedder.media.serve import Server
 

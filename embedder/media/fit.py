@@ -11,9 +11,11 @@ Size = tuple[int, int]
 Box = tuple[int, int, int, int]
 Resize = Literal["squash", "crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+Resampler = Literal["pillow", "torchvision"]
 
 REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
-MAX_CROP_ASPECT = 4  # beyond it, what a crop would throw away is cut off before the resize
+MAX_CROP_ASPECT: dict[Resampler, int] = {"pillow": 4, "torchvision": 64}
+"""Beyond it, what a crop would throw away is cut off before the resize. torchvision's costs little in any case."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,16 @@ class PictureFit:
         image_size: side of the square, in pixels.
         resize: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
             `pad` shows the whole picture on white.
-        interpolation: Pillow's filter of that name (antialiased).
+        interpolation: the filter of that name (antialiased).
         reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
+        resampler: whose resize gives the values, to the bit; `torchvision` also crops as transformers does with it.
     """
 
     image_size: int
     resize: Resize = "squash"
     interpolation: Interpolation = "bilinear"
     reduced_decode: bool = False
+    resampler: Resampler = "pillow"
 
 
 def scaled_size(size: Size, fit: PictureFit) -> Size:
@@ -53,24 +57,28 @@ def scaled_size(size: Size, fit: PictureFit) -> Size:
     return width, height
 
 
-def crop_box(size: Size, side: int) -> Box:
-    """The middle square of a scaled picture whose sides are `side` or more.
+def kept_box(size: Size, fit: PictureFit) -> Box:
+    """What is kept of a scaled picture: the middle square of a crop, else all.
 
-    Source: torchvision 0.29 `center_crop`, which rounds the halves.
+    Source: torchvision 0.29 `center_crop`, which rounds the halves of what goes (timm calls it), and transformers 5.23
+    `TorchvisionBackend.center_crop`, which cuts them off.
     """
-    left, top = (round((edge - side) / 2) for edge in size)
-    return left, top, left + side, top + side
+    if fit.resize != "crop":
+        return 0, 0, *size
+    half = int if fit.resampler == "torchvision" else round
+    left, top = (half((edge - fit.image_size) / 2) for edge in size)
+    return left, top, left + fit.image_size, top + fit.image_size
 
 
-def long_cut(size: Size) -> Box | None:
-    """What to keep of a very long picture before the resize of a crop, or None.
+def long_cut(size: Size, fit: PictureFit) -> Box | None:
+    """What to keep of a very long picture before the resize of a crop, or None for all.
 
     A picture of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
     """
-    shortest = min(size)
-    if max(size) <= MAX_CROP_ASPECT * shortest:
+    longest = MAX_CROP_ASPECT[fit.resampler] * min(size)
+    if fit.resize != "crop" or max(size) <= longest:
         return None
-    width, height = (min(edge, MAX_CROP_ASPECT * shortest) for edge in size)
+    width, height = (min(edge, longest) for edge in size)
     left, top = (size[0] - width) // 2, (size[1] - height) // 2
     return left, top, left + width, top + height
 

@@ -10,7 +10,8 @@ class DecodeLimits:
     Attributes:
         timeout_s: wall clock for one picture, or for one segment of a video.
         video_timeout_s: wall clock for one whole video, without the time its reader spends between segments.
-        memory_bytes: address space of the decoding child process; it needs about 140 MiB before the first video.
+        memory_bytes: address space of the decoding child process; about 140 MiB go before the first video, and 80
+            more with the torchvision resampler.
         max_pixels: decoded pixels of one picture or of one frame.
         max_file_bytes: encoded size of one picture; videos are streamed.
     """

@@ -20,7 +20,7 @@ from PIL import (
 )
 
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit, crop_box, draft_size, long_cut, scaled_size
+from embedder.media.fit import PictureFit, Size, draft_size, kept_box, long_cut, scaled_size
 
 PLUGINS = (
     JpegImagePlugin,
@@ -167,20 +167,26 @@ def _assumed_range(picture: Image.Image, is_float: bool) -> tuple[float, float]:
 def fit_picture(picture: Image.Image, fit: PictureFit) -> bytes:
     """Resize an RGB or L picture and crop or pad it to the square; S * S * 3 bytes.
 
-    Pillow's filters antialias. They give the PIL image processors' values exactly, and torchvision's to one level
-    (bilinear).
+    The values are those of transformers' PIL or torchvision image processors, as the fit's resampler says.
     """
-    side = fit.image_size
-    if fit.resize == "crop" and (cut := long_cut(picture.size)):
+    if cut := long_cut(picture.size, fit):
         picture = picture.crop(cut)
-    size = scaled_size(picture.size, fit)
+    scaled = _scaled(picture, scaled_size(picture.size, fit), fit)
+    if fit.resize == "pad":
+        scaled = _padded(scaled, fit.image_size)
+    return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
+
+
+def _scaled(picture: Image.Image, size: Size, fit: PictureFit) -> Image.Image:
+    """Resize, and keep what the fit keeps."""
+    box = kept_box(size, fit)
+    if fit.resampler == "torchvision":
+        from embedder.media.resample import resample
+
+        return resample(picture, size, box, fit.interpolation)
     gap = 2.0 if fit.reduced_decode else None
     scaled = picture.resize(size, Image.Resampling[fit.interpolation.upper()], reducing_gap=gap)
-    if fit.resize == "crop":
-        scaled = scaled.crop(crop_box(size, side))
-    elif fit.resize == "pad":
-        scaled = _padded(scaled, side)
-    return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
+    return scaled if box == (0, 0, *size) else scaled.crop(box)
 
 
 def _padded(picture: Image.Image, side: int) -> Image.Image:

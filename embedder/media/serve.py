@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from fractions import Fraction
+from importlib import import_module
 from typing import Any, BinaryIO, cast
 
 from embedder.media.errors import DecodeError
@@ -70,8 +71,9 @@ class Server:
             return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
 
     def _picture(self, request: Message, file: BinaryIO) -> Message:
+        fit = _read_fit(request)
         encoded = read_whole(file, self._max_file_bytes)
-        self._post([decode_picture(encoded, PictureFit(**request["fit"]), self._max_pixels)])
+        self._post([decode_picture(encoded, fit, self._max_pixels)])
         return {"num_pictures": 1}
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
@@ -80,7 +82,7 @@ class Server:
 
         segments = read_segments(
             file,
-            PictureFit(**request["fit"]),
+            _read_fit(request),
             segment_s=Fraction(str(request["segment_s"])),
             frames_per_segment=request["frames_per_segment"],
             max_pixels=self._max_pixels,
@@ -105,7 +107,7 @@ class Server:
     def _frame(self, request: Message, file: BinaryIO) -> Message:
         from embedder.media.videos import read_frame_at
 
-        self._post([read_frame_at(file, PictureFit(**request["fit"]), request["time_s"], self._max_pixels)])
+        self._post([read_frame_at(file, _read_fit(request), request["time_s"], self._max_pixels)])
         return {"num_pictures": 1}
 
     def _source(self, request: Message) -> BinaryIO:
@@ -142,6 +144,14 @@ class Server:
         line, _, self._received = self._received.partition(b"\n")
         message: Message = json.loads(line)
         return message
+
+
+def _read_fit(request: Message) -> PictureFit:
+    """How pictures are fitted; what that takes is imported while there is no picture yet that fills the memory."""
+    fit = PictureFit(**request["fit"])
+    if fit.resampler == "torchvision":
+        import_module("embedder.media.resample")
+    return fit
 
 
 def _error_answer(error_type: str, message: str, transient: bool = False) -> Message:

@@ -62,6 +62,7 @@ def import_processor(folder: Path, image_size: int, max_caption_tokens: int) -> 
         image_size=image_size,
         resize=_resize(path, settings, image_size),
         interpolation=_RESAMPLE[resample],
+        resampler="torchvision",  # AutoImageProcessor takes that backend, whichever class the file names
         mean=_three(path, settings, "image_mean") if normalise else (0.0, 0.0, 0.0),
         std=_three(path, settings, "image_std") if normalise else (1.0, 1.0, 1.0),
         reduced_decode=False,  # so that pixels equal those that the model was trained with
@@ -70,7 +71,7 @@ def import_processor(folder: Path, image_size: int, max_caption_tokens: int) -> 
 
 
 def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
-    """Say in transformers' words what our preprocessing does.
+    """Say in transformers' words what our preprocessing does, but for the resampler, which it has no word for.
 
     Raises:
         ModelError: no processor of theirs does it.

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from embedder.media.containers import declared_bytes
-from embedder.media.fit import PictureFit, crop_box, draft_size, long_cut, scaled_size
+from embedder.media.fit import PictureFit, draft_size, kept_box, long_cut, scaled_size
 from embedder.media.segments import FrameClock, SegmentRule, TimedFrame, pick_segments
 
 
@@ -27,13 +27,20 @@ def test_scaled_sizes(resize, size, expected):
 
 
 def test_crop_takes_the_middle():
-    assert crop_box((298, 224), 224) == (37, 0, 261, 224)
+    crop = PictureFit(224, "crop")
+    assert kept_box((298, 224), crop) == (37, 0, 261, 224)
+    assert kept_box((224, 299), crop) == (0, 38, 224, 262)  # half of 75, rounded to even as torchvision does
+    assert kept_box((224, 299), PictureFit(224, "crop", resampler="torchvision")) == (0, 37, 224, 261)
+    assert kept_box((224, 168), PictureFit(224, "pad")) == (0, 0, 224, 168)
 
 
 def test_only_very_long_pictures_are_cut_before_the_resize():
-    assert long_cut((400, 100)) is None
-    assert long_cut((50_000, 1)) == (24_998, 0, 25_002, 1)
-    assert long_cut((10, 1001)) == (0, 480, 10, 520)
+    crop = PictureFit(224, "crop")
+    assert long_cut((400, 100), crop) is None
+    assert long_cut((50_000, 1), crop) == (24_998, 0, 25_002, 1)
+    assert long_cut((10, 1001), crop) == (0, 480, 10, 520)
+    assert long_cut((10, 640), PictureFit(224, "crop", resampler="torchvision")) is None
+    assert long_cut((50_000, 1), PictureFit(224)) is None
 
 
 @pytest.mark.parametrize("resize", ["squash", "crop", "pad"])

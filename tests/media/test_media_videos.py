@@ -318,5 +318,6 @@ def test_real_frames_are_fitted_like_pictures(door, make_video, encode_picture):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
     path = make_video([], frames=[np.asarray(image)], codec="ffv1", kind="mkv", pix_fmt="bgr0")
     for resize in ("squash", "crop", "pad"):
-        fit = PictureFit(24, resize, "bicubic")
-        assert np.array_equal(door.frame_at(path, fit, 0), door.picture(encode_picture(image, "PNG"), fit))
+        for resampler in ("pillow", "torchvision"):
+            fit = PictureFit(24, resize, "bicubic", resampler=resampler)
+            assert np.array_equal(door.frame_at(path, fit, 0), door.picture(encode_picture(image, "PNG"), fit))

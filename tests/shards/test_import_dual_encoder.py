@@ -143,6 +143,7 @@ def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, 
         "image_size": 24,
         "resize": "squash",
         "interpolation": "bilinear",
+        "resampler": "torchvision",
         "mean": (0.3, 0.4, 0.5),
         "std": (0.5, 0.5, 0.5),
         "reduced_decode": False,
@@ -205,7 +206,8 @@ def test_a_cropping_processor_becomes_a_crop(tokenizer_json, tmp_path):
     processor = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
     save_checkpoint(tmp_path / "hf", tokenizer_json, processor)
     config = import_vision_text_dual_encoder(tmp_path / "hf", tmp_path / "out")
-    assert (config.preprocess.resize, config.preprocess.interpolation) == ("crop", "bicubic")
+    preprocess = config.preprocess
+    assert (preprocess.resize, preprocess.interpolation, preprocess.resampler) == ("crop", "bicubic", "torchvision")
 
 
 def test_captions_keep_transformers_own_token_ids(checkpoint, tmp_path):

@@ -126,6 +126,7 @@ def test_preprocessing_is_timms(albert, tmp_path):
     preprocess = import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24).preprocess
     assert preprocess.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
     assert (preprocess.resize, preprocess.interpolation, preprocess.image_size) == ("crop", "bicubic", 32)
+    assert preprocess.resampler == "pillow"
     assert preprocess.max_caption_tokens == 40
 
 

@@ -123,13 +123,14 @@ def test_preprocess_fingerprints_see_everything_before_the_model(make_config):
     base = preprocess_fingerprint(preprocess, b"{}", 5.0, 4)
     others = [
         preprocess_fingerprint(preprocess.model_copy(update={"resize": "squash"}), b"{}", 5.0, 4),
+        preprocess_fingerprint(preprocess.model_copy(update={"resampler": "torchvision"}), b"{}", 5.0, 4),
         preprocess_fingerprint(preprocess.model_copy(update={"max_caption_tokens": 9}), b"{}", 5.0, 4),
         preprocess_fingerprint(preprocess.model_copy(update={"std": (0.2, 0.3, 0.5)}), b"{}", 5.0, 4),
         preprocess_fingerprint(preprocess, b"{ }", 5.0, 4),
         preprocess_fingerprint(preprocess, b"{}", 5.5, 4),
         preprocess_fingerprint(preprocess, b"{}", 5.0, 5),
     ]
-    assert len({base, *others}) == 7
+    assert len({base, *others}) == 8
     assert preprocess_fingerprint(preprocess, b"{}", 5, 4) == base
 
 
