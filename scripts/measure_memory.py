@@ -27,9 +27,8 @@ def main() -> None:
         make_demo_model(TAR, model)
         peaks = {count: measure(Path(root) / str(count), model, count) for count in (num_items, GROWTH * num_items)}
     for count, report in peaks.items():
-        print(
-            f"{count:7,} items: peak {report['peak_memory_bytes'] / 2**20:,.0f} MiB, {report['items_per_s']:.0f} items/s"
-        )
+        mib = report["peak_memory_bytes"] / 2**20
+        print(f"{count:7,} items: peak {mib:,.0f} MiB, {report['items_per_s']:.0f} items/s")
     small, large = (report["peak_memory_bytes"] for report in peaks.values())
     print(json.dumps({"num_items": list(peaks), "peak_memory_bytes": [small, large], "ratio": round(large / small, 3)}))
 
