@@ -11,15 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedder.opened_store import Store, open_store
     from embedder.predictor import BatchPredictor
+    from embedder.retrieval.opened_store import Store, open_store
 
 __all__ = ["BatchPredictor", "Store", "open_store"]
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
-    "Store": "embedder.opened_store",
-    "open_store": "embedder.opened_store",
+    "Store": "embedder.retrieval.opened_store",
+    "open_store": "embedder.retrieval.opened_store",
 }
 
 

@@ -14,7 +14,7 @@ from embedder.config import RunConfig
 from embedder.errors import ConfigError
 
 if TYPE_CHECKING:
-    from embedder.opened_store import Store
+    from embedder.retrieval.opened_store import Store
     from embedder.store.files import StoreFiles
 
 
@@ -56,7 +56,7 @@ def embed(config: RunConfig, *, retry_rejects: bool = False) -> Result:
 
 def index_build(config: RunConfig, kind: str) -> Result:
     """Build and publish an index."""
-    from embedder.indexing import build_store_index
+    from embedder.retrieval.indexing import build_store_index
 
     number, manifest = build_store_index(open_files(config), kind=_index_kind(kind))
     recall = "exact" if manifest.kind == "flat" else f"recall@10 {manifest.recall_at_10:.3f}"
@@ -75,7 +75,7 @@ def _index_kind(kind: str) -> Any:
 
 def index_status(config: RunConfig) -> Result:
     """List the index versions."""
-    from embedder.indexing import index_root
+    from embedder.retrieval.indexing import index_root
     from embedder.store.binding import published
     from index.manifest import read_manifest
     from index.versions import list_versions, version_path
@@ -198,7 +198,7 @@ def model_info(config: RunConfig) -> Result:
 
 def rejects(config: RunConfig, run_id: str | None) -> Result:
     """List rejects: of what is published, or of a run that was not."""
-    from embedder.known import rejected_items
+    from embedder.run.known import rejected_items
 
     found = rejected_items(open_files(config), run_id)
     table = _table("item", "step", "error", "transient", "attempts")
@@ -237,7 +237,7 @@ def open_files(config: RunConfig) -> "StoreFiles":
 
 def open_published(config: RunConfig) -> "Store":
     """What that store has published."""
-    from embedder.opened_store import Store
+    from embedder.retrieval.opened_store import Store
 
     return Store(open_files(config), config.model)
 

@@ -11,8 +11,8 @@ from embedder.commands import Result
 from embedder.config import RunConfig, SourceConfig
 from embedder.display import TerminalWatcher, report_parts
 from embedder.embed import embed
-from embedder.indexing import build_store_index
-from embedder.opened_store import open_store
+from embedder.retrieval.indexing import build_store_index
+from embedder.retrieval.opened_store import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.publish import read_current
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig

@@ -4,9 +4,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from embedder import machine
 from embedder.config import RunConfig
-from embedder.resources import Available, allocate
+from embedder.run import machine
+from embedder.run.resources import Available, allocate
 
 PACKAGES = ("ray", "torch", "timm", "transformers", "pyarrow", "deltalake", "faiss-cpu", "pillow", "av", "obstore")
 

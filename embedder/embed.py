@@ -10,20 +10,20 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from embedder import machine
 from embedder.config import RunConfig
-from embedder.diff import Difference, diff
-from embedder.engine import Choice, choose_engine
 from embedder.errors import ConfigError, RunFailed, SourceError
-from embedder.indexing import keep_index
-from embedder.job import Job, Model, make_plan, open_model, plan_job, preprocessing_of
-from embedder.known import known_items
-from embedder.monitor import RunMonitor
-from embedder.report import Report, count_items, step_reports
-from embedder.resources import Available, check_cpus, requested
+from embedder.retrieval.indexing import keep_index
 from embedder.rows import carried_schema
+from embedder.run import machine
+from embedder.run.diff import Difference, diff
+from embedder.run.engine import Choice, choose_engine
+from embedder.run.job import Job, Model, make_plan, open_model, plan_job, preprocessing_of
+from embedder.run.known import known_items
+from embedder.run.monitor import RunMonitor
+from embedder.run.report import Report, count_items, step_reports
+from embedder.run.resources import Available, check_cpus, requested
+from embedder.run.stopping import stop_on_signals
 from embedder.sources.listing import list_sources
-from embedder.stopping import stop_on_signals
 from embedder.store.binding import bind_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo, run_file
@@ -166,7 +166,7 @@ def _engine(name: str, config: RunConfig) -> Iterator[tuple[Available, RunJob]]:
 
         yield Available(num_cpus=machine.num_cpus()), embed_locally
         return
-    from embedder.ray_session import ray_session
+    from embedder.run.ray_session import ray_session
 
     with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
         from embedder.pipeline import embed_on_ray

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder import machine
-from embedder.decode import decode
-from embedder.job import Job
-from embedder.stage import Stage
+from embedder.run import machine
+from embedder.run.job import Job
+from embedder.steps.decode import decode
+from embedder.steps.stage import Stage
 from embedder.store.parts import write_part
 
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage

@@ -20,12 +20,12 @@ from ray.data.block import Block
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.util.annotations import RayDeprecationWarning
 
-from embedder.decode import decode
 from embedder.errors import RunFailed
-from embedder.job import Job
-from embedder.resources import Allocation
-from embedder.stage import Stage
-from embedder.stage_spec import StageSpec
+from embedder.run.job import Job
+from embedder.run.resources import Allocation
+from embedder.steps.decode import decode
+from embedder.steps.stage import Stage
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.parts import write_part
 
 # Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
@@ -36,7 +36,7 @@ warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", cat
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
-    """Run the graph to its end; Ray must be up (`embedder.ray_session`).
+    """Run the graph to its end; Ray must be up (`embedder.run.ray_session`).
 
     Raises:
         RunFailed: no step finished anything for `no_progress_timeout_s`.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from embedder import machine
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
-from embedder.job import Model, decode_spec, make_plan, open_model, stage_specs
 from embedder.media.sniff import sniff
-from embedder.resources import Available, allocate
 from embedder.rows import CARRIED, TENSOR
+from embedder.run import machine
+from embedder.run.job import Model, decode_spec, make_plan, open_model, stage_specs
+from embedder.run.resources import Available, allocate
 from embedder.sources.fetch import Fetcher, FetchError
-from embedder.tensors import pack
-from embedder.trace import measure, trace_column
+from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
+from embedder.steps.tensors import pack
+from embedder.steps.trace import measure, trace_column
 
 if TYPE_CHECKING:
     from ray.data import Dataset

@@ -62,7 +62,7 @@ def ray_cluster():
     """The session's Ray: two CPUs, wherever the tests run."""
     import ray
 
-    from embedder.ray_session import start_ray
+    from embedder.run.ray_session import start_ray
 
     start_ray(num_cpus=2)
     yield ray

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from embedder.diff import KNOWN, diff
+from embedder.run.diff import KNOWN, diff
 
 
 def listing(**items):

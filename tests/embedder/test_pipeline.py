@@ -12,10 +12,10 @@ from runs import embedded
 import embedder
 from embedder.embed import store_info
 from embedder.errors import ConfigError, RunFailed
-from embedder.job import make_plan, open_model, plan_job
 from embedder.pipeline import PartSink, embed_on_ray, embedding_graph
-from embedder.ray_session import ray_session
-from embedder.resources import Available
+from embedder.run.job import make_plan, open_model, plan_job
+from embedder.run.ray_session import ray_session
+from embedder.run.resources import Available
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run

@@ -4,7 +4,7 @@ import pytest
 
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.resources import Available, allocate
+from embedder.run.resources import Available, allocate
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from embedder import machine
+from embedder.run import machine
 from embedder.store.journal import read_entry
 from embedder.store.layout import journal_folder
 from embedder.store.runs import Run

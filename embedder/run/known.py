@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.diff import KNOWN
 from embedder.errors import StoreError
+from embedder.run.diff import KNOWN
 from embedder.store.binding import published
 from embedder.store.files import StoreFiles
 from embedder.store.journal import read_entries, read_keys

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
-from embedder.hits import Hits
-from embedder.job import open_model
-from embedder.query import QueryEncoder
-from embedder.search import Searcher
+from embedder.retrieval.hits import Hits
+from embedder.retrieval.query import QueryEncoder
+from embedder.retrieval.search import Searcher
+from embedder.run.job import open_model
 from embedder.store.binding import published, read_store_info
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedder import machine
 from embedder.errors import ConfigError
-from embedder.resources import Available
+from embedder.run import machine
+from embedder.run.resources import Available
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 OBJECT_STORE_BYTES = 1 << 30  # what waits between steps; more would only hide a slow stage

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
+from embedder.steps.tensors import unpack_vectors
 from embedder.store.binding import published, read_store_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, utc_now, write_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import read_current
 from embedder.store.tables import RecordTable
-from embedder.tensors import unpack_vectors
 from index.build import build_index
 from index.choose import KindWish
 from index.manifest import Manifest

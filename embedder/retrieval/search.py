@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.indexing import index_root, pictures
+from embedder.retrieval.indexing import index_root, pictures
+from embedder.steps.tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable
-from embedder.tensors import unpack_vectors
 
 if TYPE_CHECKING:
     from index.search import Index

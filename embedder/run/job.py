@@ -7,11 +7,11 @@ import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.item_decoder import DecodeSpec
 from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
-from embedder.resources import Allocation, Available, allocate
-from embedder.stage_spec import StageSpec
+from embedder.run.resources import Allocation, Available, allocate
+from embedder.steps.item_decoder import DecodeSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
 from embedder.store.parts import Stamp
 from embedder.store.runs import Run

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedder.captions import CaptionEncoder
 from embedder.errors import ConfigError
-from embedder.job import Model, picture_fit
 from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
+from embedder.run.job import Model, picture_fit
+from embedder.steps.captions import CaptionEncoder
 
 if TYPE_CHECKING:
     from shards.ranges import ShardSpec

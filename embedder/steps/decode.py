@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from embedder.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
 from embedder.media.sniff import sniff
 from embedder.rows import DECODED, TENSOR
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
+from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
+from embedder.steps.tensors import pack
+from embedder.steps.trace import measure, trace_column
 from embedder.store.runs import Run
-from embedder.tensors import pack
-from embedder.trace import measure, trace_column
 
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from embedder.stage_spec import StageSpec
-from embedder.tensors import pack_flat, pack_vectors, unpack
-from embedder.trace import measure, trace_column
+from embedder.steps.stage_spec import StageSpec
+from embedder.steps.tensors import pack_flat, pack_vectors, unpack
+from embedder.steps.trace import measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.model_folder import resolve_model

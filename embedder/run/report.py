@@ -67,7 +67,7 @@ def step_reports(trace: Iterable[dict[str, Any]], num_replicas: dict[str, int]) 
     """Sum up the measurements of a run.
 
     Args:
-        trace: `embedder.trace.Measurement` values.
+        trace: `embedder.steps.trace.Measurement` values.
         num_replicas: processes that worked on a step at once, 1 where left out.
 
     Returns:

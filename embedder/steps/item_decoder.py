@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embedder.captions import CaptionEncoder
 from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
 from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.steps.captions import CaptionEncoder
 
 Values = dict[str, Any]
 """Values of one row by column; columns that are left out are null."""

@@ -14,7 +14,7 @@ from embedder.media.limits import DecodeLimits
 from embedder.sources.fetch import Fetcher, FetchError
 
 if TYPE_CHECKING:
-    from embedder.search import Hit
+    from embedder.retrieval.search import Hit
 
 THUMBNAIL_PX = 160
 THUMBNAIL = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
