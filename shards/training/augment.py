@@ -34,7 +34,9 @@ def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Ten
     return torch.from_numpy((_mixed(counters) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
 
 
-def _mixed(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]") -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
+def _mixed(
+    values: "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]",
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

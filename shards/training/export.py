@@ -116,7 +116,9 @@ def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path
         return _write_as_it_is(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
 
 
-def _write_as_it_is(folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path | None) -> Path:
+def _write_as_it_is(
+    folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path | None
+) -> Path:
     """Write tensors in the dtypes that they have."""
     with staged_folder(folder) as stage:
         write_weights(stage, weights.items())

@@ -28,6 +28,11 @@ class Objective(nn.Module):
             generator = torch.Generator().manual_seed(settings.seed)
             self.prototypes = nn.Parameter(torch.randn(settings.num_concepts, embedding_dim, generator=generator))
 
+    def set_prototypes(self, prototypes_CE: torch.Tensor) -> None:
+        """Put given vectors in the prototypes' place; of any length."""
+        with torch.no_grad():
+            self.prototypes.copy_(prototypes_CE)
+
     def clip_scale(self) -> None:
         """Keep the temperature from running away, as CLIP does."""
         with torch.no_grad():
