@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from embedder.config import DecodeConfig, Engine, Section, SourceConfig, describe, load_as
 from embedder.tokenizer_training import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.ranges import LayerRange
 from shards.training.settings import TrainSettings
 
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
@@ -80,6 +81,14 @@ class TrainConfig(Section):
     )
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
 
+    @field_validator("train", mode="before")
+    @classmethod
+    def _layer_ranges(cls, value: object) -> object:
+        """In a file, a range of layers is written as [start, stop]."""
+        if not isinstance(value, dict):
+            return value
+        return value | {name: _layer_range(value[name]) for name in ("vision_layers", "text_layers") if name in value}
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.model is None) == (self.architecture is None):
@@ -100,6 +109,15 @@ class TrainConfig(Section):
         if self.train.loss == "concepts":
             raise ValueError('train.loss "concepts" is not for `embedder train`; write "clip" or "siglip"')
         return self
+
+
+def _layer_range(value: object) -> object:
+    match value:
+        case [int(start), int(stop)]:
+            return LayerRange(start, stop)
+        case LayerRange():
+            return value
+    raise ValueError(f"layers are written as [start, stop], and found is {value!r}")
 
 
 def load_train_config(

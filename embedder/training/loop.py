@@ -18,6 +18,7 @@ from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.checkpoint import save_checkpoint
 from shards.training.trainer import StepMetrics, Trainer
 
+DRAW_EVERY_S = 20.0  # the curves take half a second
 MIN_SEEN = 1000  # items, before their share of rejects means something within the first epoch
 
 Batches = Callable[[int, int], Generator[tuple[int, TrainBatch | FeatureBatch | None], None, None]]
@@ -76,7 +77,7 @@ class Loop:
             shards.ModelError: the loss is no finite number.
         """
         self._began_s = time.monotonic() - self.standing.elapsed_s
-        self._saved_s = time.monotonic()
+        self._saved_s = self._drawn_s = time.monotonic()
         while not self._is_done() and not self.stop.requested:
             self._epoch()
             self._check_rejects()
@@ -128,13 +129,15 @@ class Loop:
         if is_best:
             self.standing.best = found
             self._export_best()
-        self._draw()
+        if time.monotonic() - self._drawn_s >= DRAW_EVERY_S:
+            self._draw()
 
     def _export_best(self) -> None:
         self.trainer.export(self.outputs.model, self.outputs.root.name, replace=True)
 
     def _draw(self) -> None:
         draw_curves(self.outputs.curves, self.outputs.read_metrics(), f"{self.outputs.root.name}: {self._what()}")
+        self._drawn_s = time.monotonic()
 
     def _what(self) -> str:
         train = self.config.train

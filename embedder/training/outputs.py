@@ -5,7 +5,7 @@ last/             the model at the end, or where training was stopped
 delta/            with what = "layers": those layers alone, over the untouched base
 checkpoint.pt     everything that `--resume` needs
 metrics.jsonl     a line for each logged step and each measurement
-curves.png        the same, drawn
+curves.png        the same, drawn; while training is on, now and then
 rejects.jsonl     items that could not be trained on, and why
 tokenizer.json    of a fresh model
 report.json       what the run came to

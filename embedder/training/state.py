@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,10 +57,17 @@ def from_plain(values: dict[str, Any]) -> Standing:
 
 def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[str, Any]:
     """What a run and its resumption must have in common, as JSON values by key."""
-    tree = config.model_dump(mode="json", exclude=FREE_KEYS)
-    tree["items"] = _items_hash(train)
-    tree["validation items"] = _items_hash(validation)
-    return tree
+    values = dict(_flat(config.model_dump(mode="json", exclude=FREE_KEYS)))
+    return values | {"the items to train on": _items_hash(train), "the items held out": _items_hash(validation)}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key, as `--set` takes them."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _items_hash(items: Items) -> str:
@@ -73,7 +81,7 @@ def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> No
     Raises:
         ConfigError: a setting or the listed items differ from those that the run began with.
     """
-    for key in began.keys() | now.keys():
+    for key in {**now, **began}:
         if began.get(key) != now.get(key):
             raise ConfigError(
                 f"{where}: this run began with {key} = {_short(began.get(key))}, and now it is {_short(now.get(key))}; "

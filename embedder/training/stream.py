@@ -9,7 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 import ray.data
-from ray.data import DataContext, DataIterator, Dataset
+from ray.data import DataIterator, Dataset
 
 from embedder.pipeline import MAX_RETRIES, blocks_of
 from embedder.training.examples import ExampleSpec, decode_examples
@@ -27,8 +27,8 @@ def decode_on_ray(
 
 def example_stream(listing: pa.Table, spec: ExampleSpec, items_per_task: int, num_cpus: float) -> Dataset:
     """The dataset of examples; lazy. Tasks may finish in any order, their blocks come in the items' order."""
-    DataContext.get_current().execution_options.preserve_order = True
     dataset = ray.data.from_arrow(list(blocks_of([listing], items_per_task)))
+    dataset.context.execution_options.preserve_order = True  # the dataset's own copy of the context
     return dataset.map_batches(
         partial(decode_examples, spec=spec),
         batch_format="pyarrow",
@@ -39,7 +39,5 @@ def example_stream(listing: pa.Table, spec: ExampleSpec, items_per_task: int, nu
 
 
 def shares(dataset: Dataset, num_workers: int) -> list[DataIterator]:
-    """One iterator a training worker; together they give each example once. A worker may run on another machine."""
-    if num_workers == 1:
-        return [dataset.iterator()]
-    return list(dataset.streaming_split(num_workers, equal=True))
+    """One iterator a training worker, on whichever machine; read at the same time, they give each example once."""
+    return [dataset.iterator()] if num_workers == 1 else list(dataset.streaming_split(num_workers))
