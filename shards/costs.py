@@ -61,9 +61,9 @@ def _front_flops(vision: VisionConfig) -> float:
         return 2 * vision.num_patches * 3 * vision.patch_size**2 * vision.width
     channels = (3, *vision.stem_channels)
     maps = ((vision.image_size // 2 ** (i + 1), channels[i], channels[i + 1]) for i in range(3))
-    stem = sum(18 * side**2 * num_in * num_out for side, num_in, num_out in maps)
+    stem: int = sum(18 * side * side * num_in * num_out for side, num_in, num_out in maps)
     patch_side = vision.patch_size // CONV_STEM_STRIDE_PX
-    return stem + 2 * vision.num_patches * channels[-1] * patch_side**2 * vision.width
+    return stem + 2 * vision.num_patches * channels[-1] * patch_side * patch_side * vision.width
 
 
 def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:

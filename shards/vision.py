@@ -58,7 +58,7 @@ def _build_conv_embed(config: VisionConfig, **settings: Any) -> Any:
     backbone = nn.Sequential(
         *(ConvNormAct(channels[i], channels[i + 1], 3, stride=2, act_layer=nn.GELU) for i in range(3))
     )
-    backbone.num_features = channels[-1]  # where HybridEmbed looks for it
+    setattr(backbone, "num_features", channels[-1])  # noqa: B010 - where HybridEmbed looks; mypy takes it for a module
     feature_size = config.image_size // CONV_STEM_STRIDE_PX
     return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=CONV_STEM_STRIDE_PX, **settings)
 

@@ -30,11 +30,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         ModelError: there is no such file, or it is broken.
     """
+    if not Path(path).is_file():
+        raise ModelError(f"{path}: there is no such file; name a checkpoint of a training run")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error}; name a checkpoint of a training run") from None
-    except Exception as error:  # noqa: BLE001 - torch raises pickle, zip and runtime errors for broken files
+    except Exception as error:  # noqa: BLE001 - torch raises system, pickle, zip and runtime errors for broken files
         raise ModelError(f"{path}: this is no whole checkpoint ({error!s:.200}); start from an older one") from None
     if not isinstance(state, dict):
         raise ModelError(f"{path}: found {type(state).__name__}, expected a checkpoint's values; name another file")

@@ -26,7 +26,9 @@ class Objective(nn.Module):
             self.logit_bias = nn.Parameter(torch.tensor(INITIAL_SIGLIP_BIAS))
         if settings.loss == "concepts":
             generator = torch.Generator().manual_seed(settings.seed)
-            self.prototypes = nn.Parameter(torch.randn(settings.num_concepts, embedding_dim, generator=generator))
+            # About unit rows: AdamW's steps are of the learning rate's size, and longer rows would hardly turn.
+            rows = torch.randn(settings.num_concepts, embedding_dim, generator=generator) / math.sqrt(embedding_dim)
+            self.prototypes = nn.Parameter(rows)
 
     def set_prototypes(self, prototypes_CE: torch.Tensor) -> None:
         """Put given vectors in the prototypes' place; of any length."""

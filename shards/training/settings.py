@@ -49,7 +49,9 @@ class TrainSettings(Section):
     warmup_steps: int = Field(100, ge=0)
     num_steps: int = Field(1000, ge=1, description="length of the schedule; steps beyond keep its last rate")
     cooldown_steps: int | None = Field(
-        None, ge=0, description="the rate stays until so many steps before the end, then falls; none: it falls throughout"
+        None,
+        ge=0,
+        description="the rate stays until so many steps before the end, then falls; none: it falls throughout",
     )
     grad_clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no limit")
     ema_decay: float = Field(0.999, ge=0, lt=1, description="of the averaged weights; 0: the last weights")

@@ -19,21 +19,24 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
         config: the model.
         settings: what should learn.
     """
-    if name == PROTOTYPES:
-        return settings.train_prototypes
-    if name in (LOGIT_SCALE, LOGIT_BIAS):
-        return True
+    if name in (PROTOTYPES, LOGIT_SCALE, LOGIT_BIAS):
+        return settings.train_prototypes or name != PROTOTYPES
+    return name.startswith(trainable_prefixes(config, settings))
+
+
+def trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
+    """How the names of the towers' tensors start that learn."""
     match settings.what:
         case "all":
-            return True
+            return ("vision", "text")
         case "vision_frozen":
-            return name.startswith("text")
+            return ("text",)
         case "text_frozen":
-            return name.startswith("vision")
+            return ("vision",)
         case "projections":
-            return name.startswith(("vision_head.projection", "text_head.projection"))
+            return ("vision_head.projection", "text_head.projection")
         case "layers":
-            return name.startswith(layer_prefixes(config, settings))
+            return layer_prefixes(config, settings)
 
 
 def layer_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ class Trainer:
             loss = self.objective(*self._embed(batch), batch)
             if not torch.isfinite(loss):
                 raise ModelError(f"step {self.num_steps_done + 1}: the loss is {loss.item()}; lower learning_rate")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(self._trained(), self.settings.grad_clip or float("inf"))
         self._optimizer.step()
         self.objective.clip_scale()
@@ -146,7 +146,7 @@ class Trainer:
     def encode_images(self, pixels_NHHC: torch.Tensor) -> torch.Tensor:
         """Embed uint8 pictures with the averaged weights, as the exported model will; float32 (N, E) on the CPU."""
         parts = [torch.empty(0, self.config.embedding_dim)]
-        for rows in pixels_NHHC.split(ENCODE_ROWS):
+        for rows in torch.split(pixels_NHHC, ENCODE_ROWS):
             projected = self.averaged.vision_head(image_features(self.averaged, rows))
             parts.append(nn.functional.normalize(projected, dim=-1).cpu())
         return torch.cat(parts)
@@ -155,7 +155,7 @@ class Trainer:
     def encode_captions(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Embed packed captions with the averaged weights; float32 (M, E) on the CPU."""
         parts = [torch.empty(0, self.config.embedding_dim)]
-        for rows in lengths.split(ENCODE_ROWS):
+        for rows in torch.split(lengths, ENCODE_ROWS):
             ids, token_ids = token_ids[: int(rows.sum())], token_ids[int(rows.sum()) :]
             projected = self.averaged.text_head(caption_features(self.averaged, ids, rows))
             parts.append(nn.functional.normalize(projected, dim=-1).cpu())
@@ -286,7 +286,8 @@ class Trainer:
         return [parameter for _, parameter in self._named_parameters() if parameter.requires_grad]
 
     def _make_optimizer(self) -> torch.optim.AdamW:
-        decayed, others = [], []
+        decayed: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in self._named_parameters():
             if parameter.requires_grad:
                 (decayed if has_decay(name, parameter.ndim) else others).append(parameter)
@@ -316,15 +317,13 @@ def _fresh_towers(config: ModelConfig, seed: int) -> TwinTower:
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Let torch choose kernels that give the same bits each time, where it has them."""
-    was_on = torch.are_deterministic_algorithms_enabled()
-    was_warning, was_filling = (
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
+    memory: Any = torch.utils.deterministic
+    was_on, was_filling = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs 5 % of a step, and nothing reads such memory
+    memory.fill_uninitialized_memory = False  # costs 5 % of a step, and nothing reads such memory
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(was_on, warn_only=was_warning)
-        torch.utils.deterministic.fill_uninitialized_memory = was_filling
+        memory.fill_uninitialized_memory = was_filling
