@@ -70,7 +70,7 @@ class TrainConfig(Section):
     train: TrainSettings = TrainSettings()
     decode: DecodeConfig = DecodeConfig()
     engine: Engine = "auto"
-    device: str = Field("auto", description='"auto", "cpu" or "cuda"')
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"auto", "cpu" or "cuda"')
     num_threads: int | None = Field(None, ge=1, description="torch threads; none: all CPUs")
     cache_bytes: int = Field(1 << 30, ge=0, description="decoded pictures kept in memory after the first epoch")
     log_every_steps: int = Field(10, ge=1, description="steps between two lines of metrics")
@@ -106,6 +106,8 @@ class TrainConfig(Section):
             raise ValueError(f"validation.source is {self.validation.source!r}; the sources are {names}")
         if self.validation.source is not None and len(names) < 2:
             raise ValueError("validation.source holds out the only source; add another to train on")
+        if self.train.what == "layers" and self.model is None:
+            raise ValueError('train.what = "layers" saves a delta over a base; give `model`, not [architecture]')
         if self.train.loss == "concepts":
             raise ValueError('train.loss "concepts" is not for `embedder train`; write "clip" or "siglip"')
         return self

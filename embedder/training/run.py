@@ -141,9 +141,10 @@ def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out
 
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
     """The model, and how items become its input."""
-    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(config)
     if config.architecture is None:
         model = open_model(str(config.model))
+        _check_layers(config, model)
         trainer = Trainer(model.folder, config.train, device=device)
         return trainer, _spec(config, decode_spec(RunConfig(decode=config.decode), model))
     tokenizer_json = _tokenizer(config, outputs, items)
@@ -151,6 +152,34 @@ def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Train
     fresh = Model(str(outputs.root), outputs.root, model_config, tokenizer_json, fingerprint="")
     trainer = Trainer(model_config, config.train, device=device, tokenizer_json=tokenizer_json)
     return trainer, _spec(config, decode_spec(RunConfig(decode=config.decode), fresh))
+
+
+def _check_layers(config: TrainConfig, model: Model) -> None:
+    """Refuse ranges beyond the model's layers.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    depths = {"vision": model.config.vision.depth, "text": model.config.text.num_hidden_layers}
+    for tower, layers in (("vision", config.train.vision_layers), ("text", config.train.text_layers)):
+        if layers.stop > depths[tower]:
+            raise ConfigError(
+                f"train.{tower}_layers = [{layers.start}, {layers.stop}]: {model.folder} has {depths[tower]} such "
+                f"layers; write a range within [0, {depths[tower]}]"
+            )
+
+
+def _device(config: TrainConfig) -> str:
+    """The torch device.
+
+    Raises:
+        ConfigError: there is none of that name here.
+    """
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f'device = {config.device!r}: this machine has no CUDA device; write "cpu" or "auto"')
+    return config.device
 
 
 def _spec(config: TrainConfig, decode: DecodeSpec) -> ExampleSpec:

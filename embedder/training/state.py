@@ -13,7 +13,7 @@ from embedder.errors import ConfigError
 from embedder.training.batches import Tally
 from embedder.training.items import Items
 
-# What may differ between a run and its resumption: it changes no weight.
+# What may differ between a run and its resumption: it changes no weight, unless a file runs into a limit of decoding.
 FREE_KEYS = {
     "out",
     "engine",

@@ -9,9 +9,12 @@ from torch.nn import functional
 
 from embedder.training.batches import Pair
 from embedder.training.order import Keys
-from shards.training.batch import FeatureBatch, TrainBatch
+from shards.training.batch import TrainBatch
+from shards.training.forward import caption_features, image_features
 from shards.training.metrics import retrieval_at
 from shards.training.trainer import Trainer
+
+ROWS = 256  # that the towers take at a time
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Validation:
             token_lengths=torch.tensor([len(caption) for caption in texts.values()]),
             caption_concepts=torch.tensor([concept for concept, _ in texts]),
         )
-        self._features: FeatureBatch | None = None
+        self._features: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def measure(self, trainer: Trainer) -> Retrieval:
         """R@k with the averaged weights, which are what is exported."""
@@ -58,13 +61,23 @@ class Validation:
     def _projected(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
         """Frozen towers run once; only the projections differ from one measurement to the next."""
         if self._features is None:
-            self._features = trainer.tower_features(self.batch)
+            self._features = self._run_towers(trainer)
         heads = trainer.averaged.vision_head, trainer.averaged.text_head
-        inputs = self._features.image_features, self._features.caption_features
         images, captions = (
-            functional.normalize(head(features), dim=-1).cpu() for head, features in zip(heads, inputs, strict=True)
+            functional.normalize(head(features), dim=-1).cpu()
+            for head, features in zip(heads, self._features, strict=True)
         )
         return images, captions
+
+    def _run_towers(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
+        towers, tokens = trainer.averaged, self.batch.token_ids
+        images = [image_features(towers, rows) for rows in torch.split(self.batch.pixels, ROWS)]
+        captions = []
+        for lengths in torch.split(self.batch.token_lengths, ROWS):
+            num_tokens = int(lengths.sum())
+            captions.append(caption_features(towers, tokens[:num_tokens], lengths))
+            tokens = tokens[num_tokens:]
+        return torch.cat(images), torch.cat(captions)
 
 
 def _numbers(concepts: torch.Tensor) -> Keys:

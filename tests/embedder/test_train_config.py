@@ -54,6 +54,10 @@ MISTAKES = [
     ('model = "x"\nout = "y"\n[validation]\nsource = "b"\n[[source]]\npath = "a"', "validation.source is 'b'"),
     ('model = "x"\nout = "y"\n[train]\nvision_layers = 3\n[[source]]\npath = "a"', r"\[start, stop\]"),
     ('model = "x"\nout = "y"\n[train]\nwhat = "layers"\n[[source]]\npath = "a"', "ranges of layers"),
+    (
+        'out = "y"\n[architecture]\n[train]\nwhat = "layers"\ntext_layers = [0, 1]\n[[source]]\npath = "a"',
+        "delta over a base",
+    ),
     ('model = "x"\nout = "y"\n[train]\nlearning_rate = -1\n[[source]]\npath = "a"', "train.learning_rate = -1"),
     ('out = "y"\n[architecture.vision]\nimage_size = 32\n[[source]]\npath = "a"', "image_size"),
     ('out = "y"\n[architecture.text]\nvocab_size = 3\n[[source]]\npath = "a"', "at least 7"),
