@@ -46,3 +46,11 @@ def test_captions_are_drawn_without_repetition_and_anew_in_each_epoch():
 
 def test_batches_are_whole_but_for_a_set_smaller_than_one():
     assert [num_batches(count, 10) for count in (100, 109, 3)] == [10, 10, 1]
+
+
+def test_one_number_is_scrambled_as_many_are():
+    from embedder.training.order import _mixed, _state, scrambled
+
+    many = scrambled(KEYS, 7, 3, 1)
+    state = _state(7, 3, 1)
+    assert [_mixed(state ^ (int(key) & (2**64 - 1))) for key in KEYS[:50]] == many[:50].tolist()
