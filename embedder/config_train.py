@@ -60,7 +60,7 @@ class TrainConfig(Section):
     out: str = Field(min_length=1, description="folder for models, checkpoint, metrics and curves")
     source: tuple[SourceConfig, ...] = Field((), description="pairs of picture and caption")
     concept: str = Field(
-        "item_id", description="column whose equal values say: these pictures and captions belong together"
+        "item_id", description="column whose equal values say: these belong together; `caption` is one, too"
     )
     texts: tuple[str, ...] = Field((), description="columns with further captions: a string, or a list of strings")
     tag_sets: tuple[str, ...] = Field((), description="columns with lists of tags; each list is one caption")

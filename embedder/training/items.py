@@ -16,6 +16,7 @@ from embedder.training.order import Keys, epoch_order, is_held_out
 from shards.training.batch import item_key
 
 VALIDATION_EPOCH = -1
+OWN_COLUMNS = ("item_id", "caption")  # of every listing; concepts that no column needs to be carried for
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def list_items(config: TrainConfig) -> Items:
     Raises:
         SourceError: a source can't be listed, lacks a named column, or there is nothing to train on.
     """
-    columns = {name for name in (config.concept, *config.texts, *config.tag_sets) if name != "item_id"}
+    columns = {*config.texts, *config.tag_sets, *({config.concept} - set(OWN_COLUMNS))}
     tables = list(list_sources([_carrying(source, columns) for source in config.source]))
     if not any(table.num_rows for table in tables):
         paths = ", ".join(source.path for source in config.source)
@@ -68,7 +69,11 @@ def _concepts(listing: pa.Table, column: str) -> list[str]:
     ids = [f"item:{item_id}" for item_id in listing["item_id"].to_pylist()]
     if column == "item_id":
         return ids
-    values = listing[CARRIED + column]
+    if column == "caption" and listing["caption_uri"].null_count < len(listing):
+        raise SourceError(
+            'concept "caption": some captions are files of their own; name a column, or leave `concept` out'
+        )
+    values = listing[column if column in OWN_COLUMNS else CARRIED + column]
     if pa.types.is_nested(values.type):
         raise SourceError(f"concept column {column!r} is {values.type}; name one with a single value in each row")
     texts = pc.cast(values, pa.string()).to_pylist()

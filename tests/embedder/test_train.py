@@ -300,6 +300,8 @@ def test_items_without_an_own_concept_column_value_stay_apart(tmp_path):
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     concepts = list_items(training(source, tmp_path / "out", model="m", concept="colour")).concepts
     assert concepts[2] == concepts[3]
+    by_caption = list_items(training(source, tmp_path / "out", model="m", concept="caption")).concepts
+    assert len(set(by_caption.tolist())) == 4
     assert len(set(concepts.tolist())) == 3
     assert isinstance(concepts.tolist()[0], int)
     assert pa.array(concepts).type == pa.int64()
