@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from embedder.config_train import TrainConfig
-from embedder.errors import RunFailed
+from embedder.errors import RunFailed, SourceError
 from embedder.training.batches import Tally
 from embedder.training.curves import draw_curves
 from embedder.training.order import num_batches
@@ -68,16 +68,21 @@ class Loop:
     on_step: OnStep
     say: Callable[[str], None]
     stop: Stop
+    _began_s: float = field(init=False, default=0.0)
+    _saved_s: float = field(init=False, default=0.0)
+    _drawn_s: float = field(init=False, default=0.0)
 
     def run(self) -> None:
         """Train to the last step, or until asked to stop; either way models, checkpoint and curves are there.
 
         Raises:
             RunFailed: a signal came, or too many items were rejected.
+            SourceError: no item has both a picture and a caption.
             shards.ModelError: the loss is no finite number.
         """
         self._began_s = time.monotonic() - self.standing.elapsed_s
-        self._saved_s = self._drawn_s = time.monotonic()
+        self._drawn_s = time.monotonic()
+        self._save()  # so that there is something to resume, whenever a crash comes
         while not self._is_done() and not self.stop.requested:
             self._epoch()
             self._check_rejects()
@@ -92,7 +97,8 @@ class Loop:
         return self.trainer.num_steps_done >= self.config.train.num_steps
 
     def _epoch(self) -> None:
-        standing = self.standing
+        standing, before = self.standing, self.trainer.num_steps_done
+        is_whole = standing.next_batch == 0
         with closing(self.batches(standing.epoch, standing.next_batch)) as batches:
             for number, batch in batches:
                 if batch is not None:
@@ -102,6 +108,12 @@ class Loop:
                 if self._is_done() or self.stop.requested:
                     return
         standing.epoch, standing.next_batch = standing.epoch + 1, 0
+        if is_whole and self.trainer.num_steps_done == before:
+            self._check_rejects()
+            raise SourceError(
+                f"none of {self.num_items:,} items has both a picture and a caption; name `columns.caption` or "
+                "`texts`, or put .txt files beside the pictures"
+            )
 
     def _step(self, metrics: StepMetrics) -> None:
         latest = self.standing.latest

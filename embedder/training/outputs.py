@@ -26,7 +26,7 @@ class Outputs:
     """Paths of a run's files, and how they are written."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).expanduser()
+        self.root = Path(root).expanduser().absolute()
         self.model, self.last, self.delta = self.root / "model", self.root / "last", self.root / "delta"
         self.checkpoint = self.root / "checkpoint.pt"
         self.metrics = self.root / "metrics.jsonl"

@@ -1,6 +1,6 @@
 """Projections only: the frozen towers run once over all items, and epochs go over what they gave."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -32,14 +32,16 @@ class Features:
     starts: Keys
 
 
-def run_towers(items: Items, feed: Feed, trainer: Trainer, batch_size: int, tally: Tally) -> Features:
-    """Encode every picture and every caption once, without augmentation."""
+def run_towers(
+    items: Items, feed: Feed, trainer: Trainer, batch_size: int, tally: Tally, should_stop: Callable[[], bool]
+) -> Features:
+    """Encode every picture and every caption once, without augmentation; fewer of them when asked to stop."""
     places = np.full(len(items), -1, np.int64)
     sizes = [0]
     images: list[torch.Tensor] = []
     captions: list[torch.Tensor] = []
     numbered = enumerate(numbered_pairs(items, feed, tally))
-    while group := list(islice(numbered, batch_size)):
+    while not should_stop() and (group := list(islice(numbered, batch_size))):
         whole = [(position, pair) for position, pair in group if pair.example.is_pair]
         if not whole:
             continue

@@ -121,7 +121,7 @@ def _use_threads(config: TrainConfig) -> None:
 def _check_out(outputs: Outputs, resume: bool) -> None:
     if resume and not outputs.checkpoint.exists():
         raise ConfigError(f"out {outputs.root}: no checkpoint to resume; leave --resume out to begin")
-    if not resume and (outputs.checkpoint.exists() or outputs.model.exists()):
+    if not resume and outputs.checkpoint.exists():
         raise ConfigError(f"out {outputs.root}: a run is there already; go on with --resume, or name another folder")
 
 
@@ -247,7 +247,7 @@ def _run(prepared: Prepared, watcher: Watcher) -> Feed:
             loop = Loop(
                 config=config,
                 trainer=trainer,
-                batches=_batches(prepared, feed, watcher),
+                batches=_batches(prepared, feed, stop, watcher),
                 num_items=len(prepared.train),
                 validation=validation,
                 outputs=prepared.outputs,
@@ -273,13 +273,13 @@ def _validation(held_out: Items, decode: Decode, image_size: int, tally: Tally, 
     return Validation(whole)
 
 
-def _batches(prepared: Prepared, feed: Feed, watcher: Watcher) -> Batches:
+def _batches(prepared: Prepared, feed: Feed, stop: Stop, watcher: Watcher) -> Batches:
     config, tally = prepared.config, prepared.standing.tally
     draw = Draw(config.batch_size, config.captions_per_picture, config.train.seed)
     if config.train.what != "projections":
         return lambda epoch, first: epoch_batches(prepared.train, feed, draw, tally, epoch=epoch, first=first)
     watcher.say("running the frozen towers once over all items; augmentation is off")
-    features = run_towers(prepared.train, feed, prepared.trainer, config.batch_size, tally)
+    features = run_towers(prepared.train, feed, prepared.trainer, config.batch_size, tally, lambda: stop.requested)
     return lambda epoch, first: feature_batches(prepared.train, features, draw, epoch=epoch, first=first)
 
 

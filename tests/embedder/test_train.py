@@ -102,6 +102,8 @@ def test_a_crash_goes_back_to_the_last_checkpoint_and_no_line_of_metrics_stands_
 
     with pytest.raises(MemoryError):
         train(crashing, Watching(crash))
+    with pytest.raises(MemoryError):
+        train(crashing.model_copy(update={"checkpoint_every_s": 1000.0}), Watching(crash), resume=True)
     train(crashing, Watching(), resume=True)
     assert weights(tmp_path / "crashed" / "last") == weights(tmp_path / "whole" / "last")
     steps = [line["step"] for line in metrics(tmp_path / "crashed") if line["kind"] == "train"]
@@ -163,6 +165,13 @@ def test_clips_are_rejected_not_trained_on(tiny_model, tmp_path):
     config = config.model_copy(update={"max_reject_fraction": 0.2})
     report = train(config, Watching())
     assert (report.num_rejected, report.num_unpaired) == (1, 10)
+
+
+def test_items_that_are_all_without_a_caption_end_the_run(tiny_model, tmp_path):
+    rows = [row | {"title": None} for row in train_samples.rows_of(range(30))]
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    with pytest.raises(SourceError, match="none of .* items has both"):
+        train(training(source, tmp_path / "out", model=str(tiny_model)), Watching())
 
 
 def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tiny_model, tmp_path):

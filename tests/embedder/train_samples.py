@@ -21,6 +21,16 @@ COLOURS = {
     "black": (5, 5, 5),
 }
 NAMES = list(COLOURS)
+SCHEMA = pa.schema(
+    {
+        "sku": pa.string(),
+        "photo": pa.binary(),
+        "title": pa.string(),
+        "colour": pa.string(),
+        "also": pa.list_(pa.string()),
+        "tags": pa.list_(pa.string()),
+    }
+)
 
 
 def square(number: int) -> bytes:
@@ -51,7 +61,7 @@ def rows_of(numbers) -> list[dict]:
 
 def table(path: Path, num_pairs: int = 60, rows: list[dict] | None = None) -> Path:
     """A Parquet table of pairs."""
-    pq.write_table(pa.Table.from_pylist(rows or rows_of(range(num_pairs))), path)
+    pq.write_table(pa.Table.from_pylist(rows or rows_of(range(num_pairs)), SCHEMA), path)
     return path
 
 
