@@ -165,6 +165,19 @@ def model_info(
 
 
 @app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="TOML file that describes the training.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in its `out`.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Align or fine-tune the towers on pairs of pictures and captions, through the same pipeline."""
+    from embedder.training.config import load_train_config
+
+    _print(as_json, commands.train(load_train_config(config, settings=settings or ()), resume=resume))
+
+
+@app.command()
 def rejects(
     store: StoreUri = None,
     run_id: Annotated[str | None, typer.Option("--run", help="Of a run that was not published.")] = None,

@@ -16,6 +16,7 @@ from embedder.errors import ConfigError
 if TYPE_CHECKING:
     from embedder.retrieval.opened_store import Store
     from embedder.store.files import StoreFiles
+    from embedder.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ def embed(config: RunConfig, *, retry_rejects: bool = False) -> Result:
 
     report = run_embed(config, TerminalWatcher(), retry_rejects=retry_rejects)
     return Result(json.loads(report.model_dump_json()), report_parts(report))
+
+
+def train(config: "TrainConfig", *, resume: bool = False) -> Result:
+    """Train a model."""
+    from embedder.training.display import TrainingWatcher, train_parts
+    from embedder.training.run import train as run_training
+
+    report = run_training(config, TrainingWatcher(), resume=resume)
+    return Result(report.model_dump(), train_parts(report))
 
 
 def index_build(config: RunConfig, kind: str) -> Result:

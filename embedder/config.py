@@ -6,7 +6,7 @@ Devices and dtypes are strings, and no default reads the machine: what is `"auto
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -111,12 +111,26 @@ class RunConfig(Section):
         return self
 
 
+SomeConfig = TypeVar("SomeConfig", bound=Section)
+
+
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
 ) -> RunConfig:
+    """Read the configuration of a run; see `load_as`."""
+    return load_as(RunConfig, path, overrides, settings)
+
+
+def load_as(
+    kind: type[SomeConfig],
+    path: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Iterable[str] = (),
+) -> SomeConfig:
     """Read a configuration: the file first, then the command line's options, then its `--set key=value`.
 
     Args:
+        kind: what the file describes.
         path: a TOML file, or none.
         overrides: values of options by key; those that are None are left out.
         settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
@@ -130,7 +144,7 @@ def load_config(
     for setting in settings:
         _apply_setting(tree, setting)
     try:
-        return RunConfig.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe(error)}") from None
 

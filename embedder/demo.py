@@ -15,6 +15,7 @@ from embedder.retrieval.indexing import build_store_index
 from embedder.retrieval.opened_store import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.publish import read_current
+from embedder.training.tokenizer import VOCABULARY, train_tokenizer
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 
 QUERIES = ("red heart", "cat", "flag", "fruit")
@@ -22,7 +23,6 @@ UNTRAINED = (
     "This model is untrained (random weights, seed 0): the pipeline is real, its answers are chance. "
     "Bring a trained one with `embedder model import`."
 )
-VOCABULARY = 1000
 
 
 def run_demo(config: RunConfig, out: Path) -> Result:
@@ -91,22 +91,3 @@ def _captions(tar: Path) -> list[str]:
     with tarfile.open(tar) as members:
         found = (members.extractfile(member) for member in members if member.name.endswith(".json"))
         return [json.load(file)["caption"] for file in found if file is not None]
-
-
-def train_tokenizer(captions: list[str]) -> str:
-    """Make a Unigram tokeniser with ALBERT's special tokens; the content of a tokenizer.json."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], unk_token="<unk>"
-    )
-    tokenizer.train_from_iterator(captions, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
-    )
-    return str(tokenizer.to_str())

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ def embed_locally(listing: Iterable[pa.Table], job: Job) -> None:
     stages = [Stage(replace(spec, num_threads=machine.num_cpus())) for spec in job.stages]
     rows: list[pa.Table] = []
     task = 0
-    for table in _ahead(_decoded(listing, job)):
+    for table in ahead(_decoded(listing, job)):
         for stage in stages:
             table = stage(table)  # noqa: PLW2901 - each stage hands its output to the next
         rows.append(table)
@@ -39,7 +39,7 @@ def _decoded(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]:
         yield from decode(items, spec=job.decode, run=job.run)
 
 
-def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def ahead(tables: Iterator[pa.Table]) -> Generator[pa.Table, None, None]:
     """Run the iterator in a thread of its own, a few tables ahead of the consumer; its error is raised here."""
     done = object()
     ready: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)

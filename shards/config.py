@@ -15,6 +15,9 @@ from shards.errors import ModelError
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 
+# What three convolutions of stride 2 shrink a picture by.
+CONV_STEM_STRIDE_PX = 8
+
 TextActivation = Literal[
     "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"
 ]
@@ -31,6 +34,9 @@ class VisionConfig(Section):
 
     image_size: int = Field(224, ge=1, description="side of the square picture, px")
     patch_size: int = Field(16, ge=1, description="side of one patch, px")
+    stem: Literal["patch", "conv"] = Field(
+        "patch", description="conv: three 3x3 convolutions of stride 2 (BatchNorm, GELU) before the patches are cut"
+    )
     width: int = Field(384, ge=1, description="timm embed_dim")
     depth: int = Field(12, ge=1, description="transformer blocks")
     num_heads: int = Field(6, ge=1)
@@ -53,6 +59,9 @@ class VisionConfig(Section):
     def _buildable(self) -> Self:
         _require_multiple("image_size", self.image_size, "patch_size", self.patch_size)
         _require_multiple("width", self.width, "num_heads", self.num_heads)
+        if self.stem == "conv":
+            _require_multiple("patch_size", self.patch_size, "the conv stem's stride", CONV_STEM_STRIDE_PX)
+            _require_multiple("width", self.width, "the conv stem's first narrowing", 4)
         if not self.class_token and (self.pool == "token" or self.pooler != "none"):
             raise ValueError('pool "token" and a pooler need class_token = true; else write pool "avg"')
         if self.pooler != "none" and self.pool != "token":
@@ -65,6 +74,11 @@ class VisionConfig(Section):
     def num_patches(self) -> int:
         """Patches of one picture."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def stem_channels(self) -> tuple[int, int, int]:
+        """Output channels of the conv stem's three convolutions."""
+        return self.width // 4, self.width // 2, self.width
 
     @property
     def num_prefix_tokens(self) -> int:

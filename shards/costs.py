@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from shards.config import ModelConfig, TextConfig, VisionConfig
+from shards.config import CONV_STEM_STRIDE_PX, ModelConfig, TextConfig, VisionConfig
 from shards.parameters import Shapes, body_shapes, head_shapes
 from shards.ranges import LayerRange, ShardSpec
 
@@ -48,11 +48,22 @@ def vision_costs(config: ModelConfig) -> TowerCosts:
     attention = 8 * num_tokens * width**2 + 4 * num_tokens**2 * width
     pooler = 2 * width**2 if vision.pooler == "tanh" else 0
     return TowerCosts(
-        front=2 * vision.num_patches * 3 * vision.patch_size**2 * width,
+        front=_front_flops(vision),
         layer=attention + 4 * num_tokens * width * vision.mlp_width,
         head=pooler + 2 * width * config.embedding_dim,
         depth=vision.depth,
     )
+
+
+def _front_flops(vision: VisionConfig) -> float:
+    """Patch embedding; in front of it the conv stem, whose maps shrink by 2 and 2 and 2: 2*side*side*9*in*out each."""
+    if vision.stem == "patch":
+        return 2 * vision.num_patches * 3 * vision.patch_size**2 * vision.width
+    channels = (3, *vision.stem_channels)
+    maps = ((vision.image_size // 2 ** (i + 1), channels[i], channels[i + 1]) for i in range(3))
+    stem: int = sum(18 * side * side * num_in * num_out for side, num_in, num_out in maps)
+    patch_side = vision.patch_size // CONV_STEM_STRIDE_PX
+    return stem + 2 * vision.num_patches * channels[-1] * patch_side * patch_side * vision.width
 
 
 def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:

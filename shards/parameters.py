@@ -7,7 +7,7 @@ weight is (out, in).
 Source: timm 1.0.31 vision_transformer.py, transformers 5.23 modeling_albert.py; a test compares with both.
 """
 
-from shards.config import ModelConfig, TextConfig, VisionConfig
+from shards.config import CONV_STEM_STRIDE_PX, ModelConfig, TextConfig, VisionConfig
 from shards.ranges import ShardSpec, whole_model
 
 Shape = tuple[int, ...]
@@ -70,7 +70,7 @@ def head_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
 
 def _vision_front(vision: VisionConfig) -> Shapes:
     width = vision.width
-    shapes: Shapes = {"vision.patch_embed.proj.weight": (width, 3, vision.patch_size, vision.patch_size)}
+    shapes = _patches(vision)
     if vision.class_token:
         shapes["vision.cls_token"] = (1, 1, width)
     if vision.num_reg_tokens:
@@ -80,6 +80,22 @@ def _vision_front(vision: VisionConfig) -> Shapes:
         shapes["vision.pos_embed"] = (1, num_positions, width)
     # timm leaves the patch bias out where a norm follows at once.
     return shapes | (_norm("vision.norm_pre", width) if vision.pre_norm else {"vision.patch_embed.proj.bias": (width,)})
+
+
+def _patches(vision: VisionConfig) -> Shapes:
+    if vision.stem == "patch":
+        return {"vision.patch_embed.proj.weight": (vision.width, 3, vision.patch_size, vision.patch_size)}
+    shapes: Shapes = {}
+    num_in = 3
+    for layer, num_out in enumerate(vision.stem_channels):
+        name = f"vision.patch_embed.backbone.{layer}"
+        shapes[f"{name}.conv.weight"] = (num_out, num_in, 3, 3)
+        shapes |= _norm(f"{name}.bn", num_out)
+        # Buffers: what training saw; evaluation normalises with them.
+        shapes |= {f"{name}.bn.running_mean": (num_out,), f"{name}.bn.running_var": (num_out,)}
+        num_in = num_out
+    side = vision.patch_size // CONV_STEM_STRIDE_PX
+    return shapes | {"vision.patch_embed.proj.weight": (vision.width, num_in, side, side)}
 
 
 def _vision_block(vision: VisionConfig, name: str) -> Shapes:

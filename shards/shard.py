@@ -13,6 +13,9 @@ from shards.ranges import ShardSpec, check_spec
 
 Output = Literal["activation", "embedding"]
 
+# BatchNorm counts batches while it trains; nothing that is embedded depends on it.
+BATCH_COUNTER = ".num_batches_tracked"
+
 
 def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", device: str = "cpu") -> "Shard":
     """Build a shard without memory, then give it the tensors that it owns.
@@ -106,12 +109,16 @@ class Shard(nn.Module):
     @property
     def num_parameters(self) -> int:
         """Values of all weights that are held."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(tensor.numel() for tensor in self._weights())
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights that are held."""
-        return sum(parameter.nbytes for parameter in self.parameters())
+        return sum(tensor.nbytes for tensor in self._weights())
+
+    def _weights(self) -> list[torch.Tensor]:
+        """Parameters and what BatchNorm saw; but for its counter, which stands in no file."""
+        return [tensor for name, tensor in self.state_dict().items() if not name.endswith(BATCH_COUNTER)]
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Batch:

@@ -139,7 +139,7 @@ def _fresh_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> to
     if name.endswith(".gamma"):
         return torch.full(shape, config.vision.init_values or 1.0)
     if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        return torch.zeros(shape) if name.endswith((".bias", ".running_mean")) else torch.ones(shape)
     is_table = name.endswith(("_token", "pos_embed", "embeddings.weight"))
     deviation = 0.02 if is_table else 1 / math.sqrt(math.prod(shape[1:]))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shards.config import PreprocessConfig, VisionConfig
+from shards.config import CONV_STEM_STRIDE_PX, PreprocessConfig, VisionConfig
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 
@@ -20,12 +20,13 @@ _TIMM_ACTIVATIONS = {"gelu": None, "gelu_tanh": "gelu_tanh", "quick_gelu": "quic
 
 def build_vit(config: VisionConfig) -> Any:
     """Build the whole ViT on torch's current default device; its head is left to `ProjectionHead`."""
-    from timm.layers import LayerNorm
+    from timm.layers import LayerNorm, PatchEmbed
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
         img_size=config.image_size,
-        patch_size=config.patch_size,
+        patch_size=config.patch_size if config.stem == "patch" else config.patch_size // CONV_STEM_STRIDE_PX,
+        embed_layer=PatchEmbed if config.stem == "patch" else partial(_build_conv_embed, config),
         num_classes=0,
         global_pool=config.pool,
         embed_dim=config.width,
@@ -44,6 +45,22 @@ def build_vit(config: VisionConfig) -> Any:
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
         act_layer=_TIMM_ACTIVATIONS[config.activation],
     )
+
+
+def _build_conv_embed(config: VisionConfig, **settings: Any) -> Any:
+    """Build timm's hybrid embedding: a small convolutional backbone, then patches of its feature map.
+
+    Source: Xiao et al. 2021, "Early Convolutions Help Transformers See Better"; timm 1.0.31 `HybridEmbed`.
+    """
+    from timm.layers import ConvNormAct, HybridEmbed
+
+    channels = (3, *config.stem_channels)
+    backbone = nn.Sequential(
+        *(ConvNormAct(channels[i], channels[i + 1], 3, stride=2, act_layer=nn.GELU) for i in range(3))
+    )
+    setattr(backbone, "num_features", channels[-1])  # noqa: B010 - where HybridEmbed looks; mypy takes it for a module
+    feature_size = config.image_size // CONV_STEM_STRIDE_PX
+    return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=CONV_STEM_STRIDE_PX, **settings)
 
 
 def prune_vit(vit: Any, layers: LayerRange) -> None:

@@ -10,6 +10,7 @@ import typer
 import embedder
 from embedder.cli import app
 from embedder.config import load_config
+from embedder.training.config import load_train_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,7 +37,7 @@ def leaf(words):
 @pytest.mark.parametrize("line", COMMANDS)
 def test_each_command_and_option_exists(line):
     words = shlex.split(line.replace("...", ""))[1:]
-    if words[0].rstrip(",") in ("refresh", "train", "evaluate", "verify"):
+    if words[0].rstrip(",") in ("refresh", "evaluate", "verify"):
         pytest.skip("named as missing")
     command, rest = leaf(words)
     assert not getattr(command, "commands", None), f"{line}: no such command"
@@ -51,9 +52,11 @@ def test_all_commands_are_in_the_table():
 
 
 def test_the_configuration_is_valid(tmp_path):
-    (text,) = [block for language, block in BLOCKS if language == "toml"]
-    (tmp_path / "run.toml").write_text(text)
+    run, train = (block for language, block in BLOCKS if language == "toml")
+    (tmp_path / "run.toml").write_text(run)
     assert load_config(tmp_path / "run.toml").stage[0].num_gpus == 0.5
+    (tmp_path / "train.toml").write_text(train)
+    assert load_train_config(tmp_path / "train.toml").train.num_steps == 20000
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))

@@ -5,15 +5,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from embedder.store.runs import Run
+from typing import Protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Stoppable(Protocol):
+    """Whatever runs."""
+
+    def request_stop(self) -> None:
+        """Ask it to come to an end."""
+
+
 @contextmanager
-def stop_on_signals(run: Run, announce: Callable[[str], None]) -> Iterator[None]:
-    """Turn the first signal into a request to the run's tasks; Python takes signals in the main thread only."""
+def stop_on_signals(run: Stoppable, announce: Callable[[str], None]) -> Iterator[None]:
+    """Turn the first signal into a request to the run; Python takes signals in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

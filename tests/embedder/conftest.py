@@ -8,7 +8,7 @@ import pytest
 import samples
 
 from embedder.config import RunConfig, load_config
-from embedder.demo import train_tokenizer
+from embedder.training.tokenizer import train_tokenizer
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.towers import init_model
 
@@ -37,7 +37,7 @@ def tiny_config(**vision) -> ModelConfig:
 def tiny_model(tmp_path_factory) -> Path:
     """A model folder."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return init_model(tiny_config(), folder, seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES))
+    return init_model(tiny_config(), folder, seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
 
 
 @pytest.fixture

@@ -1,0 +1,133 @@
+"""One training run, described by one TOML file; unknown keys are errors, and nothing heavy is imported."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from embedder.config import DecodeConfig, Engine, Section, SourceConfig, describe, load_as
+from embedder.training.tokenizer import SPECIAL_TOKENS
+from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.ranges import LayerRange
+from shards.training.settings import TrainSettings
+
+MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
+
+
+class Architecture(Section):
+    """A model to start afresh: config.json of a model folder without what training finds out."""
+
+    name: str = Field("trained", min_length=1)
+    embedding_dim: int = Field(256, ge=1, description="size of the common space")
+    projection_bias: bool = False
+    vision: VisionConfig = VisionConfig()
+    text: TextConfig = TextConfig()
+    preprocess: PreprocessConfig = PreprocessConfig()
+
+    @model_validator(mode="after")
+    def _buildable(self) -> Self:
+        try:
+            self.as_model()
+        except ValidationError as error:
+            raise ValueError(describe(error)) from None
+        if self.text.vocab_size < MIN_VOCABULARY:
+            raise ValueError(f"text.vocab_size is {self.text.vocab_size}; a tokeniser needs at least {MIN_VOCABULARY}")
+        return self
+
+    def as_model(self) -> ModelConfig:
+        """The model, untrained."""
+        return ModelConfig(trained=False, **dict(self))
+
+
+class ValidationConfig(Section):
+    """What is held out of training to measure retrieval on."""
+
+    source: str | None = Field(None, description="name of the [[source]] that is held out whole")
+    fraction: float = Field(0.1, ge=0, lt=1, description="share of the concepts held out, where no source is")
+    every_steps: int = Field(200, ge=1, description="steps between two measurements of R@k")
+    max_items: int = Field(5000, ge=1, description="items measured on; held-out ones beyond them are left unused")
+
+
+class TrainConfig(Section):
+    """Everything one training run needs to know."""
+
+    model: str | None = Field(None, description="model folder to start from: local, s3:// or hub id")
+    architecture: Architecture | None = Field(
+        None, description="or a fresh model, its tokeniser made from the captions"
+    )
+    tokenizer: str | None = Field(None, description="tokenizer.json for the fresh model, instead of one made")
+    out: str = Field(min_length=1, description="folder for models, checkpoint, metrics and curves")
+    source: tuple[SourceConfig, ...] = Field((), description="pairs of picture and caption")
+    concept: str = Field(
+        "item_id", description="column whose equal values say: these belong together; `caption` is one, too"
+    )
+    texts: tuple[str, ...] = Field((), description="columns with further captions: a string, or a list of strings")
+    tag_sets: tuple[str, ...] = Field((), description="columns with lists of tags; each list is one caption")
+    captions_per_picture: int = Field(1, ge=1, description="captions drawn for each picture, anew in each epoch")
+    batch_size: int = Field(256, ge=2, description="pictures a step")
+    validation: ValidationConfig = ValidationConfig()
+    train: TrainSettings = TrainSettings()
+    decode: DecodeConfig = DecodeConfig()
+    engine: Engine = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"auto", "cpu" or "cuda"')
+    num_threads: int | None = Field(None, ge=1, description="torch threads; none: all CPUs")
+    cache_bytes: int = Field(1 << 30, ge=0, description="decoded pictures kept in memory after the first epoch")
+    log_every_steps: int = Field(10, ge=1, description="steps between two lines of metrics")
+    checkpoint_every_s: float = Field(300.0, gt=0, description="at most so much work is lost by a crash")
+    max_reject_fraction: float = Field(0.01, ge=0, le=1, description="above it training ends")
+    no_progress_timeout_s: float = Field(
+        300.0, gt=0, description="Ray: a decode step that finishes nothing so long ends"
+    )
+    ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _layer_ranges(cls, value: object) -> object:
+        """In a file, a range of layers is written as [start, stop]."""
+        if not isinstance(value, dict):
+            return value
+        return value | {name: _layer_range(value[name]) for name in ("vision_layers", "text_layers") if name in value}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.model is None) == (self.architecture is None):
+            raise ValueError(
+                "give `model` to go on from a model folder, or [architecture] to start afresh; one of the two"
+            )
+        if self.tokenizer is not None and self.architecture is None:
+            raise ValueError("`tokenizer` goes with [architecture]; a model folder has its own")
+        if not self.source:
+            raise ValueError("no [[source]]; name at least one place with pictures and captions")
+        names = [source.name for source in self.source]
+        if len(names) > 1 and (None in names or len(set(names)) < len(names)):
+            raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
+        if self.validation.source is not None and self.validation.source not in names:
+            raise ValueError(f"validation.source is {self.validation.source!r}; the sources are {names}")
+        if self.validation.source is not None and len(names) < 2:
+            raise ValueError("validation.source holds out the only source; add another to train on")
+        if self.train.what == "layers" and self.model is None:
+            raise ValueError('train.what = "layers" saves a delta over a base; give `model`, not [architecture]')
+        if self.train.loss == "concepts":
+            raise ValueError('train.loss "concepts" is not for `embedder train`; write "clip" or "siglip"')
+        return self
+
+
+def _layer_range(value: object) -> object:
+    match value:
+        case [int(start), int(stop)]:
+            return LayerRange(start, stop)
+        case LayerRange():
+            return value
+    raise ValueError(f"layers are written as [start, stop], and found is {value!r}")
+
+
+def load_train_config(
+    path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+) -> TrainConfig:
+    """Read the configuration of a training run; see `embedder.config.load_as`.
+
+    Raises:
+        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
+    """
+    return load_as(TrainConfig, path, overrides, settings)

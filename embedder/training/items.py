@@ -1,0 +1,108 @@
+"""What is trained on and what is measured on: the sources' items, their concepts, and the split between the two."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.config import SourceConfig
+from embedder.errors import SourceError
+from embedder.rows import CARRIED
+from embedder.sources.listing import list_sources
+from embedder.training.config import TrainConfig
+from embedder.training.order import Keys, epoch_order, is_held_out
+from shards.training.batch import item_key
+
+VALIDATION_EPOCH = -1
+OWN_COLUMNS = ("item_id", "caption")  # of every listing; concepts that no column needs to be carried for
+
+
+@dataclass(frozen=True)
+class Items:
+    """Listed items, with a number for each item and for each concept.
+
+    Attributes:
+        listing: rows of `embedder.sources.listing`, the columns with concepts and texts carried.
+        keys: int64 (items,), from item_id.
+        concepts: int64 (items,), equal where the concept is.
+    """
+
+    listing: pa.Table
+    keys: Keys
+    concepts: Keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, positions: Keys) -> "Items":
+        """Some of the items, in this order."""
+        return Items(self.listing.take(pa.array(positions)), self.keys[positions], self.concepts[positions])
+
+
+def list_items(config: TrainConfig) -> Items:
+    """List all items of all sources.
+
+    Raises:
+        SourceError: a source can't be listed, lacks a named column, or there is nothing to train on.
+    """
+    columns = {*config.texts, *config.tag_sets, *({config.concept} - set(OWN_COLUMNS))}
+    tables = list(list_sources([_carrying(source, columns) for source in config.source]))
+    if not any(table.num_rows for table in tables):
+        paths = ", ".join(source.path for source in config.source)
+        raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
+    listing = pa.concat_tables(tables).combine_chunks()
+    ids = listing["item_id"].to_pylist()
+    concepts = _concepts(listing, config.concept)
+    return Items(listing, _keys(ids), _keys(concepts))
+
+
+def _carrying(source: SourceConfig, columns: set[str]) -> SourceConfig:
+    """The source, with the columns carried that training reads."""
+    carryover = (*source.carryover, *sorted(columns - set(source.carryover)))
+    return source.model_copy(update={"carryover": carryover})
+
+
+def _concepts(listing: pa.Table, column: str) -> list[str]:
+    """Each item's concept; an item without one is a concept of its own."""
+    ids = [f"item:{item_id}" for item_id in listing["item_id"].to_pylist()]
+    if column == "item_id":
+        return ids
+    if column == "caption" and listing["caption_uri"].null_count < len(listing):
+        raise SourceError(
+            'concept "caption": some captions are files of their own; name a column, or leave `concept` out'
+        )
+    values = listing[column if column in OWN_COLUMNS else CARRIED + column]
+    if pa.types.is_nested(values.type):
+        raise SourceError(f"concept column {column!r} is {values.type}; name one with a single value in each row")
+    texts = pc.cast(values, pa.string()).to_pylist()
+    return [own if text is None else f"concept:{text}" for own, text in zip(ids, texts, strict=True)]
+
+
+def _keys(texts: Iterable[str]) -> Keys:
+    return np.array([item_key(text) for text in texts], np.int64)
+
+
+def split_items(items: Items, config: TrainConfig) -> tuple[Items, Items]:
+    """Items to train on, and held-out items to measure on, of which at most `validation.max_items`.
+
+    Raises:
+        SourceError: nothing is left to train on.
+    """
+    held_out = _held_out(items, config)
+    train, validation = items.take(np.flatnonzero(~held_out)), items.take(np.flatnonzero(held_out))
+    if len(train) < 2:
+        raise SourceError(
+            f"{len(items)} items are listed and {len(validation)} of them held out: too few are left to train on; "
+            "lower validation.fraction, or add a source"
+        )
+    order = epoch_order(validation.keys, config.train.seed, VALIDATION_EPOCH)[: config.validation.max_items]
+    return train, validation.take(order)
+
+
+def _held_out(items: Items, config: TrainConfig) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    if config.validation.source is None:
+        return is_held_out(items.concepts, config.validation.fraction, config.train.seed)
+    is_source = pc.equal(items.listing["source"], config.validation.source)
+    return np.asarray(is_source.to_numpy(zero_copy_only=False), np.bool_)

@@ -1,0 +1,68 @@
+"""Which item comes when, and which captions it brings: by (seed, epoch, item), never by arrival. Pure."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Keys = np.ndarray[Any, np.dtype[np.int64]]
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+_UINT64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+# One number for each thing that is drawn, so that none follows from another.
+SHUFFLE, CAPTIONS, SPLIT = 1, 2, 3
+
+
+def scrambled(keys: Keys, seed: int, epoch: int, purpose: int) -> Hashes:
+    """One evenly spread number an item.
+
+    Source: the finaliser of SplitMix64 (Steele et al. 2014), run over the key and over (seed, epoch, purpose).
+    """
+    values = keys.view(np.uint64) ^ np.uint64(_state(seed, epoch, purpose))
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FACTORS[0])
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_FACTORS[1])
+    return values ^ (values >> np.uint64(31))
+
+
+@lru_cache(maxsize=8)
+def _state(seed: int, epoch: int, purpose: int) -> int:
+    return _mixed(((seed * 3 + purpose) * _GOLDEN + epoch * 0xD1342543DE82EF95) & _UINT64)
+
+
+def _mixed(value: int) -> int:
+    """One number as `scrambled` does many; for a handful this is twenty times faster."""
+    value = ((value ^ (value >> 30)) * _FACTORS[0]) & _UINT64
+    value = ((value ^ (value >> 27)) * _FACTORS[1]) & _UINT64
+    return value ^ (value >> 31)
+
+
+def epoch_order(keys: Keys, seed: int, epoch: int) -> Keys:
+    """Positions of the items in the order of one epoch; the same items give the same order, however they were listed.
+
+    Args:
+        keys: int64, one for each item (`shards.training.batch.item_key`).
+        seed: the run's.
+        epoch: passes over the data so far.
+    """
+    return np.lexsort((keys, scrambled(keys, seed, epoch, SHUFFLE)))
+
+
+def num_batches(num_items: int, batch_size: int) -> int:
+    """Whole batches of one epoch; the rest comes first in no epoch and last in none, as each has its own order."""
+    return max(1, num_items // batch_size)
+
+
+def is_held_out(concept_keys: Keys, fraction: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which items are for validation: all of a concept or none of it."""
+    return scrambled(concept_keys, seed, 0, SPLIT) < np.uint64(min(int(fraction * 2**64), _UINT64))
+
+
+def drawn_captions(key: int, num_captions: int, num_drawn: int, seed: int, epoch: int) -> list[int]:
+    """Which of an item's captions come along this time, none twice."""
+    if num_captions <= num_drawn:
+        return list(range(num_captions))
+    state = _state(seed, epoch, CAPTIONS) ^ (key & _UINT64)
+    return sorted(sorted(range(num_captions), key=lambda number: _mixed(state ^ number))[:num_drawn])

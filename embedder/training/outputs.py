@@ -1,0 +1,84 @@
+"""The files of a training run, below its folder; each appears whole or not at all.
+
+model/            the best model by R@10 on held-out items, as a model folder
+last/             the model at the end, or where training was stopped
+delta/            with what = "layers": those layers alone, over the untouched base
+checkpoint.pt     everything that `--resume` needs
+metrics.jsonl     a line for each logged step and each measurement
+curves.png        the same, drawn; while training is on, now and then
+rejects.jsonl     items that could not be trained on, and why
+tokenizer.json    of a fresh model
+report.json       what the run came to
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from embedder.errors import ConfigError
+
+
+class Outputs:
+    """Paths of a run's files, and how they are written."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.model, self.last, self.delta = self.root / "model", self.root / "last", self.root / "delta"
+        self.checkpoint = self.root / "checkpoint.pt"
+        self.metrics = self.root / "metrics.jsonl"
+        self.curves = self.root / "curves.png"
+        self.rejects = self.root / "rejects.jsonl"
+        self.tokenizer = self.root / "tokenizer.json"
+        self.report = self.root / "report.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and hold it for this process.
+
+        Raises:
+            ConfigError: another process trains into it, or it can't be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = (self.root / ".lock").open("a")
+        except OSError as error:
+            raise ConfigError(f"out {self.root}: can't be written ({error.strerror}); name another folder") from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"out {self.root}: another run trains into it; wait for it, or name another"
+                ) from None
+            yield
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write or replace one file."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+    def write_lines(self, path: Path, values: Iterable[dict[str, Any]]) -> None:
+        """Write or replace a file of JSON lines."""
+        self.write_text(path, "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))
+
+    def add_metrics(self, values: dict[str, Any]) -> None:
+        """Append one line to the metrics."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All lines so far; one that a crash cut short does not count."""
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def rewind_metrics(self, num_steps_done: int) -> None:
+        """Drop the lines of steps after a checkpoint, which come again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= num_steps_done]
+        self.write_lines(self.metrics, kept)

@@ -1,0 +1,315 @@
+"""`embedder train`: list, split, make ready the model and the decoding, run the loop, report."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from embedder.config import RunConfig
+from embedder.errors import ConfigError, SourceError
+from embedder.rows import CARRIED
+from embedder.run import machine
+from embedder.run.engine import Choice
+from embedder.run.job import Model, decode_spec, open_model
+from embedder.run.stopping import stop_on_signals
+from embedder.sources.fetch import Fetcher, FetchError
+from embedder.steps.item_decoder import DecodeSpec
+from embedder.training.batches import Draw, Tally, epoch_batches, numbered_pairs
+from embedder.training.config import TrainConfig
+from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
+from embedder.training.feed import Decode, Feed, choose_feed, decoding
+from embedder.training.items import Items, list_items, split_items
+from embedder.training.loop import Batches, Loop, Stop, Watcher, epochs_of
+from embedder.training.outputs import Outputs
+from embedder.training.projections import feature_batches, run_towers
+from embedder.training.state import Standing, check_identity, from_plain, identity_of
+from embedder.training.tokenizer import train_tokenizer
+from embedder.training.validation import Validation
+from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.training.checkpoint import load_checkpoint
+from shards.training.trainer import Trainer
+
+
+class TrainReport(BaseModel):
+    """`report.json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    """Folder of the best model."""
+    last: str
+    delta: str | None
+    loss: str
+    what: str
+    engine: str
+    engine_reason: str
+    device: str
+    num_items: int
+    """Listed items that are not held out."""
+    num_held_out: int
+    num_rejected: int
+    """Items, held-out ones among them, that are broken."""
+    num_unpaired: int
+    """Items without a picture, or without a caption; they teach nothing and are left out."""
+    num_steps: int
+    num_epochs: float
+    best: dict[str, Any] | None
+    """The best measurement on held-out items, and its step."""
+    latest: dict[str, Any] | None
+    num_cached: int
+    cached_bytes: int
+    wall_s: float
+    """Of this process."""
+    train_s: float
+    """Inside the loop, sessions before a resumption included."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start."""
+
+    config: TrainConfig
+    outputs: Outputs
+    train: Items
+    held_out: Items
+    trainer: Trainer
+    spec: ExampleSpec
+    standing: Standing
+    identity: dict[str, Any]
+    choice: Choice
+
+
+def train(config: TrainConfig, watcher: Watcher, *, resume: bool = False) -> TrainReport:
+    """Train a model.
+
+    Args:
+        config: the run.
+        watcher: is told what happens.
+        resume: go on from the checkpoint in `out`.
+
+    Raises:
+        ConfigError: there is a checkpoint and nobody asked to go on, or the other way round, or it is of another run.
+        SourceError: a source can't be listed, or leaves nothing to train on.
+        shards.ModelError: the model folder is none, or the settings don't fit it.
+        RunFailed: a signal came, or more than `max_reject_fraction` was rejected.
+    """
+    started_s = time.monotonic()
+    _use_threads(config)
+    outputs = Outputs(config.out)
+    _check_out(outputs, resume)
+    train_items, held_out = split_items(list_items(config), config)
+    with outputs.locked():
+        prepared = _prepare(config, outputs, train_items, held_out, resume)
+        watcher.say(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
+        watcher.say(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
+        feed = _run(prepared, watcher)
+        report = _report(prepared, feed, time.monotonic() - started_s)
+        outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
+        return report
+
+
+def _use_threads(config: TrainConfig) -> None:
+    torch.set_num_threads(config.num_threads or machine.num_cpus())
+
+
+def _check_out(outputs: Outputs, resume: bool) -> None:
+    if resume and not outputs.checkpoint.exists():
+        raise ConfigError(f"out {outputs.root}: no checkpoint to resume; leave --resume out to begin")
+    if not resume and outputs.checkpoint.exists():
+        raise ConfigError(f"out {outputs.root}: a run is there already; go on with --resume, or name another folder")
+
+
+def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool) -> Prepared:
+    choice = choose_feed(config, len(train_items), machine.num_cpus())
+    trainer, spec = _trainer(config, outputs, train_items)
+    identity = identity_of(config, train_items, held_out)
+    standing = Standing(tally=Tally(len(train_items) + len(held_out)))
+    if resume:
+        state = load_checkpoint(outputs.checkpoint)
+        check_identity(state["identity"], identity, str(outputs.checkpoint))
+        trainer.load_state_dict(state["trainer"])
+        standing = from_plain(state["standing"])
+    outputs.rewind_metrics(trainer.num_steps_done)
+    return Prepared(config, outputs, train_items, held_out, trainer, spec, standing, identity, choice)
+
+
+def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
+    """The model, and how items become its input."""
+    device = _device(config)
+    if config.architecture is None:
+        model = open_model(str(config.model))
+        _check_layers(config, model)
+        trainer = Trainer(model.folder, config.train, device=device)
+        return trainer, _spec(config, decode_spec(RunConfig(decode=config.decode), model))
+    tokenizer_json = _tokenizer(config, outputs, items)
+    model_config = config.architecture.as_model()
+    fresh = Model(str(outputs.root), outputs.root, model_config, tokenizer_json, fingerprint="")
+    trainer = Trainer(model_config, config.train, device=device, tokenizer_json=tokenizer_json)
+    return trainer, _spec(config, decode_spec(RunConfig(decode=config.decode), fresh))
+
+
+def _check_layers(config: TrainConfig, model: Model) -> None:
+    """Refuse ranges beyond the model's layers.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    depths = {"vision": model.config.vision.depth, "text": model.config.text.num_hidden_layers}
+    for tower, layers in (("vision", config.train.vision_layers), ("text", config.train.text_layers)):
+        if layers.stop > depths[tower]:
+            raise ConfigError(
+                f"train.{tower}_layers = [{layers.start}, {layers.stop}]: {model.folder} has {depths[tower]} such "
+                f"layers; write a range within [0, {depths[tower]}]"
+            )
+
+
+def _device(config: TrainConfig) -> str:
+    """The torch device.
+
+    Raises:
+        ConfigError: there is none of that name here.
+    """
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f'device = {config.device!r}: this machine has no CUDA device; write "cpu" or "auto"')
+    return config.device
+
+
+def _spec(config: TrainConfig, decode: DecodeSpec) -> ExampleSpec:
+    return ExampleSpec(decode, config.texts, config.tag_sets)
+
+
+def _tokenizer(config: TrainConfig, outputs: Outputs, items: Items) -> str:
+    """The tokeniser given, or one made from the captions that are trained on; kept in the run's folder.
+
+    Raises:
+        ConfigError: the file can't be read.
+        SourceError: no item has a caption.
+    """
+    if outputs.tokenizer.exists():
+        return outputs.tokenizer.read_text(encoding="utf-8")
+    if config.tokenizer is not None:
+        try:
+            text = Path(config.tokenizer).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"tokenizer {config.tokenizer}: {error.strerror}; give a tokenizer.json") from None
+    else:
+        captions = list(captions_of(items, config))
+        if not captions:
+            raise SourceError(
+                "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside pictures"
+            )
+        vocab_size = config.architecture.text.vocab_size if config.architecture else 0
+        text = train_tokenizer(captions, vocab_size)
+    if config.architecture is not None:
+        where = config.tokenizer or "the tokeniser made from the captions"
+        check_tokenizer(parse_tokenizer(text, where), config.architecture.text, where)
+    outputs.write_text(outputs.tokenizer, text)
+    return text
+
+
+def captions_of(items: Items, config: TrainConfig) -> Iterator[str]:
+    """All captions of the items, as they will be tokenised; a caption file that can't be read gives none."""
+    columns = ["caption", "caption_uri", *(CARRIED + name for name in (*config.texts, *config.tag_sets))]
+    with Fetcher() as fetcher:
+        for row in items.listing.select(columns).to_pylist():
+            yield from _texts_of(row, config, fetcher)
+
+
+def _texts_of(row: dict[str, Any], config: TrainConfig, fetcher: Fetcher) -> Iterator[str]:
+    yield from as_texts(row["caption"])
+    if row["caption_uri"] is not None:
+        with suppress(FetchError):  # the decode step meets it again, and rejects the item
+            yield fetcher.read_caption(row["caption_uri"])
+    for name in config.texts:
+        yield from as_texts(row[CARRIED + name])
+    for name in config.tag_sets:
+        yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
+
+
+def _run(prepared: Prepared, watcher: Watcher) -> Feed:
+    config, trainer, standing = prepared.config, prepared.trainer, prepared.standing
+    image_size = trainer.config.preprocess.image_size
+    with decoding(config, prepared.spec, prepared.choice) as decode:
+        validation = _validation(prepared.held_out, decode, image_size, standing.tally, watcher)
+        feed = Feed(decode, image_size, config.cache_bytes)
+        with (
+            stop_on_signals(stop := Stop(), watcher.say),
+            watcher.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
+        ):
+            loop = Loop(
+                config=config,
+                trainer=trainer,
+                batches=_batches(prepared, feed, stop, watcher),
+                num_items=len(prepared.train),
+                validation=validation,
+                outputs=prepared.outputs,
+                standing=standing,
+                identity=prepared.identity,
+                on_step=on_step,
+                say=watcher.say,
+                stop=stop,
+            )
+            loop.run()
+    _export_delta(prepared)
+    return feed
+
+
+def _validation(held_out: Items, decode: Decode, image_size: int, tally: Tally, watcher: Watcher) -> Validation | None:
+    """Decode the held-out items, once; None where there are none that are whole."""
+    feed = Feed(decode, image_size, cache_bytes=0)
+    with closing(numbered_pairs(held_out, feed, tally)) as pairs:
+        whole = [pair for pair in pairs if pair.example.is_pair]
+    if not whole:
+        watcher.say("nothing whole is held out: no R@k is measured, and the last model is the one that is kept")
+        return None
+    return Validation(whole)
+
+
+def _batches(prepared: Prepared, feed: Feed, stop: Stop, watcher: Watcher) -> Batches:
+    config, tally = prepared.config, prepared.standing.tally
+    draw = Draw(config.batch_size, config.captions_per_picture, config.train.seed)
+    if config.train.what != "projections":
+        return lambda epoch, first: epoch_batches(prepared.train, feed, draw, tally, epoch=epoch, first=first)
+    watcher.say("running the frozen towers once over all items; augmentation is off")
+    features = run_towers(prepared.train, feed, prepared.trainer, config.batch_size, tally, lambda: stop.requested)
+    return lambda epoch, first: feature_batches(prepared.train, features, draw, epoch=epoch, first=first)
+
+
+def _export_delta(prepared: Prepared) -> None:
+    if prepared.config.train.what == "layers":
+        shutil.rmtree(prepared.outputs.delta, ignore_errors=True)
+        prepared.trainer.export_delta(prepared.outputs.delta, prepared.outputs.root.name)
+
+
+def _report(prepared: Prepared, feed: Feed, wall_s: float) -> TrainReport:
+    config, outputs, standing = prepared.config, prepared.outputs, prepared.standing
+    return TrainReport(
+        model=str(outputs.model),
+        last=str(outputs.last),
+        delta=str(outputs.delta) if config.train.what == "layers" else None,
+        loss=config.train.loss,
+        what=config.train.what,
+        engine=prepared.choice.engine,
+        engine_reason=prepared.choice.reason,
+        device=str(prepared.trainer.device),
+        num_items=len(prepared.train),
+        num_held_out=len(prepared.held_out),
+        num_rejected=len(standing.tally.rejects),
+        num_unpaired=len(standing.tally.unpaired),
+        num_steps=prepared.trainer.num_steps_done,
+        num_epochs=epochs_of(prepared.trainer.num_steps_done, len(prepared.train), config.batch_size),
+        best=standing.best,
+        latest=standing.latest,
+        num_cached=feed.num_cached,
+        cached_bytes=feed.cached_bytes,
+        wall_s=wall_s,
+        train_s=standing.elapsed_s,
+    )

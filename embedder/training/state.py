@@ -1,0 +1,94 @@
+"""Where a training run stands, beside its weights; saved with them, so that `--resume` goes on exactly there."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embedder.errors import ConfigError
+from embedder.training.batches import Tally
+from embedder.training.config import TrainConfig
+from embedder.training.items import Items
+
+# What may differ between a run and its resumption: it changes no weight, unless a file runs into a limit of decoding.
+FREE_KEYS = {
+    "out",
+    "engine",
+    "device",
+    "num_threads",
+    "cache_bytes",
+    "log_every_steps",
+    "checkpoint_every_s",
+    "max_reject_fraction",
+    "no_progress_timeout_s",
+    "ray_address",
+    "decode",
+}
+
+
+@dataclass
+class Standing:
+    """Position in the data, what was counted, and the best model so far."""
+
+    epoch: int = 0
+    next_batch: int = 0
+    elapsed_s: float = 0.0
+    best: dict[str, Any] | None = None
+    latest: dict[str, Any] | None = None
+    tally: Tally = field(default_factory=lambda: Tally(0))
+
+
+def to_plain(standing: Standing) -> dict[str, Any]:
+    """The standing as values that a checkpoint holds."""
+    values = {**vars(standing), "tally": {**asdict(standing.tally), "unpaired": sorted(standing.tally.unpaired)}}
+    return {"json": json.dumps(values)}
+
+
+def from_plain(values: dict[str, Any]) -> Standing:
+    """The standing that a checkpoint holds."""
+    tree = json.loads(values["json"])
+    tally = tree.pop("tally")
+    rejects = {item_id: tuple(problem) for item_id, problem in tally["rejects"].items()}
+    return Standing(**tree, tally=Tally(**{**tally, "rejects": rejects, "unpaired": set(tally["unpaired"])}))
+
+
+def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[str, Any]:
+    """What a run and its resumption must have in common, as JSON values by key."""
+    values = dict(_flat(config.model_dump(mode="json", exclude=FREE_KEYS)))
+    return values | {"the items to train on": _items_hash(train), "the items held out": _items_hash(validation)}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key, as `--set` takes them."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _items_hash(items: Items) -> str:
+    rows = np.sort(np.stack([items.keys, items.concepts], 1).view("i8,i8"), axis=0)
+    return f"{len(items)} items, {hashlib.sha256(rows.tobytes()).hexdigest()[:12]}"
+
+
+def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> None:
+    """Refuse to resume something else.
+
+    Raises:
+        ConfigError: a setting or the listed items differ from those that the run began with.
+    """
+    for key in {**now, **began}:
+        if began.get(key) != now.get(key):
+            raise ConfigError(
+                f"{where}: this run began with {key} = {_short(began.get(key))}, and now it is {_short(now.get(key))}; "
+                "resume with what it began with, or train into another folder"
+            )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,134 @@
+"""Augmentation of pictures on tensors, each picture by numbers that follow from (seed, epoch, its own key) alone.
+
+So neither the number of workers nor the order in which pictures arrive changes what a picture becomes.
+
+Legend: `N` pictures, `H` side in px, `K` numbers drawn for each.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from shards.training.settings import AugmentSettings
+
+# Draws of one picture; patch dropout takes those behind them.
+NUM_DRAWS = 24
+
+# YIQ: one axis of brightness, two of colour, so that a turn of the latter changes the hue.
+_TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
+
+_UINT64 = (1 << 64) - 1
+
+
+def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Tensor:
+    """Draw numbers for each item; float32 (N, K) in [0, 1).
+
+    Source: SplitMix64 (Steele et al. 2014), run as a counter over draws from a state mixed of key, seed and epoch.
+    """
+    start = np.uint64(_mixed(np.array([(seed * 0x9E3779B97F4A7C15 + epoch) & _UINT64], np.uint64))[0])
+    state = _mixed(keys.cpu().numpy().astype(np.int64).view(np.uint64) ^ start)
+    counters = state[:, None] + np.arange(1, num_draws + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return torch.from_numpy((_mixed(counters) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
+
+
+def _mixed(
+    values: "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]",
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def augment(pixels_N3HH: torch.Tensor, settings: AugmentSettings, draws_NK: torch.Tensor) -> torch.Tensor:
+    """Vary pictures.
+
+    Args:
+        pixels_N3HH: float32 [0, 1].
+        settings: how much.
+        draws_NK: float32 [0, 1), `NUM_DRAWS` for each picture.
+
+    Returns:
+        float32 (N, 3, H, H) in [0, 1].
+    """
+    if settings.is_off or not len(pixels_N3HH):
+        return pixels_N3HH
+    numbers = iter(draws_NK.to(pixels_N3HH.device).unbind(1))
+    pixels = _vary_colours(pixels_N3HH, settings, numbers)
+    pixels = _move(pixels, settings, numbers)
+    return _erase(pixels, settings, numbers)
+
+
+def _spread(numbers: Iterator[torch.Tensor], largest: float) -> torch.Tensor:
+    """The next draw, as a number in [-largest, largest)."""
+    return (next(numbers) * 2 - 1) * largest
+
+
+def _vary_colours(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
+    """Turn the hue, then saturation, contrast about the middle grey, brightness and a ramp of light."""
+    to_yiq = torch.tensor(_TO_YIQ, device=pixels.device)
+    angle = _spread(numbers, settings.hue) * 2 * math.pi
+    saturation = 1 + _spread(numbers, settings.saturation)
+    saturation = torch.where(next(numbers) < settings.grey, torch.zeros_like(saturation), saturation)
+    contrast = 1 + _spread(numbers, settings.contrast)
+    brightness = 1 + _spread(numbers, settings.brightness)
+    cos, sin, zero, one = angle.cos() * saturation, angle.sin() * saturation, angle * 0, angle * 0 + 1
+    turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
+    colours = torch.linalg.inv(to_yiq) @ turn @ to_yiq * (contrast * brightness)[:, None, None]
+    offset = (0.5 * (1 - contrast) * brightness)[:, None, None]
+    side = pixels.shape[-1]
+    light = _light(settings, numbers, side).to(pixels.device)
+    varied = torch.baddbmm(offset.expand(-1, 3, side * side), colours, pixels.flatten(2)).view_as(pixels)
+    return (varied * light).clamp_(0, 1)
+
+
+def _light(settings: AugmentSettings, numbers: Iterator[torch.Tensor], side: int) -> torch.Tensor:
+    """A ramp of light in any direction: a factor for each pixel; (N, 1, H, H)."""
+    strength, angle = _spread(numbers, settings.shade), next(numbers) * 2 * math.pi
+    ramp = torch.linspace(-1, 1, side, device=angle.device)
+    slope = (strength * angle.cos())[:, None, None] * ramp + (strength * angle.sin())[:, None, None] * ramp[:, None]
+    return 1 + slope[:, None]
+
+
+def _move(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
+    """Turn, scale, shear, mirror and move, in one resampling."""
+    angle = _spread(numbers, math.radians(settings.rotate_deg))
+    scale_x, scale_y = (torch.exp(_spread(numbers, math.log1p(settings.scale))) for _ in range(2))
+    shear_x, shear_y = (_spread(numbers, settings.shear) for _ in range(2))
+    move_x, move_y = (_spread(numbers, 2 * settings.translate) for _ in range(2))
+    mirror = torch.where(next(numbers) < settings.flip, -1.0, 1.0)
+    cos, sin = angle.cos(), angle.sin()
+    matrix = torch.stack(
+        [
+            torch.stack([mirror * scale_x * cos, mirror * scale_x * (shear_x - sin), move_x], 1),
+            torch.stack([scale_y * (sin + shear_y), scale_y * cos, move_y], 1),
+        ],
+        1,
+    )
+    grid = functional.affine_grid(matrix, list(pixels.shape), align_corners=False)
+    # Zeros come in from outside; shifted, so that they are `fill`.
+    return functional.grid_sample(pixels - settings.fill, grid, align_corners=False) + settings.fill
+
+
+def _erase(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
+    """Overwrite a rectangle, each side 15 to 50 percent of the picture's, with one colour."""
+    is_erased = next(numbers) < settings.erase
+    width, height = (0.15 + 0.35 * next(numbers) for _ in range(2))
+    left, top = next(numbers) * (1 - width), next(numbers) * (1 - height)
+    colour = torch.stack([next(numbers) for _ in range(3)], 1)[:, :, None, None]
+    places = (torch.arange(pixels.shape[-1], device=pixels.device) + 0.5) / pixels.shape[-1]
+    in_x = (places >= left[:, None]) & (places < (left + width)[:, None])
+    in_y = (places >= top[:, None]) & (places < (top + height)[:, None])
+    inside = (is_erased[:, None, None] & in_y[:, :, None] & in_x[:, None, :])[:, None]
+    return torch.where(inside, colour, pixels)
+
+
+def kept_tokens(draws_NL: torch.Tensor, share_left_out: float) -> torch.Tensor:
+    """Which of each picture's tokens stay with patch dropout; int64 (N, number kept), ascending.
+
+    Source: Li et al. 2022, "Scaling Language-Image Pre-training via Masking" (FLIP).
+    """
+    num_kept = max(1, round(draws_NL.shape[1] * (1 - share_left_out)))
+    return draws_NL.argsort(1)[:, :num_kept].sort(1).values

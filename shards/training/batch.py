@@ -1,0 +1,65 @@
+"""What one training step is given.
+
+Legend: `N` pictures, `M` captions, `T` tokens of all captions, `C` concepts, `H` side in px, `D` width of a tower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Pictures and captions; those of one concept are positives of each other, all others negatives.
+
+    A pair of picture and caption is a concept of its own unless its source says more. Either side may be empty with
+    loss "concepts".
+
+    Attributes:
+        pixels: uint8 (N, H, H, 3).
+        image_concepts: int64 (N,).
+        token_ids: int32 (T,), caption after caption, with [CLS] and [SEP], without padding.
+        token_lengths: int64 (M,), on the CPU; they sum to T.
+        caption_concepts: int64 (M,).
+        image_keys: int64 (N,), on the CPU: one number for each item (`item_key`), from which its augmentation follows;
+            may be None where there is none.
+        epoch: passes over the data so far; the other thing that augmentation follows from.
+        caption_positives: bool (M, C), for loss "concepts" where a caption fits several concepts; else None.
+    """
+
+    pixels: torch.Tensor
+    image_concepts: torch.Tensor
+    token_ids: torch.Tensor
+    token_lengths: torch.Tensor
+    caption_concepts: torch.Tensor
+    image_keys: torch.Tensor | None = None
+    epoch: int = 0
+    caption_positives: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """What frozen towers made of a batch, computed once; enough to train the projections.
+
+    Attributes:
+        image_features: float32 (N, D), pooled, before the projection.
+        image_concepts: int64 (N,).
+        caption_features: float32 (M, D).
+        caption_concepts: int64 (M,).
+    """
+
+    image_features: torch.Tensor
+    image_concepts: torch.Tensor
+    caption_features: torch.Tensor
+    caption_concepts: torch.Tensor
+
+
+def item_key(item_id: str) -> int:
+    """One int64 of an item's id, the same on every machine."""
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(item_id.encode()).digest()[:8], "little", signed=True)

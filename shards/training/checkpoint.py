@@ -1,0 +1,41 @@
+"""Checkpoints of a run: whole or not at all."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shards.errors import ModelError
+
+
+def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
+    """Write a state of tensors and plain values; a crash leaves the old file or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote; no code in the file is run.
+
+    Raises:
+        ModelError: there is no such file, or it is broken.
+    """
+    if not Path(path).is_file():
+        raise ModelError(f"{path}: there is no such file; name a checkpoint of a training run")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - torch raises system, pickle, zip and runtime errors for broken files
+        raise ModelError(f"{path}: this is no whole checkpoint ({error!s:.200}); start from an older one") from None
+    if not isinstance(state, dict):
+        raise ModelError(f"{path}: found {type(state).__name__}, expected a checkpoint's values; name another file")
+    return state

@@ -1,0 +1,128 @@
+"""Trained weights to model folders, and ranges of layers to small deltas over an untouched base."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config, read_json
+from shards.errors import ModelError
+from shards.fingerprint import model_fingerprint
+from shards.loading import TensorFiles, torch_dtype
+from shards.parameters import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
+from shards.saving import staged_folder, write_weights
+from shards.towers import INITIAL_LOGIT_SCALE
+from shards.weights import WEIGHTS_FILE, find_weights, read_header
+
+DELTA_FILE = "delta.json"
+DELTA_FORMAT = 1
+
+
+def export_model(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer_json: str | None,
+    *,
+    dtype: str = "float32",
+    replace: bool = False,
+) -> Path:
+    """Write a model folder, whole or not at all.
+
+    Args:
+        folder: must not exist yet, or be empty; unless it may be replaced.
+        config: of the model.
+        weights: every tensor of the model, by name.
+        tokenizer_json: content of tokenizer.json; None writes none.
+        dtype: what the weights are stored in.
+        replace: whether a model folder that is there gives way when the new one is whole.
+
+    Raises:
+        ModelError: there is something that may not be replaced.
+    """
+    kind = torch_dtype(dtype)
+    is_replaced = replace and (folder / CONFIG_FILE).is_file()
+    target = folder.with_name(f".{folder.name}.{os.getpid()}.new") if is_replaced else folder
+    with staged_folder(target) as stage:
+        names = [*model_shapes(config), *(name for name in OPTIONAL_SHAPES if name in weights)]
+        write_weights(stage, ((name, weights[name].to(kind)) for name in names))
+        if tokenizer_json is not None:
+            (stage / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    if is_replaced:
+        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        folder.rename(old)
+        target.rename(folder)
+        shutil.rmtree(old)
+    return folder
+
+
+def read_logit_scale(folder: Path) -> float:
+    """The log of the inverse temperature that a model's training ended with; CLIP's first where it tells none."""
+    files = find_weights(folder)
+    if LOGIT_SCALE not in files:
+        return INITIAL_LOGIT_SCALE
+    with TensorFiles(files) as source:
+        return source.read(LOGIT_SCALE, ()).float().item()
+
+
+def write_delta(
+    folder: str | Path, base: str | Path, weights: Mapping[str, torch.Tensor], names: tuple[str, ...], *, title: str
+) -> Path:
+    """Write some layers of a model that was trained on a base, and whose the base is.
+
+    Args:
+        folder: must not exist yet, or be empty.
+        base: the model folder that training began with; it isn't touched.
+        weights: the trained tensors by name.
+        names: which of them are written.
+        title: name of the version.
+
+    Raises:
+        ModelError: the folder holds something.
+    """
+    about = {"format_version": DELTA_FORMAT, "name": title, "base_fingerprint": model_fingerprint(base)}
+    with staged_folder(Path(folder)) as stage:
+        write_weights(stage, ((name, weights[name]) for name in names))
+        (stage / DELTA_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return Path(folder)
+
+
+def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path:
+    """Write the model folder that a base and a delta make together.
+
+    Raises:
+        ModelError: the delta is of another base, broken, or there is something in the folder.
+    """
+    base, delta = Path(base), Path(delta)
+    about = read_json(delta / DELTA_FILE, "name a delta that `embedder train` wrote")
+    found = model_fingerprint(base)
+    if about.get("format_version") != DELTA_FORMAT or about.get("base_fingerprint") != found:
+        raise ModelError(
+            f"{delta}: made over the base {about.get('base_fingerprint')}, and {base} is {found}; name the right base"
+        )
+    config = load_model_config(base).model_copy(update={"name": str(about.get("name")), "trained": True})
+    shapes = model_shapes(config) | OPTIONAL_SHAPES
+    changed = dict.fromkeys(read_header(delta / WEIGHTS_FILE), delta / WEIGHTS_FILE)
+    if unknown := sorted(changed.keys() - shapes.keys()):
+        raise ModelError(f"{delta}: holds the tensor {unknown[0]}, which {base} doesn't have; name the right base")
+    files = find_weights(base) | changed
+    tokenizer = base / TOKENIZER_FILE
+    with TensorFiles(files) as source:
+        weights = {name: source.read(name, shapes[name]) for name in files}
+        return _write_as_it_is(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
+
+
+def _write_as_it_is(
+    folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path | None
+) -> Path:
+    """Write tensors in the dtypes that they have."""
+    with staged_folder(folder) as stage:
+        write_weights(stage, weights.items())
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, stage / TOKENIZER_FILE)
+        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    return folder

@@ -1,0 +1,67 @@
+"""Both towers forward while they learn: augmented pictures and padded captions to pooled features.
+
+Legend: `N` pictures, `M` captions, `H` side in px, `L` tokens of one picture, `T` tokens of the longest caption,
+`D` width of a tower.
+"""
+
+import torch
+
+from shards.text import Padding, check_tokens, pool_albert_tokens
+from shards.towers import TwinTower
+from shards.training.augment import NUM_DRAWS, augment, draw, kept_tokens
+from shards.training.batch import TrainBatch
+from shards.training.settings import TrainSettings
+from shards.vision import check_pixels, embed_pixels
+
+
+def image_features(
+    towers: TwinTower, pixels_NHHC: torch.Tensor, batch: TrainBatch | None = None, settings: TrainSettings | None = None
+) -> torch.Tensor:
+    """Run the ViT on pictures, augmented where a batch and settings are given; (N, D), pooled.
+
+    Raises:
+        ModelError: pixels aren't of the model's size.
+    """
+    vision = towers.config.vision
+    check_pixels(pixels_NHHC, vision.image_size)
+    if batch is None or settings is None or batch.image_keys is None:
+        return _pooled(towers, towers.normalise(pixels_NHHC, torch.float32), None)
+    num_patches = vision.num_patches if settings.patch_dropout else 0
+    draws = draw(batch.image_keys, settings.seed, batch.epoch, NUM_DRAWS + num_patches)
+    device = towers.normalise.mean.device
+    scaled = pixels_NHHC.to(device).permute(0, 3, 1, 2).float().div_(255)
+    varied = augment(scaled, settings.augmentation, draws[:, :NUM_DRAWS])
+    normalised = (varied - towers.normalise.mean) / towers.normalise.std
+    kept = kept_tokens(draws[:, NUM_DRAWS:], settings.patch_dropout).to(device) if num_patches else None
+    return _pooled(towers, normalised, kept)
+
+
+def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | None) -> torch.Tensor:
+    vit = towers.vision
+    x_NLD = embed_pixels(vit, pixels_N3HH)
+    if kept_NK is not None:
+        prefix, patches = x_NLD[:, : vit.num_prefix_tokens], x_NLD[:, vit.num_prefix_tokens :]
+        kept = patches.gather(1, kept_NK[:, :, None].expand(-1, -1, x_NLD.shape[2]))
+        x_NLD = torch.cat([prefix, kept], 1)
+    for block in vit.blocks:
+        x_NLD = block(x_NLD)
+    pooled: torch.Tensor = vit.forward_head(vit.norm(x_NLD), pre_logits=True)
+    return pooled
+
+
+def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Run the ALBERT on packed captions; (M, D), pooled.
+
+    Raises:
+        ModelError: an id is outside the vocabulary, or a caption too long.
+    """
+    text, device = towers.config.text, towers.text.device
+    check_tokens(token_ids, lengths, text)
+    padding = Padding.of(lengths, device)
+    ids_MT = padding.pad(token_ids.to(device), fill=text.pad_token_id)
+    is_token = (torch.arange(ids_MT.shape[1]) < lengths[:, None]).long().to(device)
+    output = towers.text(input_ids=ids_MT, attention_mask=is_token)
+    if text.pool == "pooler":
+        pooled: torch.Tensor = output.pooler_output
+        return pooled
+    return pool_albert_tokens(towers.text, text, output.last_hidden_state, lengths)

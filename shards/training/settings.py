@@ -1,0 +1,83 @@
+"""How a twin tower is trained: loss, what learns, schedule, augmentation. Pure; imports no torch."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from shards.config import Section
+from shards.ranges import LayerRange
+
+Loss = Literal["clip", "siglip", "concepts"]
+What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
+
+
+class AugmentSettings(Section):
+    """How pictures are varied; each value is the largest change, 0 turns it off."""
+
+    rotate_deg: float = Field(0.0, ge=0, le=180, description="turn by up to this many degrees, either way")
+    scale: float = Field(0.0, ge=0, lt=1, description="grow or shrink by up to this share")
+    translate: float = Field(0.0, ge=0, le=1, description="move by up to this share of the side")
+    shear: float = Field(0.0, ge=0, le=1, description="x per y, and y per x")
+    flip: float = Field(0.0, ge=0, le=1, description="probability of a mirror image; 0 where left and right differ")
+    brightness: float = Field(0.0, ge=0, description="factor 1 +- this")
+    contrast: float = Field(0.0, ge=0, description="factor 1 +- this")
+    saturation: float = Field(0.0, ge=0, description="factor 1 +- this")
+    hue: float = Field(0.0, ge=0, le=0.5, description="turn of the colour wheel, in turns")
+    shade: float = Field(0.0, ge=0, lt=1, description="a ramp of light across the picture: 1 +- this at its edges")
+    grey: float = Field(0.0, ge=0, le=1, description="probability of a picture without colour")
+    erase: float = Field(0.0, ge=0, le=1, description="probability that a rectangle is overwritten")
+    fill: float = Field(1.0, ge=0, le=1, description="what comes in from outside the picture; 1 is white")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether pictures stay as they are."""
+        changes = self.model_dump(exclude={"fill"})
+        return not any(changes.values())
+
+
+class TrainSettings(Section):
+    """One training run; with the weights it starts from and its batches, it determines the result."""
+
+    loss: Loss = Field("clip", description="clip: softmax; siglip: sigmoid of each pair; concepts: against prototypes")
+    what: What = Field("all", description="what learns; layers: the ranges named below and nothing else")
+    vision_layers: LayerRange = Field(LayerRange(0, 0), description='picture layers that learn with what = "layers"')
+    text_layers: LayerRange = Field(LayerRange(0, 0), description='text layers that learn with what = "layers"')
+    learning_rate: float = Field(1e-3, gt=0, description="at the end of the warm-up")
+    final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, at the last step")
+    weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
+    beta2: float = Field(0.98, gt=0, lt=1, description="AdamW's second decay")
+    warmup_steps: int = Field(100, ge=0)
+    num_steps: int = Field(1000, ge=1, description="length of the schedule; steps beyond keep its last rate")
+    cooldown_steps: int | None = Field(
+        None,
+        ge=0,
+        description="the rate stays until so many steps before the end, then falls; none: it falls throughout",
+    )
+    grad_clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no limit")
+    ema_decay: float = Field(0.999, ge=0, lt=1, description="of the averaged weights; 0: the last weights")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="compute dtype; weights stay float32")
+    max_logit_scale: float = Field(100.0, gt=0, description="the temperature's inverse is clipped here, as in CLIP")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description='of loss = "concepts"')
+    patch_dropout: float = Field(0.0, ge=0, lt=1, description="share of picture tokens left out while training")
+    num_concepts: int = Field(0, ge=0, description='prototypes of loss = "concepts"')
+    train_prototypes: bool = Field(True, description='whether the prototypes learn with loss = "concepts"')
+    augmentation: AugmentSettings = AugmentSettings()
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        has_layers = len(self.vision_layers) + len(self.text_layers) > 0
+        if (self.what == "layers") != has_layers:
+            raise ValueError(
+                f'what is "{self.what}", vision_layers {_text(self.vision_layers)} and text_layers '
+                f'{_text(self.text_layers)}; ranges of layers go with what = "layers", and it with them'
+            )
+        if self.warmup_steps > self.num_steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) exceeds num_steps ({self.num_steps}); lower it")
+        if (self.loss == "concepts") != (self.num_concepts > 0):
+            raise ValueError(f'loss is "{self.loss}" and num_concepts {self.num_concepts}; only "concepts" has some')
+        return self
+
+
+def _text(layers: LayerRange) -> str:
+    return f"[{layers.start}, {layers.stop})"

@@ -1,0 +1,329 @@
+"""One training step after another, on any iterator of batches; no Ray, no media.
+
+    trainer = Trainer("models/base", TrainSettings(num_steps=1000))
+    for batch in batches:
+        print(trainer.step(batch).loss)
+    trainer.export("models/mine", name="mine")
+
+All randomness follows from the settings' seed, the epoch and the items' keys, so a state has no generator in it, and
+resumed training equals uninterrupted training.
+
+Legend: `N` pictures, `M` captions, `D` width of a tower, `E` embedding size.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shards.config import TOKENIZER_FILE, ModelConfig
+from shards.errors import ModelError
+from shards.parameters import LOGIT_SCALE
+from shards.shard import BATCH_COUNTER
+from shards.towers import TwinTower, fresh_tensors, load_towers
+from shards.training.batch import FeatureBatch, TrainBatch
+from shards.training.export import export_model, read_logit_scale, write_delta
+from shards.training.forward import caption_features, image_features
+from shards.training.objective import Objective
+from shards.training.schedule import ema_decay_at, learning_rate_at
+from shards.training.settings import TrainSettings
+from shards.training.trainable import has_decay, is_trainable
+
+STATE_VERSION = 1
+ENCODE_ROWS = 256
+FEW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What one step did.
+
+    Attributes:
+        step: steps done, this one included.
+        loss: before the step.
+        learning_rate: of the step.
+        grad_norm: of all gradients together, before clipping.
+        logit_scale: inverse temperature after the step.
+        num_images, num_captions: in the batch.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    logit_scale: float
+    num_images: int
+    num_captions: int
+
+
+class Trainer:
+    """Twin towers that learn, beside their averaged copy.
+
+    Args:
+        model: a model folder to start from, or a configuration to start afresh with the settings' seed.
+        settings: how to train.
+        device: torch device.
+        tokenizer_json: content of tokenizer.json for the export; by default that of the model folder.
+
+    Raises:
+        ModelError: the folder is no model folder.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | ModelConfig,
+        settings: TrainSettings,
+        *,
+        device: str = "cpu",
+        tokenizer_json: str | None = None,
+    ) -> None:
+        self.settings, self.device, self.num_steps_done = settings, torch.device(device), 0
+        self.base = None if isinstance(model, ModelConfig) else Path(model)
+        self.towers = _fresh_towers(model, settings.seed) if isinstance(model, ModelConfig) else load_towers(model)
+        self.config = self.towers.config
+        self.tokenizer_json = tokenizer_json
+        if tokenizer_json is None and self.base is not None and (self.base / TOKENIZER_FILE).is_file():
+            self.tokenizer_json = (self.base / TOKENIZER_FILE).read_text(encoding="utf-8")
+        self.objective = Objective(settings, self.config.embedding_dim)
+        if self.base is not None:
+            self.objective.logit_scale.data.fill_(read_logit_scale(self.base))
+        self.towers.to(self.device)
+        self.objective.to(self.device)
+        self._choose_trainable()
+        self.averaged = deepcopy(self.towers).eval().requires_grad_(False)
+        self._choose_attention()
+        self._optimizer = self._make_optimizer()
+
+    def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
+        """Learn from one batch.
+
+        Raises:
+            ModelError: the batch doesn't fit the model or the loss, or the loss is no finite number.
+        """
+        rate = learning_rate_at(self.num_steps_done, self.settings)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        with _deterministic():
+            loss = self.objective(*self._embed(batch), batch)
+            if not torch.isfinite(loss):
+                raise ModelError(f"step {self.num_steps_done + 1}: the loss is {loss.item()}; lower learning_rate")
+            loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(self._trained(), self.settings.grad_clip or float("inf"))
+        self._optimizer.step()
+        self.objective.clip_scale()
+        self._average()
+        self.num_steps_done += 1
+        return StepMetrics(
+            step=self.num_steps_done,
+            loss=loss.item(),
+            learning_rate=rate,
+            grad_norm=float(grad_norm),
+            logit_scale=self.objective.logit_scale.exp().item(),
+            num_images=len(batch.image_concepts),
+            num_captions=len(batch.caption_concepts),
+        )
+
+    def tower_features(self, batch: TrainBatch) -> FeatureBatch:
+        """Run frozen towers once, without augmentation; batches of this train the projections.
+
+        Raises:
+            ModelError: the towers aren't frozen.
+        """
+        if self.settings.what != "projections":
+            raise ModelError(f'what is "{self.settings.what}": features stay valid only with what = "projections"')
+        with torch.no_grad(), self._compute_dtype():
+            images = image_features(self.towers, batch.pixels).float()
+            captions = caption_features(self.towers, batch.token_ids, batch.token_lengths).float()
+        return FeatureBatch(images, batch.image_concepts, captions, batch.caption_concepts)
+
+    @torch.inference_mode()
+    def encode_images(self, pixels_NHHC: torch.Tensor) -> torch.Tensor:
+        """Embed uint8 pictures with the averaged weights, as the exported model will; float32 (N, E) on the CPU."""
+        parts = [torch.empty(0, self.config.embedding_dim)]
+        for rows in torch.split(pixels_NHHC, ENCODE_ROWS):
+            projected = self.averaged.vision_head(image_features(self.averaged, rows))
+            parts.append(nn.functional.normalize(projected, dim=-1).cpu())
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def encode_captions(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Embed packed captions with the averaged weights; float32 (M, E) on the CPU."""
+        parts = [torch.empty(0, self.config.embedding_dim)]
+        for rows in torch.split(lengths, ENCODE_ROWS):
+            ids, token_ids = token_ids[: int(rows.sum())], token_ids[int(rows.sum()) :]
+            projected = self.averaged.text_head(caption_features(self.averaged, ids, rows))
+            parts.append(nn.functional.normalize(projected, dim=-1).cpu())
+        return torch.cat(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs, as tensors and plain values; `save_checkpoint` writes it."""
+        return {
+            "version": STATE_VERSION,
+            "config": self.config.to_json(),
+            "settings": self.settings.model_dump_json(),
+            "num_steps_done": self.num_steps_done,
+            "towers": self.towers.state_dict(),
+            "averaged": self.averaged.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a state was taken.
+
+        Raises:
+            ModelError: it is of another model or of other settings.
+        """
+        expected = {"config": self.config.to_json(), "settings": self.settings.model_dump_json()}
+        for key, value in {"version": STATE_VERSION, **expected}.items():
+            if state.get(key) != value:
+                raise ModelError(
+                    f"the checkpoint's {key} isn't this run's; resume with the settings that it began with"
+                )
+        self.towers.load_state_dict(state["towers"])
+        self.averaged.load_state_dict(state["averaged"])
+        self.objective.load_state_dict(state["objective"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.num_steps_done = state["num_steps_done"]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The averaged weights under the model folder's names, with the temperature; float32 on the CPU."""
+        found = {
+            name: tensor.detach().cpu()
+            for name, tensor in self.averaged.state_dict().items()
+            if not name.endswith(BATCH_COUNTER)
+        }
+        return found | {LOGIT_SCALE: self.objective.logit_scale.detach().cpu()}
+
+    def export(
+        self, folder: str | Path, name: str, *, dtype: str = "float32", trained: bool = True, replace: bool = False
+    ) -> Path:
+        """Write the averaged weights as a model folder that every command accepts.
+
+        Args:
+            folder: must not exist yet, or be empty; unless it may be replaced.
+            name: of the model.
+            dtype: what the weights are stored in; they are cast when they are loaded.
+            trained: what config.json says about it.
+            replace: whether a model folder that is there gives way, at once, when the new one is whole.
+
+        Raises:
+            ModelError: there is something that may not be replaced.
+        """
+        config = self.config.model_copy(update={"name": name, "trained": trained})
+        return export_model(Path(folder), config, self.weights(), self.tokenizer_json, dtype=dtype, replace=replace)
+
+    def export_delta(self, folder: str | Path, name: str) -> Path:
+        """Write what learned, and only that, as a small delta over the base, which stays as it is.
+
+        `apply_delta` makes a model folder of both.
+
+        Args:
+            folder: must not exist yet, or be empty.
+            name: of this version.
+
+        Raises:
+            ModelError: training began afresh, or there is something in the folder.
+        """
+        if self.base is None:
+            raise ModelError("a delta needs a base, and this training began with fresh weights; export the whole model")
+        weights = self.weights()
+        names = tuple(name for name in weights if is_trainable(name, self.config, self.settings))
+        return write_delta(folder, self.base, weights, names, title=name)
+
+    def _embed(self, batch: TrainBatch | FeatureBatch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Unit embeddings of both sides in float32; None for a side that the batch lacks."""
+        images = captions = None
+        if len(batch.image_concepts):
+            images = nn.functional.normalize(self.towers.vision_head(self._image_features(batch)).float(), dim=-1)
+        if len(batch.caption_concepts):
+            captions = nn.functional.normalize(self.towers.text_head(self._caption_features(batch)).float(), dim=-1)
+        return images, captions
+
+    def _image_features(self, batch: TrainBatch | FeatureBatch) -> torch.Tensor:
+        if isinstance(batch, FeatureBatch):
+            return batch.image_features.to(self.device)
+        with torch.set_grad_enabled(self._learns("vision.")), self._compute_dtype():
+            return image_features(self.towers, batch.pixels, batch, self.settings).float()
+
+    def _caption_features(self, batch: TrainBatch | FeatureBatch) -> torch.Tensor:
+        if isinstance(batch, FeatureBatch):
+            return batch.caption_features.to(self.device)
+        with torch.set_grad_enabled(self._learns("text.")), self._compute_dtype():
+            return caption_features(self.towers, batch.token_ids, batch.token_lengths).float()
+
+    def _compute_dtype(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.towers.named_parameters()
+        yield from self.objective.named_parameters()
+
+    def _choose_trainable(self) -> None:
+        """Freeze what shall not learn; a frozen BatchNorm doesn't watch either."""
+        for name, parameter in self._named_parameters():
+            parameter.requires_grad_(is_trainable(name, self.config, self.settings))
+        self.towers.eval()
+        if self._learns("vision.patch_embed."):
+            self.towers.vision.patch_embed.train()
+
+    def _choose_attention(self) -> None:
+        """On a CPU, the fused kernel's backward pass over few tokens takes a third of a step; plain products don't."""
+        if self.device.type == "cpu" and self.config.vision.num_tokens <= FEW_TOKENS:
+            for block in self.towers.vision.blocks:
+                block.attn.fused_attn = False
+
+    def _learns(self, prefix: str) -> bool:
+        return any(parameter.requires_grad for name, parameter in self._named_parameters() if name.startswith(prefix))
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for _, parameter in self._named_parameters() if parameter.requires_grad]
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        decayed: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in self._named_parameters():
+            if parameter.requires_grad:
+                (decayed if has_decay(name, parameter.ndim) else others).append(parameter)
+        groups = [
+            {"params": decayed, "weight_decay": self.settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, self.settings.beta2))
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the averaged weights, and what BatchNorm saw, towards the present ones."""
+        share = 1 - ema_decay_at(self.num_steps_done, self.settings)
+        present = self.towers.state_dict()
+        pairs = [(mean, present[name]) for name, mean in self.averaged.state_dict().items() if mean.is_floating_point()]
+        means, values = [mean for mean, _ in pairs], [value for _, value in pairs]
+        torch._foreach_lerp_(means, values, share)
+
+
+def _fresh_towers(config: ModelConfig, seed: int) -> TwinTower:
+    towers = TwinTower(config)
+    fresh = {name: tensor for name, tensor in fresh_tensors(config, seed) if name != LOGIT_SCALE}
+    towers.load_state_dict(fresh, strict=True)
+    return towers
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Let torch choose kernels that give the same bits each time, where it has them."""
+    memory: Any = torch.utils.deterministic
+    was_on, was_filling = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = False  # costs 5 % of a step, and nothing reads such memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=was_warning)
+        memory.fill_uninitialized_memory = was_filling

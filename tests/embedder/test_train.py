@@ -1,0 +1,360 @@
+"""`embedder train`: the same weights each time, exact resumption, broken pairs, what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import samples
+import torch
+import train_samples
+from PIL import Image
+from runs import Quiet
+from safetensors.torch import load_file
+from train_samples import Watching, metrics, training, weights
+
+import embedder
+from embedder.config import load_config
+from embedder.embed import embed
+from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.training.run import train
+
+ARCHITECTURE = {
+    "embedding_dim": 16,
+    "vision": {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 2},
+    "text": {
+        "vocab_size": 60,
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 16,
+    },
+    "preprocess": {"image_size": 16, "max_caption_tokens": 16},
+}
+AUGMENTED = {"augmentation": {"rotate_deg": 10.0, "brightness": 0.2, "erase": 0.5}}
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return train_samples.table(tmp_path / "pairs.parquet")
+
+
+def test_training_twice_from_nothing_gives_the_same_tokeniser_weights_and_metrics(pairs, tmp_path):
+    for name in ("one", "two"):
+        config = training(pairs, tmp_path / name, architecture=ARCHITECTURE, texts=["also"], train=AUGMENTED)
+        report = train(config, Watching())
+        assert (report.num_steps, report.num_rejected) == (12, 0)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert (one / "tokenizer.json").read_text() == (two / "tokenizer.json").read_text()
+    assert weights(one / "last") == weights(two / "last")
+    assert metrics(one) == metrics(two)
+    other = training(
+        pairs, tmp_path / "three", architecture=ARCHITECTURE, texts=["also"], train=AUGMENTED | {"seed": 4}
+    )
+    train(other, Watching())
+    assert weights(one / "last") != weights(tmp_path / "three" / "last")
+
+
+@pytest.mark.parametrize("what", ["all", "projections"])
+def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one(pairs, tiny_model, tmp_path, what):
+    options = {"model": str(tiny_model), "texts": ["also"], "train": AUGMENTED | {"what": what}}
+    whole = training(pairs, tmp_path / "a" / "run", **options)
+    train(whole, Watching())
+
+    stopped = training(pairs, tmp_path / "b" / "run", **options)
+    signals = {4: signal.SIGTERM, 8: signal.SIGINT}
+
+    def on_step(step):
+        if step in signals:
+            os.kill(os.getpid(), signals.pop(step))
+
+    out = tmp_path / "b" / "run"
+    for resume, step in ((False, 4), (True, 8)):
+        with pytest.raises(RunFailed, match=f"after step {step} of 12.*--resume"):
+            train(stopped, Watching(on_step), resume=resume)
+        for folder in ("model", "last"):
+            assert {file.name for file in (out / folder).iterdir()} == {
+                "config.json",
+                "model.safetensors",
+                "tokenizer.json",
+            }
+    train(stopped, Watching(), resume=True)
+    for folder in ("model", "last"):
+        assert weights(out / folder) == weights(tmp_path / "a" / "run" / folder)
+    assert metrics(out) == metrics(tmp_path / "a" / "run")
+
+
+def test_a_crash_goes_back_to_the_last_checkpoint_and_no_line_of_metrics_stands_twice(pairs, tiny_model, tmp_path):
+    whole = training(pairs, tmp_path / "whole", model=str(tiny_model))
+    train(whole, Watching())
+    crashing = training(pairs, tmp_path / "crashed", model=str(tiny_model), checkpoint_every_s=1e-9)
+
+    def crash(step):
+        if step == 8:
+            raise MemoryError("the machine went down")
+
+    with pytest.raises(MemoryError):
+        train(crashing, Watching(crash))
+    with pytest.raises(MemoryError):
+        train(crashing.model_copy(update={"checkpoint_every_s": 1000.0}), Watching(crash), resume=True)
+    train(crashing, Watching(), resume=True)
+    assert weights(tmp_path / "crashed" / "last") == weights(tmp_path / "whole" / "last")
+    steps = [line["step"] for line in metrics(tmp_path / "crashed") if line["kind"] == "train"]
+    assert steps == list(range(1, 13))
+
+
+def test_decoding_anew_in_each_epoch_gives_the_weights_of_a_run_that_keeps_pictures_in_memory(
+    pairs, tiny_model, tmp_path
+):
+    picture_bytes = 32 * 32 * 3 + 4 * 10
+    reports = [
+        train(training(pairs, tmp_path / str(size), model=str(tiny_model), cache_bytes=size), Watching())
+        for size in (0, 10 * picture_bytes, 1 << 30)
+    ]
+    assert reports[0].num_cached == 0
+    assert 8 <= reports[1].num_cached <= 11
+    assert reports[2].num_cached == reports[2].num_items == 60 - reports[2].num_held_out
+    found = {weights(tmp_path / str(size) / "last") for size in (0, 10 * picture_bytes, 1 << 30)}
+    assert len(found) == 1
+
+
+def test_ray_and_the_local_engine_train_the_same_weights(pairs, tiny_model, tmp_path, ray_cluster):
+    changes = {"decode": {"items_per_task": 5}, "model": str(tiny_model), "cache_bytes": 0}
+    for engine in ("local", "ray"):
+        report = train(training(pairs, tmp_path / engine, engine=engine, **changes), Watching())
+        assert (report.engine, report.num_steps) == (engine, 12)
+    assert weights(tmp_path / "ray" / "last") == weights(tmp_path / "local" / "last")
+    assert metrics(tmp_path / "ray") == metrics(tmp_path / "local")
+
+
+def test_a_broken_pair_is_rejected_and_counted_and_training_goes_on(tiny_model, tmp_path):
+    rows = train_samples.rows_of(range(60))
+    rows[7]["photo"] = b"\x89PNG\r\n\x1a\n broken"
+    rows[8]["title"] = None
+    rows[9]["photo"] = None
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    config = training(source, tmp_path / "out", model=str(tiny_model), max_reject_fraction=0.02)
+    report = train(config, Watching())
+    assert (report.num_rejected, report.num_unpaired, report.num_steps) == (1, 2, 12)
+    (reject,) = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert (reject["item_id"], reject["step"]) == ("item-007", "decode")
+    assert reject["error"]
+
+
+def test_too_many_broken_pairs_end_the_run_and_name_the_cure(tiny_model, tmp_path):
+    rows = train_samples.rows_of(range(60))
+    for row in rows[:6]:
+        row["photo"] = b"no picture"
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    with pytest.raises(RunFailed, match=r"6 of .* items were rejected.*rejects\.jsonl.*max_reject_fraction"):
+        train(training(source, tmp_path / "out", model=str(tiny_model)), Watching())
+    changes = {"model": str(tiny_model), "max_reject_fraction": 0.2}
+    assert train(training(source, tmp_path / "out", **changes), Watching(), resume=True).num_rejected == 6
+
+
+def test_clips_are_rejected_not_trained_on(tiny_model, tmp_path):
+    folder = samples.folder(tmp_path / "in", num_images=20, num_clips=1)
+    config = training(folder, tmp_path / "out", model=str(tiny_model), source=[{"path": str(folder)}], batch_size=4)
+    config = config.model_copy(update={"max_reject_fraction": 0.2})
+    report = train(config, Watching())
+    assert (report.num_rejected, report.num_unpaired) == (1, 10)
+
+
+def test_items_that_are_all_without_a_caption_end_the_run(tiny_model, tmp_path):
+    rows = [row | {"title": None} for row in train_samples.rows_of(range(30))]
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    with pytest.raises(SourceError, match="none of .* items has both"):
+        train(training(source, tmp_path / "out", model=str(tiny_model)), Watching())
+
+
+def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tiny_model, tmp_path):
+    source = train_samples.table(tmp_path / "pairs.parquet", 180)
+    held_out = train_samples.table(tmp_path / "held_out.parquet", rows=train_samples.rows_of(range(1000, 1060)))
+    columns = {"id": "sku", "image": "photo", "caption": "title"}
+    sources = [{"path": str(path), "name": name, "columns": columns} for path, name in ((source, "a"), (held_out, "b"))]
+    config = training(
+        source,
+        tmp_path / "out",
+        model=str(tiny_model),
+        source=sources,
+        concept="colour",
+        batch_size=30,
+        train={"num_steps": 90, "warmup_steps": 10, "learning_rate": 3e-3, "ema_decay": 0.9},
+        validation={"source": "b", "every_steps": 15},
+    )
+    report = train(config, Watching())
+    assert (report.num_items, report.num_held_out) == (180, 60)
+    assert report.best["num_queries"] == 6, "a text counts once a concept"
+    assert report.best["r_at_1"] >= 0.8
+    validations = [line for line in metrics(tmp_path / "out") if line["kind"] == "validation"]
+    assert max(line["r_at_10"] for line in validations) == report.best["r_at_10"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["best"] == report.best
+    with Image.open(tmp_path / "out" / "curves.png") as picture:
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+
+    run = load_config(
+        overrides={
+            "model": report.model,
+            "store": str(tmp_path / "store"),
+            "source": [{"path": str(held_out), "columns": columns}],
+            "engine": "local",
+        }
+    )
+    assert embed(run, Quiet()).published
+    hits = embedder.open_store(run.store).search("a blue square", k=5)
+    blue = {row["sku"] for row in train_samples.rows_of(range(1000, 1060)) if row["colour"] == "blue"}
+    assert {hit.item_id for hit in hits} <= blue
+
+
+def test_projections_only_is_ten_times_faster_an_epoch(tmp_path):
+    source = train_samples.table(tmp_path / "pairs.parquet", 96)
+    vision = {"image_size": 48, "patch_size": 8, "width": 96, "depth": 6, "num_heads": 3}
+    larger = ARCHITECTURE | {"vision": vision, "preprocess": {"image_size": 48, "max_caption_tokens": 16}}
+    seconds = {}
+    for what in ("all", "projections"):
+        out = tmp_path / what
+        config = training(
+            source,
+            out,
+            architecture=larger,
+            batch_size=32,
+            train={"num_steps": 12, "warmup_steps": 0, "what": what},
+            validation={"fraction": 0.0},  # it would be measured within an epoch
+        )
+        train(config, Watching())
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        times = [line["elapsed_s"] for line in lines]
+        # Epochs of 3 steps; the first one decodes, the others find the pictures in memory.
+        seconds[what] = min(times[step + 3] - times[step] for step in (2, 5, 8))
+    assert seconds["all"] >= 10 * seconds["projections"], seconds
+
+
+def test_projections_lift_frozen_random_towers_well_above_chance(tiny_model, tmp_path):
+    source = train_samples.table(tmp_path / "pairs.parquet", 240)
+    other = train_samples.table(tmp_path / "other.parquet", rows=train_samples.rows_of(range(1000, 1060)))
+    columns = {"id": "sku", "image": "photo", "caption": "title"}
+    sources = [{"path": str(path), "name": name, "columns": columns} for path, name in ((source, "a"), (other, "b"))]
+    settings = {"num_steps": 300, "warmup_steps": 10, "learning_rate": 1e-2, "ema_decay": 0.9, "what": "projections"}
+    config = training(
+        source,
+        tmp_path / "out",
+        model=str(tiny_model),
+        source=sources,
+        concept="colour",
+        batch_size=40,
+        train=settings,
+        validation={"every_steps": 150, "source": "b"},
+    )
+    report = train(config, Watching())
+    assert report.best["r_at_1"] >= 4 / 6, "chance is 1/6"
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model, tmp_path / "out" / "last"))
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {"vision_head.projection.weight", "text_head.projection.weight", "logit_scale"}
+
+
+def test_trained_layers_are_a_small_delta_over_a_base_that_is_not_touched(pairs, tiny_model, tmp_path):
+    from shards.training.export import apply_delta
+
+    before = weights(tiny_model)
+    layers = {"what": "layers", "vision_layers": [3, 4]}
+    report = train(training(pairs, tmp_path / "out", model=str(tiny_model), train=layers), Watching())
+    delta = tmp_path / "out" / "delta"
+    assert report.delta == str(delta)
+    assert len(weights(delta)) < len(before) / 3
+    assert weights(tiny_model) == before
+    applied = apply_delta(tiny_model, delta, tmp_path / "applied")
+    assert weights(applied) == weights(tmp_path / "out" / "last")
+
+
+def test_a_resumption_with_other_settings_or_items_is_refused(pairs, tiny_model, tmp_path):
+    options = {"model": str(tiny_model), "train": {"num_steps": 2, "warmup_steps": 0}}
+    train(training(pairs, tmp_path / "out", **options), Watching())
+    with pytest.raises(ConfigError, match="a run is there already; go on with --resume"):
+        train(training(pairs, tmp_path / "out", **options), Watching())
+    with pytest.raises(ConfigError, match="batch_size = 16, and now it is 8"):
+        train(training(pairs, tmp_path / "out", **options | {"batch_size": 8}), Watching(), resume=True)
+    train_samples.table(pairs, 61)
+    with pytest.raises(ConfigError, match="items"):
+        train(training(pairs, tmp_path / "out", **options), Watching(), resume=True)
+    with pytest.raises(ConfigError, match="no checkpoint to resume"):
+        train(training(pairs, tmp_path / "new", **options), Watching(), resume=True)
+
+
+def test_a_column_or_a_layer_that_is_not_there_is_named(pairs, tiny_model, tmp_path):
+    with pytest.raises(SourceError, match="color"):
+        train(training(pairs, tmp_path / "out", model=str(tiny_model), concept="color"), Watching())
+    layers = {"what": "layers", "vision_layers": [3, 40]}
+    with pytest.raises(ConfigError, match=r"vision_layers = \[3, 40\].*has 4 such layers"):
+        train(training(pairs, tmp_path / "out", model=str(tiny_model), train=layers), Watching())
+    (tmp_path / "out" / ".lock").unlink()
+    (tmp_path / "out").rmdir()
+    with pytest.raises(SourceError, match="single value"):
+        train(training(pairs, tmp_path / "out", model=str(tiny_model), concept="tags"), Watching())
+    assert not (tmp_path / "out").exists()
+
+
+def test_items_without_an_own_concept_column_value_stay_apart(tmp_path):
+    from embedder.training.items import list_items
+
+    rows = train_samples.rows_of(range(4))
+    rows[0]["colour"] = rows[1]["colour"] = None
+    rows[2]["colour"] = rows[3]["colour"] = "item-000"
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    concepts = list_items(training(source, tmp_path / "out", model="m", concept="colour")).concepts
+    assert concepts[2] == concepts[3]
+    by_caption = list_items(training(source, tmp_path / "out", model="m", concept="caption")).concepts
+    assert len(set(by_caption.tolist())) == 4
+    assert len(set(concepts.tolist())) == 3
+    assert isinstance(concepts.tolist()[0], int)
+    assert pa.array(concepts).type == pa.int64()
+
+
+CONFIG = """
+model = "{model}"
+out = "{out}"
+batch_size = 8
+engine = "local"
+num_threads = 1
+checkpoint_every_s = 1000.0
+[train]
+num_steps = 100000
+[validation]
+every_steps = 100000
+[[source]]
+path = "{source}"
+columns = {{ id = "sku", image = "photo", caption = "title" }}
+"""
+
+
+def test_ctrl_c_on_the_command_line_leaves_a_model_that_other_commands_accept(
+    pairs, tiny_model, tmp_path, run_embedder
+):
+    out = tmp_path / "out"
+    (tmp_path / "train.toml").write_text(CONFIG.format(model=tiny_model, out=out, source=pairs))
+    command = [sys.executable, "-m", "embedder", "train", str(tmp_path / "train.toml"), "--set", "train.seed=5"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "stopped on request after step" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert {path.name for path in out.iterdir()} >= {"model", "last", "checkpoint.pt", "curves.png", "metrics.jsonl"}
+    code, info, stderr = run_embedder("model", "info", out / "model", "--json")
+    assert code == 0, stderr
+    assert info["config"]["trained"] is True
+    num_steps = max(line["step"] for line in metrics(out))
+    settings = ["--set", "train.seed=5", "--set", "train.num_steps=200000"]
+    code, _, stderr = run_embedder("train", tmp_path / "train.toml", "--resume", *settings)
+    assert (code, num_steps > 0) == (2, True)
+    assert "began with train.num_steps = 100000, and now it is 200000" in stderr
