@@ -4,6 +4,7 @@ Every step can be repeated: a commit bears its run's id and is made once, and th
 follow from what they hold. So a crash between any two steps is mended by doing all of them again.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,8 +78,8 @@ def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) 
 def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[Part]:
     """The run's part files, those with rows that do not count (torn or outdated items) written anew without them."""
     counting = keys.join(work.whole, ["item_id", "session"], join_type="left semi")
-    rows_by_path = dict(zip(*(counting["path"].value_counts().flatten()), strict=True)) if counting.num_rows else {}
-    rows_by_path = {path.as_py(): count.as_py() for path, count in rows_by_path.items()}
+    counts = counting.group_by("path").aggregate([("item_id", "count")]).to_pylist()
+    rows_by_path = {row["path"]: row["item_id_count"] for row in counts}
     parts = []
     for part in parts_of(work.entries, name):
         num_counting = rows_by_path.get(part.path, 0)
@@ -112,7 +113,8 @@ def _without(work: Publication, table: RecordTable, path: str, ids: pa.ChunkedAr
     content = table.read(paths=[path])
     listed = pc.is_in(content["item_id"], value_set=ids.combine_chunks())
     content = content.filter(listed if keep else pc.invert(listed))
-    new_path = f"part-{work.run.run_id}-rewrite-{path.removeprefix('part-')}"
+    digest = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+    new_path = f"part-{work.run.run_id}-rewrite-{digest}.parquet"  # of one length, however often it was rewritten
     return store_part(work.files, table.name, new_path, content, work.stamp.session)
 
 

@@ -129,6 +129,15 @@ def test_changed_items_replace_their_old_rows_and_leave_the_others_untouched(fil
     assert len(after) == len(rows_of(files)) == 3
 
 
+def test_paths_do_not_grow_with_every_night(files):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    for night in range(4):
+        publish_rows(files, row("b.jpg", modified=f"t{night}"))
+    lengths = {len(path) for path in RecordTable(files, "embeddings").paths()}
+    assert max(lengths) < 70
+    assert len(rows_of(files)) == 2
+
+
 def test_an_item_that_can_not_be_read_any_more_keeps_its_old_vector(files):
     publish_rows(files, row("a.jpg"))
     publish_rows(files, reject("a.jpg"))
