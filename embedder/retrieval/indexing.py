@@ -1,6 +1,6 @@
 """From the embeddings table to a numbered index version, and which version is published."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from index.build import build_index
 from index.choose import KindWish
 from index.manifest import Manifest
 from index.versions import next_version, version_path
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 MAX_RECALL_QUERIES = 1000
 INDEX_FOLDER = "index"
@@ -61,12 +63,14 @@ def keep_index(files: StoreFiles, embeddings_version: int, say: Callable[[str], 
 
 def _build(files: StoreFiles, embeddings_version: int, kind: KindWish) -> tuple[int, Manifest]:
     table = RecordTable(files, "embeddings", embeddings_version)
-    ids = pictures(table.read(["item_id", "segment", "image_embedding"])).select(["item_id", "segment"])
+    # File by file, so that the vectors of no more than one stand in memory.
+    keys = [_pictures_of(table, path).select(["item_id", "segment"]) for path in table.paths()]
+    ids = pa.concat_tables(keys) if keys else pa.table({"item_id": [], "segment": []})
     if ids.num_rows == 0:
         raise StoreError(f"store {files.root}: no picture or video is in it; an index needs at least one")
     number = next_version(index_root(files))
     manifest = build_index(
-        _picture_vectors(table),
+        (unpack_vectors(_pictures_of(table, path)["image_embedding"]) for path in table.paths()),
         ids,
         version_path(index_root(files), number),
         kind=kind,
@@ -77,24 +81,19 @@ def _build(files: StoreFiles, embeddings_version: int, kind: KindWish) -> tuple[
     return number, manifest
 
 
+def _pictures_of(table: RecordTable, path: str) -> pa.Table:
+    return pictures(table.read(["item_id", "segment", "image_embedding"], [path]))
+
+
 def pictures(rows: pa.Table) -> pa.Table:
     """Rows that have a picture's or a video segment's vector."""
     return rows.filter(pc.is_valid(rows["image_embedding"]))
 
 
-def _picture_vectors(table: RecordTable) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-    """One array a part file, so that no more than one stands in memory."""
-    for path in table.paths():
-        yield unpack_vectors(pictures(table.read(["image_embedding"], [path]))["image_embedding"])
-
-
-def _caption_vectors(table: RecordTable) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    """Captions' vectors, on which recall is measured, evenly from the first part files; None where there are none."""
-    found: list[np.ndarray[Any, np.dtype[np.float32]]] = []
-    for path in table.paths():
-        column = table.read(["text_embedding"], [path])["text_embedding"].drop_null()
-        found.append(unpack_vectors(column))
-        if sum(map(len, found)) >= MAX_RECALL_QUERIES:
-            break
-    vectors = [part for part in found if len(part)]
+def _caption_vectors(table: RecordTable) -> Floats | None:
+    """Captions' vectors, on which recall is measured, as many from each part file; None where there are none."""
+    paths = table.paths()
+    share = -(-MAX_RECALL_QUERIES // max(1, len(paths)))
+    columns = (table.read(["text_embedding"], [path])["text_embedding"].drop_null() for path in paths)
+    vectors = [unpack_vectors(column.slice(0, share)) for column in columns if len(column)]
     return np.concatenate(vectors)[:MAX_RECALL_QUERIES] if vectors else None
