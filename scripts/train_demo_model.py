@@ -43,7 +43,7 @@ HELD_OUT_EVERY = 8
 KS = (1, 5, 10)
 
 PICTURE_BATCH = 256
-TEXT_BATCH = 512
+TEXT_BATCH = 256
 CHECKPOINT_STEPS = 200
 
 CONFIG = ModelConfig(
@@ -65,7 +65,7 @@ CONFIG = ModelConfig(
     ),
     preprocess=PreprocessConfig(image_size=48, resize="squash", max_caption_tokens=64),
 )
-AUGMENTATION = AugmentSettings(
+STRONG = AugmentSettings(
     rotate_deg=15,
     scale=0.2,
     translate=0.1,
@@ -78,23 +78,40 @@ AUGMENTATION = AugmentSettings(
     grey=0.1,
     erase=0.5,
 )
-PICTURE_SETTINGS = TrainSettings(
+LIGHT = AugmentSettings(
+    rotate_deg=10,
+    scale=0.15,
+    translate=0.07,
+    shear=0.06,
+    brightness=0.15,
+    contrast=0.2,
+    saturation=0.4,
+    hue=0.03,
+    shade=0.25,
+    grey=0.05,
+    erase=0.15,
+)
+# At first at a steady rate. After that the tower told only 0.41 of its own training drawings apart at the first guess,
+# and 0.16 of the held-out ones: so then pictures that are easier to tell apart, and the rate falls.
+STEADY = TrainSettings(
     loss="concepts",
     num_concepts=1,  # set when the data is known
     what="text_frozen",
     learning_rate=1.5e-3,
     weight_decay=0.05,
     warmup_steps=100,
-    num_steps=3000,
-    cooldown_steps=400,
+    num_steps=1000,
+    cooldown_steps=0,
     ema_decay=0.995,
     dtype="bfloat16",
     max_logit_scale=30,
     label_smoothing=0.05,
     patch_dropout=0.4,
-    augmentation=AUGMENTATION,
+    augmentation=STRONG,
 )
-
+FALLING = STEADY.model_copy(
+    update={"num_steps": 2000, "cooldown_steps": 1000, "patch_dropout": 0.25, "augmentation": LIGHT}
+)
 TEXT_SETTINGS = TrainSettings(
     loss="concepts",
     num_concepts=1,  # set when the data is known
@@ -102,7 +119,7 @@ TEXT_SETTINGS = TrainSettings(
     learning_rate=1.5e-3,
     weight_decay=0.05,
     warmup_steps=50,
-    num_steps=1200,
+    num_steps=1000,
     ema_decay=0.99,
     dtype="bfloat16",
     max_logit_scale=30,
@@ -210,25 +227,35 @@ def split(drawings: Drawings) -> tuple[Drawings, Drawings]:
 
 def train_pictures(concepts: Concepts, drawings: Drawings, work: Path, seed: int, threads: "Threads") -> Trainer:
     """Phase 1: the ViT tells concepts apart."""
-    settings = PICTURE_SETTINGS.model_copy(update={"num_concepts": len(concepts.hexcodes), "seed": seed})
+    train, held_out = split(drawings)
+    trainer = None
+    for part, base in enumerate((STEADY, FALLING), 1):
+        settings = base.model_copy(update={"num_concepts": len(concepts.hexcodes), "seed": seed})
+        trainer = go_on(trainer, settings, work / f"pictures-{part}.pt")
+        began = time.monotonic()
+        while trainer.num_steps_done < settings.num_steps:
+            with threads:
+                metrics = trainer.step(picture_batch(train, trainer.num_steps_done, seed))
+            if metrics.step % 20 == 0:
+                log(
+                    f"pictures {metrics.step}/{settings.num_steps} loss {metrics.loss:.3f} "
+                    f"lr {metrics.learning_rate:.5f} scale {metrics.logit_scale:.1f} grad {metrics.grad_norm:.2f} "
+                    f"{time.monotonic() - began:.0f} s"
+                )
+            if metrics.step % CHECKPOINT_STEPS == 0 or metrics.step == settings.num_steps:
+                save_checkpoint(work / f"pictures-{part}.pt", trainer.state_dict())
+                log(f"  held-out drawings find their concept at {pictures_to_concepts(trainer, held_out)}")
+    return trainer
+
+
+def go_on(before: Trainer | None, settings: TrainSettings, checkpoint: Path) -> Trainer:
+    """The trainer of one part: at its own last checkpoint, else where the part before it ended."""
     trainer = Trainer(CONFIG, settings)
-    checkpoint = work / "pictures.pt"
     if checkpoint.exists():
         trainer.load_state_dict(load_checkpoint(checkpoint))
-        log(f"pictures: going on at step {trainer.num_steps_done}")
-    train, held_out = split(drawings)
-    began = time.monotonic()
-    while trainer.num_steps_done < settings.num_steps:
-        with threads:
-            metrics = trainer.step(picture_batch(train, trainer.num_steps_done, seed))
-        if metrics.step % 10 == 0:
-            log(
-                f"pictures {metrics.step}/{settings.num_steps} loss {metrics.loss:.3f} lr {metrics.learning_rate:.5f} "
-                f"scale {metrics.logit_scale:.1f} grad {metrics.grad_norm:.2f} {time.monotonic() - began:.0f} s"
-            )
-        if metrics.step % CHECKPOINT_STEPS == 0 or metrics.step == settings.num_steps:
-            save_checkpoint(checkpoint, trainer.state_dict())
-            log(f"  held-out drawings find their concept at {pictures_to_concepts(trainer, train, held_out)}")
+        log(f"{checkpoint.name}: going on at step {trainer.num_steps_done}")
+    elif before is not None:
+        trainer.load_state_dict(before.state_dict() | {"settings": settings.model_dump_json()})
     return trainer
 
 
@@ -422,12 +449,11 @@ def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.
     return torch.nn.functional.normalize(sums, dim=-1)
 
 
-def pictures_to_concepts(trainer: Trainer, train: Drawings, test: Drawings) -> dict[str, float]:
-    """How many pictures have a drawing of their concept among the nearest k concepts' best drawings."""
-    middles = centroids(trainer, train, trainer.settings.num_concepts)
-    ranks = best_ranks(
-        trainer.encode_images(test.pixels).numpy(), test.concepts.numpy(), middles.numpy(), np.arange(len(middles))
-    )
+def pictures_to_concepts(trainer: Trainer, test: Drawings) -> dict[str, float]:
+    """How many pictures have their concept among the k nearest prototypes."""
+    prototypes = torch.nn.functional.normalize(trainer.objective.prototypes.detach(), dim=-1).numpy()
+    pictures, wanted = trainer.encode_images(test.pixels).numpy(), test.concepts.numpy()
+    ranks = best_ranks(pictures, wanted, prototypes, np.arange(len(prototypes)))
     return {f"@{k}": round(float((ranks < k).mean()), 3) for k in KS}
 
 
