@@ -32,6 +32,7 @@ from embedder.media.fit import PictureFit
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.training.batch import TrainBatch, item_key
 from shards.training.checkpoint import load_checkpoint, save_checkpoint
+from shards.training.export import export_model
 from shards.training.metrics import best_ranks
 from shards.training.settings import AugmentSettings, TrainSettings
 from shards.training.trainer import Trainer
@@ -112,6 +113,9 @@ STEADY = TrainSettings(
 FALLING = STEADY.model_copy(
     update={"num_steps": 2000, "cooldown_steps": 1000, "patch_dropout": 0.25, "augmentation": LIGHT}
 )
+AGAIN = FALLING.model_copy(update={"learning_rate": 8e-4, "num_steps": 2450, "cooldown_steps": 450})
+
+# Fitted to the pictures after FALLING; then on to where AGAIN moved them.
 TEXT_SETTINGS = TrainSettings(
     loss="concepts",
     num_concepts=1,  # set when the data is known
@@ -119,12 +123,13 @@ TEXT_SETTINGS = TrainSettings(
     learning_rate=1.5e-3,
     weight_decay=0.05,
     warmup_steps=50,
-    num_steps=1000,
+    num_steps=1200,
     ema_decay=0.99,
     dtype="bfloat16",
-    max_logit_scale=30,
+    max_logit_scale=50,
     train_prototypes=False,
 )
+TEXT_AGAIN = TEXT_SETTINGS.model_copy(update={"learning_rate": 1e-3, "num_steps": 600})
 
 
 @dataclass(frozen=True)
@@ -164,11 +169,13 @@ def main() -> None:
     concepts = read_concepts(options.data)
     drawings = read_drawings(options.data, STYLES, concepts, options.work)
     log(f"{len(drawings.pixels):,} drawings of {len(concepts.hexcodes):,} concepts")
-    began = time.monotonic()
-    pictures = train_pictures(concepts, drawings, options.work, options.seed, threads)
-    texts = train_texts(pictures, concepts, drawings, options.work, options.seed, threads)
+    shared = (concepts, drawings, options.work, options.seed, threads)
+    pictures = train_pictures((STEADY, FALLING), *shared)
+    texts = train_texts(pictures, None, TEXT_SETTINGS, *shared)
+    pictures = train_pictures((STEADY, FALLING, AGAIN), *shared)
+    texts = train_texts(pictures, texts, TEXT_AGAIN, *shared)
     texts.export(options.out, CONFIG.name, dtype="float16", replace=True)
-    log(f"{options.out}: written after {time.monotonic() - began:.0f} s of this run")
+    log(f"{options.out}: written")
     if (options.data / f"{TEST_STYLE}.parquet").exists():
         log(json.dumps(evaluate(options.out, options.data, concepts, drawings, options.work)))
 
@@ -225,11 +232,18 @@ def split(drawings: Drawings) -> tuple[Drawings, Drawings]:
     return drawings.take(~is_held_out), drawings.take(is_held_out)
 
 
-def train_pictures(concepts: Concepts, drawings: Drawings, work: Path, seed: int, threads: "Threads") -> Trainer:
-    """Phase 1: the ViT tells concepts apart."""
+def train_pictures(
+    parts: tuple[TrainSettings, ...],
+    concepts: Concepts,
+    drawings: Drawings,
+    work: Path,
+    seed: int,
+    threads: "Threads",
+) -> Trainer:
+    """Phase 1: the ViT tells concepts apart. Parts that are done are read from their last checkpoint."""
     train, held_out = split(drawings)
     trainer = None
-    for part, base in enumerate((STEADY, FALLING), 1):
+    for part, base in enumerate(parts, 1):
         settings = base.model_copy(update={"num_concepts": len(concepts.hexcodes), "seed": seed})
         trainer = go_on(trainer, settings, work / f"pictures-{part}.pt")
         began = time.monotonic()
@@ -260,15 +274,28 @@ def go_on(before: Trainer | None, settings: TrainSettings, checkpoint: Path) -> 
 
 
 def train_texts(
-    pictures: Trainer, concepts: Concepts, drawings: Drawings, work: Path, seed: int, threads: "Threads"
+    pictures: Trainer,
+    before: Trainer | None,
+    base: TrainSettings,
+    concepts: Concepts,
+    drawings: Drawings,
+    work: Path,
+    seed: int,
+    threads: "Threads",
 ) -> Trainer:
-    """Phase 2: the ALBERT hits the middle of its concept's pictures, which stay where they are."""
-    settings = TEXT_SETTINGS.model_copy(update={"num_concepts": len(concepts.hexcodes), "seed": seed})
-    tokenizer_json = train_tokenizer(
-        [text for place in range(len(concepts.captions)) for text in words_of(concepts, place)]
-    )
-    base = pictures.export(work / f"pictures-{pictures.num_steps_done}", "pictures", replace=True)
-    trainer = Trainer(base, settings, tokenizer_json=tokenizer_json)
+    """Phase 2: the ALBERT hits the middle of its concept's pictures, which stay where they are.
+
+    Begins afresh, or with the text tower of the trainer before it.
+    """
+    settings = base.model_copy(update={"num_concepts": len(concepts.hexcodes), "seed": seed})
+    phrases = [text for place in range(len(concepts.captions)) for text in words_of(concepts, place)]
+    tokenizer_json = train_tokenizer(phrases)
+    weights = pictures.weights()
+    if before is not None:
+        weights |= {name: tensor for name, tensor in before.weights().items() if name.startswith("text")}
+    start = work / f"pictures-{pictures.num_steps_done}"
+    export_model(start, CONFIG, weights, tokenizer_json, replace=True)
+    trainer = Trainer(start, settings)
     train, held_out = split(drawings)
     trainer.objective.set_prototypes(centroids(pictures, train, len(concepts.hexcodes)))
     checkpoint = work / f"texts-{pictures.num_steps_done}.pt"
