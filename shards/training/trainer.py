@@ -190,7 +190,10 @@ class Trainer:
         self.towers.load_state_dict(state["towers"])
         self.averaged.load_state_dict(state["averaged"])
         self.objective.load_state_dict(state["objective"])
+        decays = [group["weight_decay"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
+        for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
+            group["weight_decay"] = decay  # the settings', also where a recipe goes on with others
         self.num_steps_done = state["num_steps_done"]
 
     def weights(self) -> dict[str, torch.Tensor]:
