@@ -13,6 +13,8 @@ from shards.training.batch import TrainBatch
 from shards.training.settings import TrainSettings
 from shards.vision import check_pixels, embed_pixels
 
+CAPTION_GROUP = 64
+
 
 def image_features(
     towers: TwinTower, pixels_NHHC: torch.Tensor, batch: TrainBatch | None = None, settings: TrainSettings | None = None
@@ -52,13 +54,22 @@ def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor 
 def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Run the ALBERT on packed captions; (M, D), pooled.
 
+    Captions go through the tower in groups of like length, so that few are padded to the longest one's.
+
     Raises:
         ModelError: an id is outside the vocabulary, or a caption too long.
     """
+    check_tokens(token_ids, lengths, towers.config.text)
+    captions = torch.split(token_ids, lengths.tolist())
+    order = lengths.argsort(stable=True)
+    groups = torch.split(order, CAPTION_GROUP)
+    features = [_group_features(towers, [captions[row] for row in group.tolist()], lengths[group]) for group in groups]
+    return torch.cat(features)[order.argsort().to(features[0].device)]
+
+
+def _group_features(towers: TwinTower, captions: list[torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
     text, device = towers.config.text, towers.text.device
-    check_tokens(token_ids, lengths, text)
-    padding = Padding.of(lengths, device)
-    ids_MT = padding.pad(token_ids.to(device), fill=text.pad_token_id)
+    ids_MT = Padding.of(lengths, device).pad(torch.cat(captions).to(device), fill=text.pad_token_id)
     is_token = (torch.arange(ids_MT.shape[1]) < lengths[:, None]).long().to(device)
     output = towers.text(input_ids=ids_MT, attention_mask=is_token)
     if text.pool == "pooler":

@@ -97,6 +97,7 @@ class Trainer:
         self._choose_trainable()
         self.averaged = deepcopy(self.towers).eval().requires_grad_(False)
         self._choose_attention()
+        self._averages = self._pair_averages()  # state dicts are loaded into these very tensors
         self._optimizer = self._make_optimizer()
 
     def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
@@ -189,7 +190,10 @@ class Trainer:
         self.towers.load_state_dict(state["towers"])
         self.averaged.load_state_dict(state["averaged"])
         self.objective.load_state_dict(state["objective"])
+        decays = [group["weight_decay"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
+        for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
+            group["weight_decay"] = decay  # the settings', also where a recipe goes on with others
         self.num_steps_done = state["num_steps_done"]
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -275,7 +279,11 @@ class Trainer:
 
     def _choose_attention(self) -> None:
         """On a CPU, the fused kernel's backward pass over few tokens takes a third of a step; plain products don't."""
-        if self.device.type == "cpu" and self.config.vision.num_tokens <= FEW_TOKENS:
+        if self.device.type != "cpu":
+            return
+        if self.config.text.max_position_embeddings <= FEW_TOKENS:
+            self.towers.text.set_attn_implementation("eager")
+        if self.config.vision.num_tokens <= FEW_TOKENS:
             for block in self.towers.vision.blocks:
                 block.attn.fused_attn = False
 
@@ -297,14 +305,21 @@ class Trainer:
         ]
         return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, self.settings.beta2))
 
+    def _pair_averages(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The averaged tensors and the present ones of all that learns, and of what BatchNorm sees."""
+        present, means = self.towers.state_dict(), self.averaged.state_dict()
+        parameters = dict(self.towers.named_parameters())
+        names = [
+            name
+            for name in means
+            if (parameters[name].requires_grad if name in parameters else means[name].is_floating_point())
+        ]
+        return [means[name] for name in names], [present[name] for name in names]
+
     @torch.no_grad()
     def _average(self) -> None:
         """Move the averaged weights, and what BatchNorm saw, towards the present ones."""
-        share = 1 - ema_decay_at(self.num_steps_done, self.settings)
-        present = self.towers.state_dict()
-        pairs = [(mean, present[name]) for name, mean in self.averaged.state_dict().items() if mean.is_floating_point()]
-        means, values = [mean for mean, _ in pairs], [value for _, value in pairs]
-        torch._foreach_lerp_(means, values, share)
+        torch._foreach_lerp_(*self._averages, 1 - ema_decay_at(self.num_steps_done, self.settings))
 
 
 def _fresh_towers(config: ModelConfig, seed: int) -> TwinTower:
