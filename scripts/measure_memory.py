@@ -14,18 +14,15 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from embedder.demo import make_demo_model
-
-TAR = Path(__file__).parents[1] / "embedder" / "demo_data" / "noto.tar"
+PACKAGE = Path(__file__).parents[1] / "embedder"
+TAR = PACKAGE / "demo_data" / "noto.tar"
 GROWTH = 5
 
 
 def main() -> None:
     num_items = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     with tempfile.TemporaryDirectory(prefix="measure-memory-") as root:
-        model = Path(root) / "model"
-        make_demo_model(TAR, model)
-        peaks = {count: measure(Path(root) / str(count), model, count) for count in (num_items, GROWTH * num_items)}
+        peaks = {count: measure(Path(root) / str(count), count) for count in (num_items, GROWTH * num_items)}
     for count, report in peaks.items():
         mib = report["peak_memory_bytes"] / 2**20
         print(f"{count:7,} items: peak {mib:,.0f} MiB, {report['items_per_s']:.0f} items/s")
@@ -33,10 +30,10 @@ def main() -> None:
     print(json.dumps({"num_items": list(peaks), "peak_memory_bytes": [small, large], "ratio": round(large / small, 3)}))
 
 
-def measure(folder: Path, model: Path, num_items: int) -> dict:
+def measure(folder: Path, num_items: int) -> dict:
     """Embed so many pictures with the command, on Ray; gives its report."""
     write_pictures(folder / "pictures", num_items)
-    command = [sys.executable, "-m", "embedder", "embed", folder / "pictures", "--model", model]
+    command = [sys.executable, "-m", "embedder", "embed", folder / "pictures", "--model", PACKAGE / "demo_model"]
     options = ["--store", folder / "store", "--engine", "ray", "--json"]
     done = subprocess.run([*command, *options], check=True, capture_output=True, text=True, timeout=3000)
     return json.loads(done.stdout.splitlines()[-1])

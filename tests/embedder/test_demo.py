@@ -1,0 +1,22 @@
+"""The shipped demo, end to end: what it finds is measured, and a second run finds everything done."""
+
+from PIL import Image
+
+
+def test_the_demo_finds_emoji_by_words_and_is_quick_the_second_time(tmp_path, run_embedder):
+    arguments = ("demo", "--out", tmp_path / "demo", "--set", "engine=local", "--json")
+    code, first, stderr = run_embedder(*arguments)
+    assert code == 0, stderr
+    assert (first["report"]["num_items"], first["report"]["num_rejected"]) == (1911, 0)
+    recalls = {each["queries"]: each for each in first["recalls"]}
+    assert recalls["caption"]["num_queries"] == 1911
+    assert recalls["caption"]["recall"]["10"] > 0.6  # chance is 0.005
+    assert recalls["tags unseen in training"]["num_queries"] == 785
+    assert recalls["tags unseen in training"]["recall"]["10"] > 0.19
+    with Image.open(tmp_path / "demo" / "sheet.png") as sheet:
+        assert sheet.size[0] > 800
+
+    code, second, stderr = run_embedder(*arguments)
+    assert code == 0, stderr
+    assert second["report"]["num_unchanged"] == 1911
+    assert second["recalls"] == first["recalls"]
