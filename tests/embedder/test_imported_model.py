@@ -7,10 +7,10 @@ import pytest
 import samples
 import torch
 from PIL import Image
-from runs import embedded
 from tokenizers import Tokenizer
 
-from embedder.demo import train_tokenizer
+from embedder.training.tokenizer import train_tokenizer
+from runs import embedded
 from shards.convert import import_vision_text_dual_encoder
 
 
@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory):
     config = VisionTextDualEncoderConfig.from_vision_text_configs(vit, albert, projection_dim=24)
     model = VisionTextDualEncoderModel(config).eval()
     special = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    backend = Tokenizer.from_str(train_tokenizer(samples.SENTENCES))
+    backend = Tokenizer.from_str(train_tokenizer(samples.SENTENCES, 300))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     processor = ViTImageProcessor(size={"height": 64, "width": 64})
     folder = tmp_path_factory.mktemp("hf") / "dual-encoder"
