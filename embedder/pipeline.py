@@ -44,7 +44,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
     try:
-        embedded.write_datasink(PartSink(job), ray_remote_args=write_args)
+        embedded.write_datasink(PartSink(job), ray_remote_args=write_args, concurrency=job.allocation.num_writers)
     except ExecutionTimeoutError:
         raise RunFailed(
             f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "

@@ -10,6 +10,8 @@ from embedder.config import RunConfig, StageConfig
 from embedder.errors import ConfigError
 
 WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
+# So cheap a task would run a dozen times at once where parts come in a burst, each in a process of its own.
+CPUS_PER_WRITER = 4
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
 # on a large one each stage gets a whole core to itself.
 STAGE_SHARE_OF_CPUS = 1 / 8
@@ -46,6 +48,7 @@ class Allocation:
 
     stages: tuple[StageResources, ...]
     decode_cpus: float
+    num_writers: int = 1
     write_cpus: float = WRITE_CPUS
 
     @property
@@ -76,7 +79,7 @@ def requested(config: RunConfig, available: Available) -> Allocation:
     requests = config.stage or (StageConfig(),) * config.num_stages
     stages = tuple(_stage(request, len(requests), available) for request in requests)
     decode_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
-    return Allocation(stages, decode_cpus)
+    return Allocation(stages, decode_cpus, num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER)))
 
 
 def _stage(request: StageConfig, num_stages: int, available: Available) -> StageResources:

@@ -41,3 +41,7 @@ def test_replicas_count_at_their_minimum():
 def test_gpus_that_do_not_exist_are_refused():
     with pytest.raises(ConfigError, match="3 GPUs and there are 1"):
         allocate(load_config(overrides={"stage": [{"num_gpus": 1.0}] * 3}), Available(8, num_gpus=1))
+
+
+def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
+    assert [allocate(load_config(), Available(num_cpus)).num_writers for num_cpus in (1, 2, 8, 64)] == [1, 1, 2, 16]
