@@ -17,11 +17,20 @@ from embedder.rows import carried_schema
 from embedder.run import machine
 from embedder.run.diff import Difference, diff
 from embedder.run.engine import Choice, choose_engine
-from embedder.run.job import Job, Model, make_plan, open_model, plan_job, preprocessing_of
+from embedder.run.job import (
+    Job,
+    Model,
+    bytes_per_row,
+    make_plan,
+    open_model,
+    plan_job,
+    preprocessing_of,
+    rows_per_batch,
+)
 from embedder.run.known import known_items
 from embedder.run.monitor import RunMonitor
 from embedder.run.report import Report, count_items, step_reports
-from embedder.run.resources import Available, check_cpus, requested
+from embedder.run.resources import Available, check_cpus, object_store_bytes, requested
 from embedder.run.stopping import stop_on_signals
 from embedder.sources.listing import list_sources
 from embedder.store.binding import bind_store
@@ -143,7 +152,8 @@ def _run_engine(
         choice = Choice("local", "nothing to embed")
     watcher.say(f"engine {choice.engine}: {choice.reason}")
     begun_s = time.perf_counter()
-    with _engine(choice.engine, config) as (available, run_job):
+    store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
+    with _engine(choice.engine, config, store_bytes) as (available, run_job):
         job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
         with (
             stop_on_signals(run, watcher.say),
@@ -159,7 +169,7 @@ RunJob = Callable[[list[pa.Table], Job], None]
 
 
 @contextmanager
-def _engine(name: str, config: RunConfig) -> Iterator[tuple[Available, RunJob]]:
+def _engine(name: str, config: RunConfig, store_bytes: int) -> Iterator[tuple[Available, RunJob]]:
     """Make an engine ready: what it has, and the function that runs a job on it."""
     if name == "local":
         from embedder.local import embed_locally
@@ -168,7 +178,7 @@ def _engine(name: str, config: RunConfig) -> Iterator[tuple[Available, RunJob]]:
         return
     from embedder.run.ray_session import ray_session
 
-    with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
+    with ray_session(config.ray_address, config.no_progress_timeout_s, store_bytes) as available:
         from embedder.pipeline import embed_on_ray
 
         yield available, embed_on_ray

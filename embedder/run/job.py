@@ -137,6 +137,12 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
     return plan
 
 
+def bytes_per_row(model: Model, plan: ShardPlan) -> int:
+    """Bytes of one picture with its caption over all cuts together, its pixels included."""
+    pixels = 3 * model.config.preprocess.image_size**2
+    return pixels + sum(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)
+
+
 def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     """What the decode step is told."""
     limits = config.decode

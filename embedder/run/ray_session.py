@@ -10,26 +10,28 @@ from typing import Any
 
 from embedder.errors import ConfigError
 from embedder.run import machine
-from embedder.run.resources import Available
+from embedder.run.resources import OBJECT_STORE_BYTES, Available
 
 TOKEN_FILE = Path("~/.ray/auth_token")
-OBJECT_STORE_BYTES = 1 << 30  # what waits between steps; more would only hide a slow stage
 
 
 @contextmanager
-def ray_session(address: str | None, no_progress_timeout_s: float) -> Iterator[Available]:
+def ray_session(
+    address: str | None, no_progress_timeout_s: float, object_store_bytes: int = OBJECT_STORE_BYTES
+) -> Iterator[Available]:
     """Make Ray ready, and say what it has.
 
     Args:
         address: cluster to attach to; none starts Ray on this machine, unless this process already runs one.
         no_progress_timeout_s: a dataset that finishes nothing for so long ends with an error.
+        object_store_bytes: what may wait between the steps, in a Ray that is started here.
     """
     _set_environment(address)
     import ray
 
     mine = not ray.is_initialized()
     if mine:
-        start_ray(address=address)
+        start_ray(address=address, object_store_bytes=object_store_bytes)
     try:
         with _data_context(no_progress_timeout_s):
             total = ray.cluster_resources()
@@ -39,12 +41,15 @@ def ray_session(address: str | None, no_progress_timeout_s: float) -> Iterator[A
             ray.shutdown()
 
 
-def start_ray(address: str | None = None, num_cpus: int | None = None) -> None:
+def start_ray(
+    address: str | None = None, num_cpus: int | None = None, object_store_bytes: int = OBJECT_STORE_BYTES
+) -> None:
     """Attach to a cluster, or start Ray on this machine, with its dashboard and telemetry off.
 
     Args:
         address: of a cluster.
         num_cpus: of this machine; none takes those that this process may use.
+        object_store_bytes: shared memory for what waits between the steps.
 
     Raises:
         ConfigError: no cluster answers at the address, or it wants another token.
@@ -56,7 +61,7 @@ def start_ray(address: str | None = None, num_cpus: int | None = None) -> None:
         place: dict[str, Any] = {
             "num_cpus": num_cpus or machine.num_cpus(),
             "include_dashboard": False,
-            "object_store_memory": min(OBJECT_STORE_BYTES, machine.memory_bytes() // 4),
+            "object_store_memory": min(object_store_bytes, machine.memory_bytes() // 4),
         }
     else:
         place = {"address": address}

@@ -15,6 +15,9 @@ CPUS_PER_WRITER = 4
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
 # on a large one each stage gets a whole core to itself.
 STAGE_SHARE_OF_CPUS = 1 / 8
+OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
+MIN_OBJECT_STORE_BYTES = 256 << 20
+BATCHES_IN_FLIGHT = 64
 TOLERANCE = 1e-6  # sums of fractions
 
 
@@ -125,3 +128,14 @@ def check_cpus(allocation: Allocation, num_cpus: float) -> None:
             f"and there are {num_cpus:g}: the run would wait for ever; lower stage.num_cpus (fractions are "
             'allowed), replicas.min or decode.num_cpus, or use engine = "local"'
         )
+
+
+def object_store_bytes(bytes_per_row: int, rows_per_batch: int) -> int:
+    """Shared memory for what waits between the steps; Ray fills what it is given, so it is given what the run needs.
+
+    Args:
+        bytes_per_row: of pixels, tokens and activations over all cuts together.
+        rows_per_batch: rows that pass through the stages together.
+    """
+    needed = BATCHES_IN_FLIGHT * rows_per_batch * bytes_per_row
+    return max(MIN_OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES, needed))

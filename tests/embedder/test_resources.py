@@ -4,7 +4,7 @@ import pytest
 
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.run.resources import Available, allocate
+from embedder.run.resources import Available, allocate, object_store_bytes
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])
@@ -45,3 +45,10 @@ def test_gpus_that_do_not_exist_are_refused():
 
 def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
     assert [allocate(load_config(), Available(num_cpus)).num_writers for num_cpus in (1, 2, 8, 64)] == [1, 1, 2, 16]
+
+
+def test_the_object_store_grows_with_what_passes_and_has_bounds():
+    small, usual, large = (object_store_bytes(per_row, 32) for per_row in (1_000, 250_000, 50_000_000))
+    assert small == 256 << 20
+    assert usual == 64 * 32 * 250_000
+    assert large == 1 << 30
