@@ -14,19 +14,17 @@ from functools import partial
 
 import pyarrow as pa
 import ray.data
-from ray.data import ActorPoolStrategy, Dataset, Datasink
-from ray.data._internal.execution.interfaces import TaskContext
-from ray.data.block import Block
+from ray.data import ActorPoolStrategy, Dataset
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.util.annotations import RayDeprecationWarning
 
 from embedder.errors import RunFailed
 from embedder.run.job import Job
 from embedder.run.resources import Allocation
+from embedder.sink import PartSink
 from embedder.steps.decode import decode
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.parts import write_part
 
 # Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
 # and again is no passing trouble. Ray 2.60 calls the arguments that bound them deprecated and has no others yet;
@@ -43,8 +41,9 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
     """
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
+    sink = PartSink(job.files, job.stamp, job.config.rows_per_part)
     try:
-        embedded.write_datasink(PartSink(job), ray_remote_args=write_args, concurrency=job.allocation.num_writers)
+        embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
     except ExecutionTimeoutError:
         raise RunFailed(
             f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
@@ -87,26 +86,3 @@ def blocks_of(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]
     for table in listing:
         for start in range(0, table.num_rows, num_items):
             yield table.slice(start, num_items)
-
-
-class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
-    """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
-
-    def __init__(self, job: Job) -> None:
-        self.files, self.stamp = job.files, job.stamp
-        self.rows_per_part = job.config.rows_per_part
-
-    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> None:
-        """Write one part; the same task again writes the same files."""
-        tables = [block for block in blocks if block.num_rows]
-        if tables:
-            write_part(self.files, self.stamp, ctx.task_idx, pa.concat_tables(tables))
-
-    @property
-    def min_rows_per_write(self) -> int:
-        """Rows that Ray gathers before it starts a write task."""
-        return self.rows_per_part
-
-    def get_name(self) -> str:
-        """Name of the operator in Ray's plan and logs."""
-        return "parts"

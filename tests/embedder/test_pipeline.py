@@ -1,24 +1,27 @@
 """The pipeline on a real Ray: its plan, its results, its bounds."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import samples
-from runs import embedded
 
 import embedder
 from embedder.embed import store_info
 from embedder.errors import ConfigError, RunFailed
-from embedder.pipeline import PartSink, embed_on_ray, embedding_graph
+from embedder.pipeline import embed_on_ray, embedding_graph
 from embedder.run.job import make_plan, open_model, plan_job
 from embedder.run.ray_session import ray_session
 from embedder.run.resources import Available
+from embedder.sink import PartSink
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
+from runs import embedded
 
 
 def planned(config):
@@ -84,8 +87,8 @@ def test_activations_stay_raw_bytes_and_never_become_pickled_objects(make_run, t
 
 
 def test_a_sink_gathers_rows_before_it_writes(make_run, tmp_path):
-    job, _ = planned(make_run(samples.folder(tmp_path / "in"), rows_per_part=300))
-    assert PartSink(job).min_rows_per_write == 300
+    job, _ = planned(make_run(samples.folder(tmp_path / "in")))
+    assert PartSink(job.files, job.stamp, rows_per_part=300).min_rows_per_write == 300
 
 
 def test_a_dataset_gets_two_columns_and_keeps_the_others_untouched(tiny_model, ray_cluster):
@@ -136,3 +139,10 @@ def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray
     stuck = replace(job, allocation=replace(job.allocation, decode_cpus=64.0))  # as if the cluster had shrunk
     with ray_session(None, no_progress_timeout_s=3), pytest.raises(RunFailed, match="the same command goes on"):
         embed_on_ray(listing, stuck)
+
+
+@pytest.mark.parametrize("module", ["embedder.sink", "embedder.steps.decode"])
+def test_the_processes_of_tasks_load_no_model_library(module):
+    program = f"import sys, {module}; print(sorted({{'torch', 'timm', 'transformers', 'faiss'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
