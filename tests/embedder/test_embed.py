@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import samples
-from runs import Quiet, embedded
+from embedding_runs import Quiet, embedded
 
 import embedder
 from embedder.embed import embed

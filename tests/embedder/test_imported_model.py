@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import samples
 import torch
+from embedding_runs import embedded
 from PIL import Image
 from tokenizers import Tokenizer
 
 from embedder.training.tokenizer import train_tokenizer
-from runs import embedded
 from shards.convert import import_vision_text_dual_encoder
 
 

@@ -6,7 +6,7 @@ import polars
 import pytest
 import samples
 from deltalake import DeltaTable
-from runs import embedded
+from embedding_runs import embedded
 
 
 @pytest.fixture

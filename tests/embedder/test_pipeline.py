@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import samples
+from embedding_runs import embedded
 
 import embedder
 from embedder.embed import store_info
@@ -21,7 +22,6 @@ from embedder.sink import PartSink
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
-from runs import embedded
 
 
 def planned(config):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from runs import embedded
+from embedding_runs import embedded
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(

@@ -13,8 +13,8 @@ import pytest
 import samples
 import torch
 import train_samples
+from embedding_runs import Quiet
 from PIL import Image
-from runs import Quiet
 from safetensors.torch import load_file
 from train_samples import Watching, metrics, training, weights
 
