@@ -18,7 +18,7 @@ from embedder.retrieval.evaluation import KS, Recall, caption_recall, text_recal
 from embedder.retrieval.indexing import build_store_index, pictures
 from embedder.retrieval.opened_store import Store, open_store
 from embedder.store.files import StoreFiles
-from embedder.store.publish import read_current
+from embedder.store.layout import read_current
 
 QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
 SHEET_QUERY = "smiling cat"

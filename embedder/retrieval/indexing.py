@@ -12,9 +12,8 @@ from embedder.errors import StoreError
 from embedder.steps.tensors import unpack_vectors
 from embedder.store.binding import published, read_store_info
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, utc_now, write_record
+from embedder.store.layout import CURRENT_FILE, read_current, utc_now, write_record
 from embedder.store.lock import write_lock
-from embedder.store.publish import read_current
 from embedder.store.tables import RecordTable
 from index.build import build_index
 from index.choose import KindWish

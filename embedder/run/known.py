@@ -8,8 +8,7 @@ from embedder.run.diff import KNOWN
 from embedder.store.binding import published
 from embedder.store.files import StoreFiles
 from embedder.store.journal import read_entries, read_keys
-from embedder.store.layout import RunInfo, read_record, run_file
-from embedder.store.publish import read_current
+from embedder.store.layout import RunInfo, read_current, read_record, run_file
 from embedder.store.runs import Run, finished_items
 from embedder.store.schema import ITEMS
 from embedder.store.tables import RecordTable

@@ -69,18 +69,6 @@ class ObjectRanges:
         self._block = b""
 
 
-def head_version(uri: str) -> str:
-    """Ask which version of an object stands there now.
-
-    Raises:
-        FetchError: it is missing, or may not be read.
-    """
-    store, key = _locate(uri)
-    with _named_errors(uri):
-        meta = store.head(key)
-    return _version(meta["e_tag"], meta["last_modified"])
-
-
 def find_object(uri: str) -> Entry | None:
     """Look for an object of exactly this name; its entry is named by the last part of the key."""
     store, key = _locate(uri)

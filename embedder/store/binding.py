@@ -2,8 +2,7 @@
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_record, write_record
-from embedder.store.publish import read_current
+from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, write_record
 
 
 def bind_store(files: StoreFiles, info: StoreInfo) -> StoreInfo:

@@ -96,3 +96,8 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
 def write_record(files: StoreFiles, path: str, record: Record) -> None:
     """Write or replace one record, atomically."""
     files.write(path, record.model_dump_json(indent=2).encode())
+
+
+def read_current(files: StoreFiles) -> Current | None:
+    """What is published, none before the first publication."""
+    return read_record(files, CURRENT_FILE, Current)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, Part, parts_of, read_keys, whole_items
-from embedder.store.layout import CURRENT_FILE, Current, read_record, utc_now, write_record
+from embedder.store.layout import CURRENT_FILE, Current, utc_now, write_record
 from embedder.store.parts import Stamp, store_part
 from embedder.store.runs import Run
 from embedder.store.schema import TABLES, with_carryover
@@ -127,8 +127,3 @@ def sweep(run: Run) -> None:
             path = info.path.removeprefix(f"{name}/")
             if path.startswith(f"part-{run.run_id}-") and path not in kept:
                 run.files.delete(info.path)
-
-
-def read_current(files: StoreFiles) -> Current | None:
-    """What is published, none before the first publication."""
-    return read_record(files, CURRENT_FILE, Current)

@@ -8,16 +8,7 @@ import pyarrow as pa
 
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, read_entries, read_keys, whole_items
-from embedder.store.layout import (
-    CURRENT_FILE,
-    Current,
-    RunInfo,
-    StoreInfo,
-    read_record,
-    run_file,
-    utc_now,
-    write_record,
-)
+from embedder.store.layout import RunInfo, StoreInfo, read_current, read_record, run_file, utc_now, write_record
 
 STOP_FILE = "STOP"
 REPORT_FILE = "report.json"
@@ -79,7 +70,7 @@ def all_runs(files: StoreFiles) -> list[RunInfo]:
 
 def is_published(files: StoreFiles, run: RunInfo) -> bool:
     """Whether this run or a later one is what readers see."""
-    current = read_record(files, CURRENT_FILE, Current)
+    current = read_current(files)
     return current is not None and current.run_id >= run.run_id
 
 

@@ -13,10 +13,10 @@ from embedder.errors import ConfigError, StoreError
 from embedder.store import publish as publish_module
 from embedder.store.binding import bind_store, read_store_info
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE
+from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.lock import write_lock
 from embedder.store.parts import write_part
-from embedder.store.publish import publish, read_current
+from embedder.store.publish import publish
 from embedder.store.runs import finished_items
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables import RecordTable
