@@ -37,6 +37,10 @@ class VisionConfig(Section):
     stem: Literal["patch", "conv"] = Field(
         "patch", description="conv: three 3x3 convolutions of stride 2 (BatchNorm, GELU) before the patches are cut"
     )
+    stem_channels: tuple[int, int, int] | None = Field(
+        None, description="what the conv stem's convolutions put out; none: width / 4, width / 2, width"
+    )
+    stem_blocks: tuple[int, int, int] = Field((0, 0, 0), description="timm residual blocks behind each of them")
     width: int = Field(384, ge=1, description="timm embed_dim")
     depth: int = Field(12, ge=1, description="transformer blocks")
     num_heads: int = Field(6, ge=1)
@@ -61,7 +65,12 @@ class VisionConfig(Section):
         _require_multiple("width", self.width, "num_heads", self.num_heads)
         if self.stem == "conv":
             _require_multiple("patch_size", self.patch_size, "the conv stem's stride", CONV_STEM_STRIDE_PX)
-            _require_multiple("width", self.width, "the conv stem's first narrowing", 4)
+            if self.stem_channels is None:
+                _require_multiple("width", self.width, "the conv stem's first narrowing", 4)
+        elif self.stem_channels is not None or any(self.stem_blocks):
+            raise ValueError('stem_channels and stem_blocks belong to stem = "conv"; write that, or leave them out')
+        if min((*self.stem_blocks, *(number - 1 for number in self.stem_channels or ()))) < 0:
+            raise ValueError(f"stem_channels {self.stem_channels} from 1 up, stem_blocks {self.stem_blocks} from 0 up")
         if not self.class_token and (self.pool == "token" or self.pooler != "none"):
             raise ValueError('pool "token" and a pooler need class_token = true; else write pool "avg"')
         if self.pooler != "none" and self.pool != "token":
@@ -76,9 +85,9 @@ class VisionConfig(Section):
         return (self.image_size // self.patch_size) ** 2
 
     @property
-    def stem_channels(self) -> tuple[int, int, int]:
+    def conv_channels(self) -> tuple[int, int, int]:
         """Output channels of the conv stem's three convolutions."""
-        return self.width // 4, self.width // 2, self.width
+        return self.stem_channels or (self.width // 4, self.width // 2, self.width)
 
     @property
     def num_prefix_tokens(self) -> int:

@@ -56,12 +56,16 @@ def vision_costs(config: ModelConfig) -> TowerCosts:
 
 
 def _front_flops(vision: VisionConfig) -> float:
-    """Patch embedding; in front of it the conv stem, whose maps shrink by 2 and 2 and 2: 2*side*side*9*in*out each."""
+    """Patch embedding; in front of it the conv stem, whose maps shrink by 2 and 2 and 2: 2*side*side*9*in*out each.
+
+    A residual block is two such convolutions from the map's channels to as many.
+    """
     if vision.stem == "patch":
         return 2 * vision.num_patches * 3 * vision.patch_size**2 * vision.width
-    channels = (3, *vision.stem_channels)
-    maps = ((vision.image_size // 2 ** (i + 1), channels[i], channels[i + 1]) for i in range(3))
-    stem: int = sum(18 * side * side * num_in * num_out for side, num_in, num_out in maps)
+    channels, stem = (3, *vision.conv_channels), 0
+    for level, num_blocks in enumerate(vision.stem_blocks):
+        side, num_out = vision.image_size // 2 ** (level + 1), channels[level + 1]
+        stem += 18 * side * side * num_out * (channels[level] + 2 * num_blocks * num_out)
     patch_side = vision.patch_size // CONV_STEM_STRIDE_PX
     return stem + 2 * vision.num_patches * channels[-1] * patch_side * patch_side * vision.width
 

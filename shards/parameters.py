@@ -86,16 +86,23 @@ def _patches(vision: VisionConfig) -> Shapes:
     if vision.stem == "patch":
         return {"vision.patch_embed.proj.weight": (vision.width, 3, vision.patch_size, vision.patch_size)}
     shapes: Shapes = {}
-    num_in = 3
-    for layer, num_out in enumerate(vision.stem_channels):
+    num_in, layer = 3, 0
+    for num_out, num_blocks in zip(vision.conv_channels, vision.stem_blocks, strict=True):
         name = f"vision.patch_embed.backbone.{layer}"
-        shapes[f"{name}.conv.weight"] = (num_out, num_in, 3, 3)
-        shapes |= _norm(f"{name}.bn", num_out)
-        # Buffers: what training saw; evaluation normalises with them.
-        shapes |= {f"{name}.bn.running_mean": (num_out,), f"{name}.bn.running_var": (num_out,)}
-        num_in = num_out
+        shapes |= _conv(f"{name}.conv", f"{name}.bn", num_in, num_out)
+        for block in range(1, num_blocks + 1):
+            name = f"vision.patch_embed.backbone.{layer + block}"
+            shapes |= _conv(f"{name}.conv1", f"{name}.bn1", num_out, num_out)
+            shapes |= _conv(f"{name}.conv2", f"{name}.bn2", num_out, num_out)
+        num_in, layer = num_out, layer + 1 + num_blocks
     side = vision.patch_size // CONV_STEM_STRIDE_PX
     return shapes | {"vision.patch_embed.proj.weight": (vision.width, num_in, side, side)}
+
+
+def _conv(conv: str, batch_norm: str, num_in: int, num_out: int) -> Shapes:
+    # The running values are buffers: what training saw; evaluation normalises with them.
+    seen: Shapes = {f"{batch_norm}.running_mean": (num_out,), f"{batch_norm}.running_var": (num_out,)}
+    return {f"{conv}.weight": (num_out, num_in, 3, 3)} | _norm(batch_norm, num_out) | seen
 
 
 def _vision_block(vision: VisionConfig, name: str) -> Shapes:

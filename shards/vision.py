@@ -5,6 +5,7 @@ Source: timm 1.0.31, `VisionTransformer.forward_features` and `forward_head`, wh
 """
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,14 +51,17 @@ def build_vit(config: VisionConfig) -> Any:
 def _build_conv_embed(config: VisionConfig, **settings: Any) -> Any:
     """Build timm's hybrid embedding: a small convolutional backbone, then patches of its feature map.
 
-    Source: Xiao et al. 2021, "Early Convolutions Help Transformers See Better"; timm 1.0.31 `HybridEmbed`.
+    Source: Xiao et al. 2021, "Early Convolutions Help Transformers See Better"; He et al. 2015 (ResNet); timm 1.0.31
+    `HybridEmbed`, `BasicBlock`.
     """
-    from timm.layers import ConvNormAct, HybridEmbed
+    from timm.layers import GELU, ConvNormAct, HybridEmbed
+    from timm.models.resnet import BasicBlock
 
-    channels = (3, *config.stem_channels)
-    backbone = nn.Sequential(
-        *(ConvNormAct(channels[i], channels[i + 1], 3, stride=2, act_layer=nn.GELU) for i in range(3))
-    )
+    channels, layers = (3, *config.conv_channels), []
+    for (num_in, num_out), num_blocks in zip(pairwise(channels), config.stem_blocks, strict=True):
+        layers.append(ConvNormAct(num_in, num_out, 3, stride=2, act_layer=nn.GELU))
+        layers.extend(BasicBlock(num_out, num_out, act_layer=GELU) for _ in range(num_blocks))
+    backbone = nn.Sequential(*layers)
     setattr(backbone, "num_features", channels[-1])  # noqa: B010 - where HybridEmbed looks; mypy takes it for a module
     feature_size = config.image_size // CONV_STEM_STRIDE_PX
     return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=CONV_STEM_STRIDE_PX, **settings)

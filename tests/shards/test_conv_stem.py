@@ -26,7 +26,12 @@ def named_shapes(module):
     }
 
 
-@pytest.mark.parametrize("vision", [STEM, {"stem": "conv"}, {**STEM, "patch_size": 16}, {**STEM, "pre_norm": True}])
+RESIDUAL = {**STEM, "stem_channels": (4, 8, 12), "stem_blocks": (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    "vision", [STEM, {"stem": "conv"}, {**STEM, "patch_size": 16}, {**STEM, "pre_norm": True}, RESIDUAL]
+)
 def test_shards_behind_the_stem_equal_the_unsplit_towers_to_the_last_bit(make_config, make_model, make_batch, vision):
     config = make_config(vision)
     folder, batch = make_model(config), make_batch(config)
@@ -80,6 +85,28 @@ def test_the_stem_is_three_plain_convolutions_with_norm_and_gelu(make_config, ma
     assert_close(found.vision.values, expected, atol=2e-6, rtol=0)
 
 
+def test_residual_blocks_of_the_stem_are_resnets_own(make_config, make_model, make_batch):
+    """Two convolutions with norms, the input added, as in He et al. 2015, but with GELU."""
+    config = make_config({**STEM, "stem_channels": (4, 8, 12), "stem_blocks": (1, 0, 0)})
+    folder, batch = make_model(config), make_batch(config, frames=(1, 1), tokens=(1, 1))
+    weights = load_file(folder / "model.safetensors")
+    towers = load_towers(folder)
+
+    def normed(x, conv, norm, stride=1):
+        name = "vision.patch_embed.backbone"
+        x = nn.functional.conv2d(x, weights[f"{name}.{conv}.weight"], stride=stride, padding=1)
+        parts = (weights[f"{name}.{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return nn.functional.batch_norm(x, *parts)
+
+    pixels = towers.normalise(batch.vision.values, torch.float32)
+    x = nn.functional.gelu(normed(pixels, "0.conv", "0.bn", stride=2))
+    within = normed(nn.functional.gelu(normed(x, "1.conv1", "1.bn1")), "1.conv2", "1.bn2")
+    expected = nn.functional.gelu(within + x)
+    with torch.no_grad():
+        found = towers.vision.patch_embed.backbone[:2](pixels)
+    assert_close(found, expected, atol=1e-6, rtol=0)
+
+
 def test_neighbours_in_a_batch_do_not_change_a_picture_behind_the_stem(make_config, make_model, make_batch):
     config = make_config(STEM)
     shard = load_shard(make_model(config), vision_only(config))
@@ -96,6 +123,10 @@ def test_a_stem_that_does_not_fit_is_refused(make_config):
     for changes, message in (({"patch_size": 4}, "patch_size"), ({"width": 6, "num_heads": 2}, "width")):
         with pytest.raises(ValueError, match=rf"{changes.get(message)}\) is no multiple of the conv stem"):
             VisionConfig(**({"image_size": 32, "patch_size": 8, "stem": "conv"} | changes))
+    with pytest.raises(ValueError, match='belong to stem = "conv"'):
+        VisionConfig(stem_blocks=(0, 0, 1))
+    with pytest.raises(ValueError, match="from 0 up"):
+        VisionConfig(stem="conv", stem_blocks=(0, -1, 1))
 
 
 def test_fresh_stems_start_with_statistics_of_nothing_and_count_as_another_model(make_config, tmp_path):
@@ -113,3 +144,10 @@ def test_the_stem_costs_its_three_convolutions_and_the_projection(make_config):
     # 16 x 16 places of 3 to 8 channels, 8 x 8 of 8 to 16, 4 x 4 of 16 to 32; then 1 x 1 of 32 to 32.
     expected = 2 * (16 * 16 * 9 * 3 * 8 + 8 * 8 * 9 * 8 * 16 + 4 * 4 * 9 * 16 * 32 + 4 * 4 * 32 * 32)
     assert vision_costs(config).front == expected
+
+
+def test_a_residual_block_costs_two_convolutions_of_its_map(make_config):
+    plain = vision_costs(make_config({**STEM, "stem_channels": (4, 8, 12)})).front
+    # One block of 8 channels on 8 x 8 places, two of 12 on 4 x 4.
+    blocks = 2 * 2 * (8 * 8 * 9 * 8 * 8 + 2 * 4 * 4 * 9 * 12 * 12)
+    assert vision_costs(make_config(RESIDUAL)).front == plain + blocks
