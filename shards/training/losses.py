@@ -57,3 +57,18 @@ def concept_loss(
         return functional.cross_entropy(logits_NC.float(), concepts, label_smoothing=smoothing)
     targets = positives_NC.float() / positives_NC.sum(1, keepdim=True).clamp(min=1)
     return functional.cross_entropy(logits_NC.float(), targets, label_smoothing=smoothing)
+
+
+def alignment_loss(
+    captions_ME: torch.Tensor, prototypes_CE: torch.Tensor, concepts: torch.Tensor, positives_MC: torch.Tensor | None
+) -> torch.Tensor:
+    """One minus the cosine to the middle of the right prototypes; the mean over captions.
+
+    A softmax is content when the right prototype is nearer than all others, however far it is; a caption that lies as
+    far off its pictures' middle as those lies worse for pictures of another kind. Args: unit rows, as `concept_loss`.
+    """
+    if positives_MC is None:
+        targets = prototypes_CE[concepts]
+    else:
+        targets = functional.normalize(positives_MC.float() @ prototypes_CE, dim=-1)
+    return (1 - (captions_ME * targets).sum(-1)).mean()

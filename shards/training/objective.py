@@ -11,7 +11,14 @@ from torch import nn
 from shards.errors import ModelError
 from shards.towers import INITIAL_LOGIT_SCALE
 from shards.training.batch import FeatureBatch, TrainBatch
-from shards.training.losses import INITIAL_SIGLIP_BIAS, clip_loss, concept_loss, positives_of, siglip_loss
+from shards.training.losses import (
+    INITIAL_SIGLIP_BIAS,
+    alignment_loss,
+    clip_loss,
+    concept_loss,
+    positives_of,
+    siglip_loss,
+)
 from shards.training.settings import TrainSettings
 
 
@@ -81,6 +88,9 @@ class Objective(nn.Module):
             positives = None if positives is None else positives.to(captions_ME.device)
             concepts = batch.caption_concepts.to(captions_ME.device)
             losses.append(concept_loss(captions_ME @ prototypes.T * scale, concepts, positives, smoothing))
+            if self.settings.alignment:
+                aligned = alignment_loss(captions_ME, prototypes, concepts, positives)
+                losses.append(self.settings.alignment * aligned)
         if not losses:
             raise ModelError("a batch without pictures and captions; give batches with at least one side")
         return torch.stack(losses).sum()

@@ -60,6 +60,9 @@ class TrainSettings(Section):
     label_smoothing: float = Field(0.0, ge=0, lt=1, description='of loss = "concepts"')
     patch_dropout: float = Field(0.0, ge=0, lt=1, description="share of picture tokens left out while training")
     num_concepts: int = Field(0, ge=0, description='prototypes of loss = "concepts"')
+    alignment: float = Field(
+        0.0, ge=0, description='weight of 1 - cosine between a caption and its concepts\' prototypes, with "concepts"'
+    )
     train_prototypes: bool = Field(True, description='whether the prototypes learn with loss = "concepts"')
     augmentation: AugmentSettings = AugmentSettings()
     seed: int = 0

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from shards.ranges import LayerRange
 from shards.training.augment import NUM_DRAWS, augment, draw, kept_tokens
 from shards.training.batch import item_key
-from shards.training.losses import clip_loss, concept_loss, positives_of, siglip_loss
+from shards.training.losses import alignment_loss, clip_loss, concept_loss, positives_of, siglip_loss
 from shards.training.metrics import best_ranks, retrieval_at
 from shards.training.schedule import ema_decay_at, learning_rate_at
 from shards.training.settings import AugmentSettings, TrainSettings
@@ -78,6 +78,18 @@ def test_concept_loss_spreads_its_target_over_all_that_fit():
     assert_close(concept_loss(scores, torch.tensor([0, 2, 3]), fits), expected)
     one_hot = torch.eye(4, dtype=torch.bool)[:3]
     assert_close(concept_loss(scores, torch.arange(3)), concept_loss(scores, torch.arange(3), one_hot))
+
+
+def test_alignment_is_the_cosine_to_the_middle_of_all_that_fits():
+    prototypes = torch.eye(3)
+    captions = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.6, 0.8]])
+    concepts = torch.tensor([0, 1])
+    assert_close(alignment_loss(captions, prototypes, concepts, None), torch.tensor((0 + 0.4) / 2))
+    fits = torch.tensor([[True, True, False], [False, True, True]])
+    half = 0.5**0.5
+    assert_close(
+        alignment_loss(captions, prototypes, concepts, fits), torch.tensor(((1 - half) + (1 - 1.4 * half)) / 2)
+    )
 
 
 def test_losses_of_low_precision_scores_are_computed_in_float32():
