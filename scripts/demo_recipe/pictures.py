@@ -107,7 +107,7 @@ PARTS = (
             update={
                 "learning_rate": 6e-4,
                 "final_learning_rate": 0.0,
-                "num_steps": 3000,
+                "num_steps": 2000,
                 "patch_dropout": 0.3,
                 "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
             }
