@@ -29,6 +29,7 @@ from shards.towers import TwinTower, fresh_tensors, load_towers
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.export import export_model, read_logit_scale, write_delta
 from shards.training.forward import caption_features, image_features
+from shards.training.group import Group, gather_batch
 from shards.training.objective import Objective
 from shards.training.schedule import ema_decay_at, learning_rate_at
 from shards.training.settings import TrainSettings
@@ -69,6 +70,7 @@ class Trainer:
         settings: how to train.
         device: torch device.
         tokenizer_json: content of tokenizer.json for the export; by default that of the model folder.
+        group: workers that train together, each with a trainer of the same state and its share of each batch.
 
     Raises:
         ModelError: the folder is no model folder.
@@ -81,8 +83,10 @@ class Trainer:
         *,
         device: str = "cpu",
         tokenizer_json: str | None = None,
+        group: Group | None = None,
     ) -> None:
         self.settings, self.device, self.num_steps_done = settings, torch.device(device), 0
+        self.group = group
         self.base = None if isinstance(model, ModelConfig) else Path(model)
         self.towers = _fresh_towers(model, settings.seed) if isinstance(model, ModelConfig) else load_towers(model)
         self.config = self.towers.config
@@ -101,7 +105,7 @@ class Trainer:
         self._optimizer = self._make_optimizer()
 
     def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
-        """Learn from one batch.
+        """Learn from one batch; in a group, from this worker's share of it.
 
         Raises:
             ModelError: the batch doesn't fit the model or the loss, or the loss is no finite number.
@@ -111,10 +115,16 @@ class Trainer:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         with _deterministic():
-            loss = self.objective(*self._embed(batch), batch)
+            images, captions = self._embed(batch)
+            if self.group is not None:
+                none = torch.zeros(0, self.config.embedding_dim, device=self.device)
+                images, captions, batch = gather_batch(self.group, images, captions, batch, none)
+            loss = self.objective(images, captions, batch)
             if not torch.isfinite(loss):
                 raise ModelError(f"step {self.num_steps_done + 1}: the loss is {loss.item()}; lower learning_rate")
             loss.backward()
+        if self.group is not None:
+            self._share_gradients(self.group)
         grad_norm = nn.utils.clip_grad_norm_(self._trained(), self.settings.grad_clip or float("inf"))
         self._optimizer.step()
         self.objective.clip_scale()
@@ -261,6 +271,15 @@ class Trainer:
             return batch.caption_features.to(self.device)
         with torch.set_grad_enabled(self._learns("text.")), self._compute_dtype():
             return caption_features(self.towers, batch.token_ids, batch.token_lengths).float()
+
+    def _share_gradients(self, group: Group) -> None:
+        """Sum over the workers what each found for its own rows; the loss's own parameters saw all rows everywhere."""
+        if group.rank > 0:
+            for parameter in self.objective.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        seen = [each for each in self.towers.vision.patch_embed.buffers() if each.is_floating_point()]
+        group.sum_gradients(self._trained(), seen if self._learns("vision.patch_embed.") else ())
 
     def _compute_dtype(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
