@@ -66,7 +66,11 @@ def write_weights(
 def _write_part(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
     from safetensors.torch import save_file
 
-    save_file(tensors, _part_path(folder, number), metadata={"format": "pt"})
+    path = _part_path(folder, number)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors makes a file for its owner alone; others go by the umask, and so shall this one
     return list(tensors)
 
 

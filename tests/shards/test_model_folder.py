@@ -1,6 +1,7 @@
 """Configuration, fingerprints, summaries and fetching of model folders."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from shards.config import load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
 from shards.model_folder import fetch_store, resolve_model
+from shards.saving import write_weights
 from shards.summary import describe_model
 from shards.towers import init_model
 
@@ -151,6 +153,21 @@ def test_a_summary_counts_parameters_and_bytes_of_each_part(make_config, make_mo
     assert parted.num_files > 2
     assert parted.parts == summary.parts
     assert parted.model_fingerprint is None
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_files_of_a_model_folder_go_by_the_umask_like_any_other(make_config, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        folder = init_model(make_config(), tmp_path / "model", seed=0)
+        tensors = {f"t{number}": torch.ones(4) for number in range(3)}
+        (tmp_path / "parts").mkdir()
+        write_weights(tmp_path / "parts", tensors.items(), max_file_bytes=16)
+    finally:
+        os.umask(before)
+    files = [*folder.iterdir(), *(tmp_path / "parts").iterdir()]
+    assert len(files) == 2 + 4
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~umask}
 
 
 def test_a_summary_refuses_weights_of_another_configuration(model):
