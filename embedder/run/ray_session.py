@@ -34,11 +34,18 @@ def ray_session(
         start_ray(address=address, object_store_bytes=object_store_bytes)
     try:
         with _data_context(no_progress_timeout_s):
-            total = ray.cluster_resources()
-            yield Available(num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0))
+            yield cluster()
     finally:
         if mine:
             ray.shutdown()
+
+
+def cluster() -> Available:
+    """What the running Ray has, taken or not."""
+    import ray
+
+    total = ray.cluster_resources()
+    return Available(num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0))
 
 
 def start_ray(

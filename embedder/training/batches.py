@@ -36,6 +36,12 @@ class Tally:
         elif not example.is_pair:
             self.unpaired.add(example.item_id)
 
+    def add(self, other: "Tally") -> None:
+        """Count what another tally, of some of the same items, has counted."""
+        self.num_seen = min(self.num_items, self.num_seen + other.num_seen)
+        self.rejects |= other.rejects
+        self.unpaired |= other.unpaired
+
     @property
     def reject_fraction(self) -> float:
         """Rejected items over those seen."""

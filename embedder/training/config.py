@@ -70,9 +70,16 @@ class TrainConfig(Section):
     train: TrainSettings = TrainSettings()
     decode: DecodeConfig = DecodeConfig()
     engine: Engine = "auto"
+    num_workers: int = Field(
+        1, ge=1, description="processes that train together on Ray, each with the whole model and a share of each batch"
+    )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"auto", "cpu" or "cuda"')
-    num_threads: int | None = Field(None, ge=1, description="torch threads; none: all CPUs")
-    cache_bytes: int = Field(1 << 30, ge=0, description="decoded pictures kept in memory after the first epoch")
+    num_threads: int | None = Field(
+        None, ge=1, description="torch threads of each worker; none: all CPUs, or a worker's share of them"
+    )
+    cache_bytes: int = Field(
+        1 << 30, ge=0, description="decoded pictures kept in memory by one worker; several decode anew"
+    )
     log_every_steps: int = Field(10, ge=1, description="steps between two lines of metrics")
     checkpoint_every_s: float = Field(300.0, gt=0, description="at most so much work is lost by a crash")
     max_reject_fraction: float = Field(0.01, ge=0, le=1, description="above it training ends")
@@ -108,9 +115,23 @@ class TrainConfig(Section):
             raise ValueError("validation.source holds out the only source; add another to train on")
         if self.train.what == "layers" and self.model is None:
             raise ValueError('train.what = "layers" saves a delta over a base; give `model`, not [architecture]')
+        self._check_workers()
         if self.train.loss == "concepts":
             raise ValueError('train.loss "concepts" is not for `embedder train`; write "clip" or "siglip"')
         return self
+
+    def _check_workers(self) -> None:
+        if self.num_workers == 1:
+            return
+        where = f"num_workers = {self.num_workers}"
+        if self.engine == "local":
+            raise ValueError(f'{where}: several workers need Ray; write engine = "ray", or num_workers = 1')
+        if self.batch_size % self.num_workers:
+            raise ValueError(f"{where}: batch_size = {self.batch_size} has no equal shares; make it a multiple")
+        if self.train.what == "projections":
+            raise ValueError(f'{where}: what = "projections" runs the towers once; write num_workers = 1')
+        if self.device.startswith("cuda:"):
+            raise ValueError(f'{where}: device = "{self.device}" names one GPU; write "cuda", and each worker gets one')
 
 
 def _layer_range(value: object) -> object:

@@ -11,6 +11,7 @@ from embedder.run.engine import Choice
 from embedder.training.config import TrainConfig
 from embedder.training.examples import Example, ExampleSpec, decode_examples, examples_of
 from embedder.training.items import Items
+from embedder.training.places import decode_cpus
 
 Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]
 """Turns listed items into tables of `EXAMPLES`, one row an item, in the items' order."""
@@ -24,6 +25,8 @@ def choose_feed(config: TrainConfig, num_items: int, num_cpus: int) -> Choice:
     """Follow the configuration; for `auto`, take Ray where decoding outweighs its start. Pure."""
     if config.engine != "auto":
         return Choice(config.engine, "as configured")
+    if config.num_workers > 1:
+        return Choice("ray", f"{config.num_workers} training workers")
     if config.ray_address is not None:
         return Choice("ray", f"a cluster was given: {config.ray_address}")
     decode_s = num_items / (PICTURES_PER_CORE_S * num_cpus)
@@ -49,7 +52,7 @@ def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator
     with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
         from embedder.training.stream import decode_on_ray
 
-        num_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
+        num_cpus = decode_cpus(config, available)
         yield lambda listing: decode_on_ray(listing, spec, config.decode.items_per_task, num_cpus)
 
 

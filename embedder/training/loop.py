@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from embedder.errors import RunFailed, SourceError
@@ -13,16 +14,28 @@ from embedder.training.curves import draw_curves
 from embedder.training.order import num_batches
 from embedder.training.outputs import Outputs
 from embedder.training.state import Standing, to_plain
-from embedder.training.validation import Validation
-from shards.training.batch import FeatureBatch, TrainBatch
+from embedder.training.validation import Retrieval
 from shards.training.checkpoint import save_checkpoint
-from shards.training.trainer import StepMetrics, Trainer
+from shards.training.trainer import StepMetrics
 
 DRAW_EVERY_S = 20.0  # the curves take half a second
 MIN_SEEN = 1000  # items, before their share of rejects means something within the first epoch
 
-Batches = Callable[[int, int], Generator[tuple[int, TrainBatch | FeatureBatch | None], None, None]]
-"""Batches of an epoch with their numbers, from the epoch and the number of the first one wanted."""
+Steps = Callable[[int, int], Generator[tuple[int, StepMetrics | None], None, None]]
+"""Takes the steps of an epoch, given the epoch and the number of the first batch wanted: gives each batch's number and
+what its step did; None where none of its items can be trained on."""
+
+
+class Learner(Protocol):
+    """A trainer, or several that are one."""
+
+    num_steps_done: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs."""
+
+    def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
+        """Write the averaged weights as a model folder."""
 
 
 class OnStep(Protocol):
@@ -58,10 +71,10 @@ class Loop:
     """One run of the loop; `standing` and the trainer may come from a checkpoint."""
 
     config: TrainConfig
-    trainer: Trainer
-    batches: Batches
+    trainer: Learner
+    steps: Steps
     num_items: int
-    validation: Validation | None
+    measure: Callable[[], Retrieval] | None
     outputs: Outputs
     standing: Standing
     identity: dict[str, object]
@@ -99,10 +112,10 @@ class Loop:
     def _epoch(self) -> None:
         standing, before = self.standing, self.trainer.num_steps_done
         is_whole = standing.next_batch == 0
-        with closing(self.batches(standing.epoch, standing.next_batch)) as batches:
-            for number, batch in batches:
-                if batch is not None:
-                    self._step(self.trainer.step(batch))
+        with closing(self.steps(standing.epoch, standing.next_batch)) as steps:
+            for number, metrics in steps:
+                if metrics is not None:
+                    self._step(metrics)
                 standing.next_batch = number + 1
                 self._save_if_due()
                 if self._is_done() or self.stop.requested:
@@ -131,9 +144,9 @@ class Loop:
         """Measure on held-out items, and keep the model where it is the best so far."""
         if self.standing.tally.num_seen >= MIN_SEEN:
             self._check_rejects()
-        if self.validation is None:
+        if self.measure is None:
             return
-        found = {"step": self.trainer.num_steps_done, **asdict(self.validation.measure(self.trainer))}
+        found = {"step": self.trainer.num_steps_done, **asdict(self.measure())}
         self.standing.latest = found
         is_best = self.standing.best is None or found["r_at_10"] > self.standing.best["r_at_10"]
         self.say(f"step {found['step']:,}: {describe(found)}{', the best so far' if is_best else ''}")

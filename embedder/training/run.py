@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,21 @@ from embedder.config import RunConfig
 from embedder.errors import ConfigError, SourceError
 from embedder.rows import CARRIED
 from embedder.run import machine
-from embedder.run.engine import Choice
 from embedder.run.job import Model, decode_spec, open_model
+from embedder.run.resources import Available
 from embedder.run.stopping import stop_on_signals
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.training.batches import Draw, Tally, epoch_batches, numbered_pairs
+from embedder.training.batches import Tally, numbered_pairs
 from embedder.training.config import TrainConfig
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
 from embedder.training.feed import Decode, Feed, choose_feed, decoding
 from embedder.training.items import Items, list_items, split_items
-from embedder.training.loop import Batches, Loop, Stop, Watcher, epochs_of
+from embedder.training.learners import learning
+from embedder.training.loop import Loop, Stop, Watcher, epochs_of
 from embedder.training.outputs import Outputs
-from embedder.training.projections import feature_batches, run_towers
+from embedder.training.places import allocate_workers
+from embedder.training.prepared import Prepared
 from embedder.training.state import Standing, check_identity, from_plain, identity_of
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.validation import Validation
@@ -44,12 +45,15 @@ class TrainReport(BaseModel):
     model: str
     """Folder of the best model."""
     last: str
+    base: str | None
+    """What training began with."""
     delta: str | None
     loss: str
     what: str
     engine: str
     engine_reason: str
     device: str
+    num_workers: int
     num_items: int
     """Listed items that are not held out."""
     num_held_out: int
@@ -68,21 +72,6 @@ class TrainReport(BaseModel):
     """Of this process."""
     train_s: float
     """Inside the loop, sessions before a resumption included."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that may start."""
-
-    config: TrainConfig
-    outputs: Outputs
-    train: Items
-    held_out: Items
-    trainer: Trainer
-    spec: ExampleSpec
-    standing: Standing
-    identity: dict[str, Any]
-    choice: Choice
 
 
 def train(config: TrainConfig, watcher: Watcher, *, resume: bool = False) -> TrainReport:
@@ -108,8 +97,8 @@ def train(config: TrainConfig, watcher: Watcher, *, resume: bool = False) -> Tra
         prepared = _prepare(config, outputs, train_items, held_out, resume)
         watcher.say(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
         watcher.say(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
-        feed = _run(prepared, watcher)
-        report = _report(prepared, feed, time.monotonic() - started_s)
+        feed, device = _run(prepared, watcher)
+        report = _report(prepared, feed, device, time.monotonic() - started_s)
         outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
         return report
 
@@ -127,6 +116,7 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
 
 def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool) -> Prepared:
     choice = choose_feed(config, len(train_items), machine.num_cpus())
+    _check_workers(config, len(train_items))
     trainer, spec = _trainer(config, outputs, train_items)
     identity = identity_of(config, train_items, held_out)
     standing = Standing(tally=Tally(len(train_items) + len(held_out)))
@@ -137,6 +127,23 @@ def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out
         standing = from_plain(state["standing"])
     outputs.rewind_metrics(trainer.num_steps_done)
     return Prepared(config, outputs, train_items, held_out, trainer, spec, standing, identity, choice)
+
+
+def _check_workers(config: TrainConfig, num_items: int) -> None:
+    """Refuse several workers that would have nothing to share, or that this machine can't start.
+
+    Raises:
+        ConfigError: there is too little of something.
+    """
+    if config.num_workers == 1:
+        return
+    if num_items < config.batch_size:
+        raise ConfigError(
+            f"num_workers = {config.num_workers}: {num_items} items to train on fill no batch of "
+            f"{config.batch_size}; lower batch_size, or train with one worker"
+        )
+    if config.ray_address is None:
+        allocate_workers(config, Available(machine.num_cpus(), torch.cuda.device_count()))
 
 
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
@@ -170,11 +177,13 @@ def _check_layers(config: TrainConfig, model: Model) -> None:
 
 
 def _device(config: TrainConfig) -> str:
-    """The torch device.
+    """The torch device of this process; training workers have their own.
 
     Raises:
         ConfigError: there is none of that name here.
     """
+    if config.num_workers > 1:
+        return "cpu"
     if config.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if config.device != "cpu" and not torch.cuda.is_available():
@@ -234,7 +243,8 @@ def _texts_of(row: dict[str, Any], config: TrainConfig, fetcher: Fetcher) -> Ite
         yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
 
 
-def _run(prepared: Prepared, watcher: Watcher) -> Feed:
+def _run(prepared: Prepared, watcher: Watcher) -> tuple[Feed, str]:
+    """Train; the feed, and the device that did it."""
     config, trainer, standing = prepared.config, prepared.trainer, prepared.standing
     image_size = trainer.config.preprocess.image_size
     with decoding(config, prepared.spec, prepared.choice) as decode:
@@ -243,13 +253,14 @@ def _run(prepared: Prepared, watcher: Watcher) -> Feed:
         with (
             stop_on_signals(stop := Stop(), watcher.say),
             watcher.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
+            learning(prepared, feed, validation, lambda: stop.requested, watcher.say) as learned,
         ):
             loop = Loop(
                 config=config,
-                trainer=trainer,
-                batches=_batches(prepared, feed, stop, watcher),
+                trainer=learned.trainer,
+                steps=learned.steps,
                 num_items=len(prepared.train),
-                validation=validation,
+                measure=learned.measure,
                 outputs=prepared.outputs,
                 standing=standing,
                 identity=prepared.identity,
@@ -259,7 +270,7 @@ def _run(prepared: Prepared, watcher: Watcher) -> Feed:
             )
             loop.run()
     _export_delta(prepared)
-    return feed
+    return feed, learned.device
 
 
 def _validation(held_out: Items, decode: Decode, image_size: int, tally: Tally, watcher: Watcher) -> Validation | None:
@@ -273,33 +284,25 @@ def _validation(held_out: Items, decode: Decode, image_size: int, tally: Tally, 
     return Validation(whole)
 
 
-def _batches(prepared: Prepared, feed: Feed, stop: Stop, watcher: Watcher) -> Batches:
-    config, tally = prepared.config, prepared.standing.tally
-    draw = Draw(config.batch_size, config.captions_per_picture, config.train.seed)
-    if config.train.what != "projections":
-        return lambda epoch, first: epoch_batches(prepared.train, feed, draw, tally, epoch=epoch, first=first)
-    watcher.say("running the frozen towers once over all items; augmentation is off")
-    features = run_towers(prepared.train, feed, prepared.trainer, config.batch_size, tally, lambda: stop.requested)
-    return lambda epoch, first: feature_batches(prepared.train, features, draw, epoch=epoch, first=first)
-
-
 def _export_delta(prepared: Prepared) -> None:
     if prepared.config.train.what == "layers":
         shutil.rmtree(prepared.outputs.delta, ignore_errors=True)
         prepared.trainer.export_delta(prepared.outputs.delta, prepared.outputs.root.name)
 
 
-def _report(prepared: Prepared, feed: Feed, wall_s: float) -> TrainReport:
+def _report(prepared: Prepared, feed: Feed, device: str, wall_s: float) -> TrainReport:
     config, outputs, standing = prepared.config, prepared.outputs, prepared.standing
     return TrainReport(
         model=str(outputs.model),
         last=str(outputs.last),
+        base=config.model,
         delta=str(outputs.delta) if config.train.what == "layers" else None,
         loss=config.train.loss,
         what=config.train.what,
         engine=prepared.choice.engine,
         engine_reason=prepared.choice.reason,
-        device=str(prepared.trainer.device),
+        device=device,
+        num_workers=config.num_workers,
         num_items=len(prepared.train),
         num_held_out=len(prepared.held_out),
         num_rejected=len(standing.tally.rejects),

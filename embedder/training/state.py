@@ -14,9 +14,11 @@ from embedder.training.config import TrainConfig
 from embedder.training.items import Items
 
 # What may differ between a run and its resumption: it changes no weight, unless a file runs into a limit of decoding.
+# Workers, threads and device change the rounding; workers also what a convolutional stem's BatchNorm sees together.
 FREE_KEYS = {
     "out",
     "engine",
+    "num_workers",
     "device",
     "num_threads",
     "cache_bytes",

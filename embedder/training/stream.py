@@ -1,18 +1,20 @@
 """The decode step of training on Ray Data: listed items -> decode and tokenise (CPU tasks) -> the training process.
 
 Decoding has its own tasks on whatever CPUs the cluster has, and runs ahead of the model as far as Ray's back-pressure
-lets it. `example_stream` is a lazy dataset, so `shares` can deal it to several training workers as well.
+lets it. Several training workers share one such stream (`embedder.training.team`).
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import ray.data
-from ray.data import DataIterator, Dataset
+from ray.data import Dataset
 
 from embedder.pipeline import MAX_RETRIES, blocks_of
 from embedder.training.examples import ExampleSpec, decode_examples
+from embedder.training.shares import decode_share
 
 BLOCKS_AHEAD = 4  # decoded blocks that are fetched before they are asked for
 
@@ -21,23 +23,22 @@ def decode_on_ray(
     listing: pa.Table, spec: ExampleSpec, items_per_task: int, num_cpus: float
 ) -> Generator[pa.Table, None, None]:
     """Decode listed items; tables of EXAMPLES, in the items' order."""
-    (share,) = shares(example_stream(listing, spec, items_per_task, num_cpus), 1)
-    yield from share.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
+    dataset = _mapped(blocks_of([listing], items_per_task), partial(decode_examples, spec=spec), num_cpus)
+    yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
 
 
-def example_stream(listing: pa.Table, spec: ExampleSpec, items_per_task: int, num_cpus: float) -> Dataset:
-    """The dataset of examples; lazy. Tasks may finish in any order, their blocks come in the items' order."""
-    dataset = ray.data.from_arrow(list(blocks_of([listing], items_per_task)))
-    dataset.context.execution_options.preserve_order = True  # the dataset's own copy of the context
+def share_stream(blocks: Iterable[pa.Table], spec: ExampleSpec, num_cpus: float) -> Dataset:
+    """The dataset of `decode_share` over blocks of `cut_shares`, for `streaming_split`; lazy."""
+    return _mapped(blocks, partial(decode_share, spec=spec), num_cpus)
+
+
+def _mapped(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], num_cpus: float) -> Dataset:
+    """One decode task a block; tasks may finish in any order, what they give comes in the blocks' order, uncut."""
+    # Not `from_arrow`: it asks a task about each block, and the task waits for ever for the CPU that a worker holds.
+    dataset = ray.data.from_blocks(list(blocks))
+    context = dataset.context  # the dataset's own copy
+    context.execution_options.preserve_order = True
+    context.target_max_block_size = None
     return dataset.map_batches(
-        partial(decode_examples, spec=spec),
-        batch_format="pyarrow",
-        batch_size=None,
-        num_cpus=num_cpus,
-        max_retries=MAX_RETRIES,
+        decode, batch_format="pyarrow", batch_size=None, num_cpus=num_cpus, max_retries=MAX_RETRIES
     )
-
-
-def shares(dataset: Dataset, num_workers: int) -> list[DataIterator]:
-    """One iterator a training worker, on whichever machine; read at the same time, they give each example once."""
-    return [dataset.iterator()] if num_workers == 1 else list(dataset.streaming_split(num_workers))

@@ -64,6 +64,12 @@ class Group:
         for mean, piece in zip(means, pieces[len(parameters) :], strict=True):
             mean.copy_(piece.view_as(mean))
 
+    def total(self, number: int, device: torch.device) -> int:
+        """Sum of a number over the workers."""
+        summed = torch.tensor(number, device=device)
+        distributed.all_reduce(summed, group=self._group)
+        return int(summed)
+
     def gather_values(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         """All workers' rows without gradients, and how many each has."""
         counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(self.size)]

@@ -3,13 +3,17 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import train_samples
 from train_samples import training
 
 from embedder.config import RunConfig
 from embedder.run.job import decode_spec, open_model
+from embedder.training.batches import Draw, Tally
 from embedder.training.examples import ExampleSpec, decode_examples, examples_of
 from embedder.training.items import list_items
+from embedder.training.order import epoch_order
+from embedder.training.shares import cut_shares, decode_share, take_share
 
 
 def listed(tiny_model, tmp_path, rows, **columns):
@@ -17,31 +21,60 @@ def listed(tiny_model, tmp_path, rows, **columns):
     config = training(source, tmp_path / "out", model=str(tiny_model), **columns)
     model = open_model(str(tiny_model))
     spec = ExampleSpec(decode_spec(RunConfig(), model), config.texts, config.tag_sets)
-    return model, list_items(config).listing, spec
+    return model, list_items(config), spec
 
 
 def examples(*arguments, **columns):
-    model, listing, spec = listed(*arguments, **columns)
-    return model, [each for table in decode_examples(listing, spec=spec) for each in examples_of(table, 32)]
+    model, items, spec = listed(*arguments, **columns)
+    return model, [each for table in decode_examples(items.listing, spec=spec) for each in examples_of(table, 32)]
 
 
-def test_several_workers_share_one_stream_and_one_worker_gets_it_in_order(tiny_model, tmp_path, ray_cluster):
-    from embedder.training.stream import decode_on_ray, example_stream, shares
+def test_one_worker_gets_the_stream_in_order(tiny_model, tmp_path, ray_cluster):
+    from embedder.training.stream import decode_on_ray
 
-    _, listing, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
-    ids = listing["item_id"].to_pylist()
-    tables = list(decode_on_ray(listing, spec, 3, 0.5))
-    assert [item_id for table in tables for item_id in table["item_id"].to_pylist()] == ids
+    _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
+    tables = list(decode_on_ray(items.listing, spec, 3, 0.5))
+    found = [item_id for table in tables for item_id in table["item_id"].to_pylist()]
+    assert found == items.listing["item_id"].to_pylist()
+    assert not ray_cluster.data.DataContext.get_current().execution_options.preserve_order
 
-    def read(share):
-        blocks = share.iter_batches(batch_size=None, batch_format="pyarrow")
-        return [item_id for block in blocks for item_id in block["item_id"].to_pylist()]
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_several_workers_get_equal_shares_that_together_are_the_batches_of_one(
+    tiny_model, tmp_path, ray_cluster, first
+):
+    from embedder.training.stream import share_stream
+
+    _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
+    draw = Draw(batch_size=8, captions_per_picture=1, seed=3)
+    stream = share_stream(cut_shares(items, draw, 2, epoch=1, first=first, num_epochs=2), spec, 0.5)
+
+    def read(rank, share):
+        found, tally = [], Tally(40)
+        for number, block in enumerate(share.iter_batches(batch_size=None, batch_format="pyarrow")):
+            epoch, batch = divmod(number + first + 5, 5)
+            found.append(take_share(block, (epoch, batch, rank), 32, tally))
+        return found, tally.num_seen
 
     with ThreadPoolExecutor(2) as pool:
-        parts = list(pool.map(read, shares(example_stream(listing, spec, 3, 0.5), 2)))
-    assert sorted([*parts[0], *parts[1]]) == ids
-    assert all(parts)
-    assert not ray_cluster.data.DataContext.get_current().execution_options.preserve_order
+        shares = list(pool.map(read, range(2), stream.streaming_split(2)))
+    for epoch in (1, 2):
+        expected = items.take(epoch_order(items.keys, draw.seed, epoch))
+        start = first if epoch == 1 else 0
+        for batch in range(start, 5):
+            of_both = [pair for found, _ in shares for pair in found[(epoch - 1) * 5 + batch - first]]
+            rows = expected.take(np.arange(batch * 8, batch * 8 + 8))
+            assert [pair.example.item_id for pair in of_both] == rows.listing["item_id"].to_pylist()
+            assert [pair.key for pair in of_both] == rows.keys.tolist()
+            assert [pair.concept for pair in of_both] == rows.concepts.tolist()
+    assert [num_seen for _, num_seen in shares] == [4 * (10 - first)] * 2
+
+
+def test_a_share_of_another_place_in_the_stream_is_refused(tiny_model, tmp_path):
+    _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(8)))
+    blocks = list(cut_shares(items, Draw(8, 1, 3), 2, epoch=0, first=0, num_epochs=1))
+    with pytest.raises(RuntimeError, match=r"share \(0, 0, 1\) where \(0, 0, 0\) were due"):
+        take_share(decode_share(blocks[1], spec=spec), (0, 0, 0), 32, Tally(8))
 
 
 def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_path):
