@@ -154,7 +154,7 @@ def model_import(
 
 @model_app.command("info")
 def model_info(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Model folder.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Model folder, or a delta over one.")],
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -162,6 +162,20 @@ def model_info(
     """Print towers, parameters, bytes and fingerprints."""
     run = load_config(config, {"model": folder}, settings or ())
     _print(as_json, commands.model_info(run))
+
+
+@model_app.command("apply-delta")
+def model_apply_delta(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder that the delta was trained over.")],
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="Folder that `embedder train` wrote the layers into.")],
+    out: Annotated[Path, typer.Option(help="The model folder to make.")],
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model folder of a base and the layers that somebody trained over it; both stay as they are."""
+    load_config(config, settings=settings or ())
+    _print(as_json, commands.model_apply_delta(base, delta, out))
 
 
 @app.command()

@@ -172,13 +172,45 @@ def model_import(source: str, out: Path, albert: str | None, embedding_dim: int)
     return Result({"out": out, "trained": model.trained}, shown)
 
 
+def model_apply_delta(base: str, delta: Path, out: Path) -> Result:
+    """Make a model folder of a base and a delta."""
+    from shards.fingerprint import model_fingerprint
+    from shards.model_folder import resolve_model
+    from shards.training.export import apply_delta
+
+    folder = apply_delta(resolve_model(base), delta, out)
+    data = {"out": out, "base": base, "delta": delta, "model_fingerprint": model_fingerprint(folder)}
+    return Result(data, [f"model folder: {out}"])
+
+
+def _delta_info(folder: Path) -> Result:
+    """Describe a delta."""
+    from shards.delta import describe_delta
+
+    delta = describe_delta(folder)
+    table = _table("part", "parameters")
+    for part, num_parameters in delta.parameters.items():
+        table.add_row(part, f"{num_parameters:,}")
+    table.add_row("all", f"{delta.num_parameters:,}")
+    shown: list[RenderableType] = [
+        f"{delta.name}: a delta, {delta.size_bytes / 2**20:.2f} MiB, over the base {delta.base_fingerprint}",
+        table,
+        f"dtype on disk {', '.join(delta.dtypes)}",
+        f"a model of it: embedder model apply-delta BASE {folder} --out DIR",
+    ]
+    return Result({"kind": "delta", **asdict(delta), "num_parameters": delta.num_parameters}, shown)
+
+
 def model_info(config: RunConfig) -> Result:
-    """Describe a model folder."""
+    """Describe a model folder, or a delta."""
+    from shards.delta import is_delta
     from shards.fingerprint import preprocess_fingerprint
     from shards.model_folder import resolve_model
     from shards.summary import describe_model
 
     folder = resolve_model(_required_model(config))
+    if is_delta(folder):
+        return _delta_info(folder)
     summary = describe_model(folder)
     model = summary.config
     tokenizer = (folder / "tokenizer.json").read_bytes() if summary.tokenizer_fingerprint else b""

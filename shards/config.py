@@ -206,7 +206,7 @@ def load_model_config(folder: str | Path) -> ModelConfig:
         ModelError: it is missing, is no JSON, is another library's, or breaks a rule.
     """
     path = Path(folder) / CONFIG_FILE
-    tree = read_json(path, "give a model folder (made by `embedder model import`)")
+    tree = read_json(path, _cure(Path(folder)))
     if "format_version" not in tree and {"model_type", "architecture", "architectures"} & tree.keys():
         raise ModelError(
             f"{path}: this is a checkpoint of transformers or timm, not a model folder; "
@@ -216,6 +216,12 @@ def load_model_config(folder: str | Path) -> ModelConfig:
         return ModelConfig.model_validate(tree)
     except ValidationError as error:
         raise ModelError(f"{path}: {describe(error)}") from None
+
+
+def _cure(folder: Path) -> str:
+    if (folder / "delta.json").is_file():
+        return f"this is a delta; make a model of it with `embedder model apply-delta BASE {folder} --out DIR`"
+    return "give a model folder (made by `embedder model import`)"
 
 
 def read_json(path: Path, cure: str) -> dict[str, object]:

@@ -46,5 +46,6 @@ def train_parts(report: TrainReport) -> list[RenderableType]:
         lines.append(f"best at step {report.best['step']:,}: {describe(report.best)}")
     lines.append(f"model: {report.model}; the last one: {report.last}")
     if report.delta is not None:
-        lines.append(f"the trained layers alone: {report.delta}")
+        lines.append(f"the trained layers alone: {report.delta}; a model of them, wherever the base is:")
+        lines.append(f"    embedder model apply-delta {report.base} {report.delta} --out DIR")
     return lines

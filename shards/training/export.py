@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config, read_json
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.delta import DELTA_FILE, DELTA_FORMAT, read_delta
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.loading import TensorFiles, torch_dtype
@@ -16,9 +17,6 @@ from shards.parameters import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.saving import staged_folder, write_weights
 from shards.towers import INITIAL_LOGIT_SCALE
 from shards.weights import WEIGHTS_FILE, find_weights, read_header
-
-DELTA_FILE = "delta.json"
-DELTA_FORMAT = 1
 
 
 def export_model(
@@ -98,13 +96,10 @@ def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path
         ModelError: the delta is of another base, broken, or there is something in the folder.
     """
     base, delta = Path(base), Path(delta)
-    about = read_json(delta / DELTA_FILE, "name a delta that `embedder train` wrote")
-    found = model_fingerprint(base)
-    if about.get("format_version") != DELTA_FORMAT or about.get("base_fingerprint") != found:
-        raise ModelError(
-            f"{delta}: made over the base {about.get('base_fingerprint')}, and {base} is {found}; name the right base"
-        )
-    config = load_model_config(base).model_copy(update={"name": str(about.get("name")), "trained": True})
+    name, expected = read_delta(delta)
+    config = load_model_config(base).model_copy(update={"name": name, "trained": True})
+    if (found := model_fingerprint(base)) != expected:
+        raise ModelError(f"{delta}: made over the base {expected}, and {base} is {found}; name the right base")
     shapes = model_shapes(config) | OPTIONAL_SHAPES
     changed = dict.fromkeys(read_header(delta / WEIGHTS_FILE), delta / WEIGHTS_FILE)
     if unknown := sorted(changed.keys() - shapes.keys()):
