@@ -21,7 +21,7 @@ RAY_STARTUP_S = 15.0
 PICTURES_PER_CORE_S = 200.0
 
 
-def choose_feed(config: TrainConfig, num_items: int, num_cpus: int) -> Choice:
+def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: bool = True) -> Choice:
     """Follow the configuration; for `auto`, take Ray where decoding outweighs its start. Pure."""
     if config.engine != "auto":
         return Choice(config.engine, "as configured")
@@ -29,6 +29,8 @@ def choose_feed(config: TrainConfig, num_items: int, num_cpus: int) -> Choice:
         return Choice("ray", f"{config.num_workers} training workers")
     if config.ray_address is not None:
         return Choice("ray", f"a cluster was given: {config.ray_address}")
+    if not has_ray:
+        return Choice("local", "Ray is not installed")
     decode_s = num_items / (PICTURES_PER_CORE_S * num_cpus)
     guess = f"{num_items:,} pictures are about {decode_s:.0f} s of decoding"
     if decode_s < RAY_STARTUP_S:

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
 
 
 def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool) -> Prepared:
-    choice = choose_feed(config, len(train_items), machine.num_cpus())
+    choice = choose_feed(config, len(train_items), machine.num_cpus(), has_ray=find_spec("ray") is not None)
     _check_workers(config, len(train_items))
     trainer, spec = _trainer(config, outputs, train_items)
     identity = identity_of(config, train_items, held_out)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -132,6 +133,25 @@ def test_ray_and_the_local_engine_train_the_same_weights(pairs, tiny_model, tmp_
         assert (report.engine, report.num_steps) == (engine, 12)
     assert weights(tmp_path / "ray" / "last") == weights(tmp_path / "local" / "last")
     assert metrics(tmp_path / "ray") == metrics(tmp_path / "local")
+
+
+def test_training_runs_where_ray_is_not_installed(pairs, tiny_model, tmp_path):
+    config = training(pairs, tmp_path / "out", model=str(tiny_model), engine="auto")
+    code = """
+import pickle, sys
+sys.modules["ray"] = None  # as if it weren't there: importing it fails
+import embedder.training.feed as feed
+from embedder.training.display import TrainingWatcher
+from embedder.training.run import train
+feed.PICTURES_PER_CORE_S = 1e-3  # so slow that `auto` would take Ray
+report = train(pickle.load(sys.stdin.buffer), TrainingWatcher())
+assert (report.engine, report.engine_reason, report.num_steps) == ("local", "Ray is not installed", 12), report
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=pickle.dumps(config), capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    train(training(pairs, tmp_path / "here", model=str(tiny_model)), Watching())
+    assert weights(tmp_path / "out" / "last") == weights(tmp_path / "here" / "last")
 
 
 def test_a_broken_pair_is_rejected_and_counted_and_training_goes_on(tiny_model, tmp_path):
