@@ -26,6 +26,7 @@ from shards.training.settings import TrainSettings
 from shards.training.trainer import StepMetrics, Trainer
 
 BLOCKS_AHEAD = 2  # decoded shares that are fetched before they are asked for
+START_TIMEOUT_S = 120.0  # processes start and import; also those that decode, within a stream's first step
 THIS_MACHINE = "127.0.0.1"
 
 
@@ -39,7 +40,7 @@ class ReplicaSpec:
         draw: what decides the batches.
         device: torch device.
         num_threads: of torch.
-        timeout_s: a worker that waits so long for another one gives up.
+        timeout_s: nothing that is done together may take longer, the starts of processes aside.
     """
 
     model: ModelConfig
@@ -94,7 +95,7 @@ class Replica:
 
     @property
     def _timeout(self) -> timedelta:
-        return timedelta(seconds=self.spec.timeout_s)
+        return timedelta(seconds=self.spec.timeout_s + START_TIMEOUT_S)
 
     def listen(self, share: Any) -> None:
         """Take batches from now on from this share (a Ray Data iterator) of a stream of `decode_share`."""

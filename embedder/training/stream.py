@@ -29,7 +29,10 @@ def decode_on_ray(
 
 def share_stream(blocks: Iterable[pa.Table], spec: ExampleSpec, num_cpus: float) -> Dataset:
     """The dataset of `decode_share` over blocks of `cut_shares`, for `streaming_split`; lazy."""
-    return _mapped(blocks, partial(decode_share, spec=spec), num_cpus)
+    stream = _mapped(blocks, partial(decode_share, spec=spec), num_cpus)
+    # While workers measure, nothing is taken; how long a step may wait for its pictures, `Team` knows.
+    stream.context.execution_no_progress_timeout_s = -1
+    return stream
 
 
 def _mapped(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], num_cpus: float) -> Dataset:

@@ -25,13 +25,12 @@ from embedder.training.examples import ExampleSpec
 from embedder.training.items import Items
 from embedder.training.order import num_batches
 from embedder.training.places import Places
-from embedder.training.replica import THIS_MACHINE, Replica, ReplicaSpec, packed, unpacked
+from embedder.training.replica import START_TIMEOUT_S, THIS_MACHINE, Replica, ReplicaSpec, packed, unpacked
 from embedder.training.shares import cut_shares
 from embedder.training.stream import share_stream
 from embedder.training.validation import Retrieval, Validation
 from shards.training.trainer import StepMetrics, Trainer
 
-START_TIMEOUT_S = 120.0
 GRACE_S = 10.0  # in which a worker's death is told after those who waited for it have failed
 # A stream takes two seconds to start and another two to end; on small data, one goes over several epochs.
 BLOCKS_PER_STREAM = 256
@@ -52,7 +51,7 @@ def team_of(places: Places, replica: ReplicaSpec, trainer: Trainer) -> Iterator[
     actor = ray.remote(Replica).options(num_cpus=places.num_cpus, num_gpus=places.num_gpus, max_restarts=0)
     workers = [actor.remote(rank, places.num_workers, replica) for rank in range(places.num_workers)]
     try:
-        team = Team(workers, trainer, replica.timeout_s + GRACE_S)
+        team = Team(workers, trainer, replica.timeout_s + START_TIMEOUT_S)
         team.meet()
         yield team
     finally:

@@ -17,7 +17,8 @@ from embedder.run.resources import Available
 from embedder.training.places import Places, allocate_workers
 from embedder.training.run import train
 
-TOGETHER = {"engine": "auto", "num_workers": 2, "decode": {"num_cpus": 0.5}}
+pytestmark = pytest.mark.timeout(600)  # each run starts five processes, and they share what is left of two cores
+TOGETHER = {"engine": "auto", "num_workers": 2, "decode": {"num_cpus": 0.5}, "no_progress_timeout_s": 150}
 AUGMENTED = {"augmentation": {"rotate_deg": 10.0, "brightness": 0.2}, "num_steps": 8}
 
 
