@@ -49,6 +49,7 @@ def assert_about_equal(folder, other):
             assert_close(one, two, atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
 def test_two_workers_train_the_weights_of_one_and_go_on_exactly(source, tiny_model, tmp_path, ray_cluster):
     alone = train(training(source, tmp_path / "alone" / "run", **options(tiny_model)), Watching())
     config = training(source, tmp_path / "whole" / "run", **options(tiny_model), **TOGETHER)
@@ -99,6 +100,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source
     assert json.loads((out / "report.json").read_text())["num_rejected"] == 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_told_in_one_line(source, tiny_model, tmp_path, ray_cluster):
     from shards.errors import ModelError
 
