@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from embedder.errors import ConfigError
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 Engine = Literal["auto", "ray", "local"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
 
@@ -84,7 +84,7 @@ class RunConfig(Section):
     stage: tuple[StageConfig, ...] = Field((), description="one entry a stage, or none")
     decode: DecodeConfig = DecodeConfig()
     plan: str | None = Field(None, description="a plan file made by `embedder plan --out`; else planned at the start")
-    dtype: Dtype = Field("float32", description="compute dtype; embeddings are stored in float32")
+    dtype: Dtype = Field("float32", description="compute dtype; int8 is that of weights alone. Embeddings are float32")
     engine: Engine = "auto"
     num_stages: int = Field(3, ge=1, description="shards that the model is cut into")
     batch_size: int | Literal["auto"] = Field("auto", description="rows a stage takes at a time")

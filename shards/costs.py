@@ -9,12 +9,13 @@ from math import prod
 from typing import Literal
 
 from shards.config import CONV_STEM_STRIDE_PX, ModelConfig, TextConfig, VisionConfig
-from shards.parameters import Shapes, body_shapes, head_shapes
+from shards.parameters import Shapes, body_shapes, head_shapes, is_quantised
 from shards.ranges import LayerRange, ShardSpec
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
-BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of activations and of weights; where the compute dtype is int8, all but the weights of linear layers is float32.
+BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,12 @@ def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
     """Bytes of a loaded shard's weights; the heads stay in float32 whatever the dtype."""
-    body = count_parameters(body_shapes(config, spec)) * BYTES_PER_VALUE[dtype]
+    shapes = body_shapes(config, spec)
+    linears = {name: shape for name, shape in shapes.items() if dtype == "int8" and is_quantised(name, shape)}
+    others = {name: shape for name, shape in shapes.items() if name not in linears}
+    # A quantised weight is one byte a value, and one float32 scale an output channel.
+    int8 = count_parameters(linears) + sum(shape[0] for shape in linears.values()) * BYTES_PER_VALUE["float32"]
+    body = int8 + count_parameters(others) * BYTES_PER_VALUE[dtype]
     return body + count_parameters(head_shapes(config, spec)) * BYTES_PER_VALUE["float32"]
 
 

@@ -1,82 +1,100 @@
 """Read the tensors that a shard owns, and only those, from a model folder's safetensors files."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
 
 import torch
 
 from shards.config import ModelConfig
 from shards.errors import ModelError
-from shards.parameters import Shape, body_shapes, head_shapes
+from shards.parameters import Shape, body_shapes, head_shapes, is_quantised
+from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
 from shards.weights import check_names, check_shape, find_weights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What activations are in; int8 is a dtype of weights alone.
+ACTIVATION_DTYPES = TORCH_DTYPES | {"int8": torch.float32}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Find torch's dtype of a name.
+    """Find torch's dtype of a name that weights are stored under.
+
+    Raises:
+        ModelError: it is none.
+    """
+    return _find_dtype(name, TORCH_DTYPES)
+
+
+def activation_dtype(name: str) -> torch.dtype:
+    """Find what activations are in where the compute dtype has this name.
 
     Raises:
         ModelError: it is none that we compute in.
     """
-    if name not in TORCH_DTYPES:
-        raise ModelError(f"dtype = {name!r}: expected one of {', '.join(TORCH_DTYPES)}")
-    return TORCH_DTYPES[name]
+    return _find_dtype(name, ACTIVATION_DTYPES)
+
+
+def _find_dtype(name: str, known: Mapping[str, torch.dtype]) -> torch.dtype:
+    if name not in known:
+        raise ModelError(f"dtype = {name!r}: expected one of {', '.join(known)}")
+    return known[name]
 
 
 def load_tensors(
-    folder: Path, config: ModelConfig, spec: ShardSpec, dtype: torch.dtype, device: torch.device
+    folder: Path, config: ModelConfig, spec: ShardSpec, dtype: str, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Read a shard's tensors, cast and moved one by one, so that no second copy of the shard is ever held.
+    """Read a shard's tensors, cast or quantised and moved one by one, so that no second copy of the shard is ever held.
+
+    Args:
+        folder: the model folder.
+        config: its configuration.
+        spec: the layers.
+        dtype: name of the compute dtype.
+        device: where the tensors go.
 
     Raises:
         ModelError: a tensor is missing, unknown or of another shape, or a file is broken.
     """
+    kind = activation_dtype(dtype)
     body, head = body_shapes(config, spec), head_shapes(config, spec)
     files = find_weights(folder)
     check_names(files, folder, body | head, config)
-    with TensorFiles(files) as source:
-        # A copy always: what safetensors gives is mapped from the file, so it would lie there at any address (the last
-        # bit of a matrix product may depend on it), and end the process if the file were cut off.
-        return {
-            name: source.read(name, shape).to(device, dtype if name in body else torch.float32, copy=True)
-            for name, shape in (body | head).items()
-        }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in (body | head).items():
+        tensor = read_tensor(files, name, shape)
+        if dtype == "int8" and name in body and is_quantised(name, shape):
+            tensors |= quantise_weight(name, tensor.to(device))
+        else:
+            # A copy always: what safetensors gives is mapped from the file, so it would lie there at any address (the
+            # last bit of a matrix product may depend on it), and end the process if the file were cut off.
+            tensors[name] = tensor.to(device, kind if name in body else torch.float32, copy=True)
+    return tensors
 
 
-class TensorFiles:
-    """Tensors of several safetensors files, read by name; a file is opened when its first tensor is asked for."""
+def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Tensor:
+    """Read one tensor from the file that holds it; no other file is opened.
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = files
-        self._open: dict[Path, Any] = {}
-        self._stack = ExitStack()
+    The tensor is mapped from the file. The file is opened anew for each (70 microseconds), because what has been read
+    through one mapping counts as memory of the process until that mapping is closed: a shard would be held twice.
 
-    def __enter__(self) -> Self:
-        return self
+    Args:
+        files: the file of each tensor.
+        name: of the tensor.
+        shape: that it must have.
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    Raises:
+        ModelError: no file has it, the file is missing or broken, or the tensor has another shape.
+    """
+    from safetensors import SafetensorError, safe_open
 
-    def read(self, name: str, shape: Shape) -> torch.Tensor:
-        """Read one tensor.
-
-        Raises:
-            ModelError: no file has it, the file is missing or broken, or the tensor has another shape.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        if name not in self._files:
-            raise ModelError(f"the weight files lack the tensor {name}, expected one of shape {list(shape)}")
-        path = self._files[name]
-        try:
-            if path not in self._open:
-                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            check_shape(path, name, self._open[path].get_slice(name).get_shape(), shape)
-            tensor: torch.Tensor = self._open[path].get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
-        return tensor
+    if name not in files:
+        raise ModelError(f"the weight files lack the tensor {name}, expected one of shape {list(shape)}")
+    path = files[name]
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            check_shape(path, name, file.get_slice(name).get_shape(), shape)
+            tensor: torch.Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
+    return tensor

@@ -17,6 +17,9 @@ Shapes = dict[str, Shape]
 LOGIT_SCALE = "logit_scale"
 OPTIONAL_SHAPES: Shapes = {LOGIT_SCALE: ()}
 
+# Behind the name of a quantised weight: its scales, one for each output channel.
+SCALE_SUFFIX = "_scale"
+
 PARTS = ("vision front", "vision layers", "vision head", "text front", "text layers", "text head")
 
 _PREFIXES = (
@@ -45,7 +48,7 @@ def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
 
 
 def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """The shard's tensors that compute in the compute dtype: embeddings and layers."""
+    """The shard's tensors that compute in the compute dtype: embeddings and layers (of int8: see `is_quantised`)."""
     shapes: Shapes = {}
     if spec.vision.holds_front():
         shapes |= _vision_front(config.vision)
@@ -56,6 +59,14 @@ def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
     for group in sorted({config.text.group_of(layer) for layer in range(spec.text.start, spec.text.stop)}):
         shapes |= _text_group(config.text, f"text.encoder.albert_layer_groups.{group}")
     return shapes
+
+
+def is_quantised(name: str, shape: Shape) -> bool:
+    """Whether a tensor of `body_shapes` is held in int8 where that is the compute dtype.
+
+    It is the weight of a linear layer: all matrices but the embedding tables, of which a lookup reads a few rows only.
+    """
+    return len(shape) == 2 and not name.startswith("text.embeddings.")
 
 
 def head_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:

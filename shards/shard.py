@@ -8,7 +8,8 @@ from torch import nn
 
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig, load_model_config
-from shards.loading import load_tensors, torch_dtype
+from shards.loading import activation_dtype, load_tensors
+from shards.parameters import SCALE_SUFFIX
 from shards.ranges import ShardSpec, check_spec
 
 Output = Literal["activation", "embedding"]
@@ -23,7 +24,8 @@ def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", d
     Args:
         folder: a local model folder.
         spec: the layers of both towers; a whole tower and an empty one encode queries.
-        dtype: compute dtype of embeddings and layers; the heads stay in float32.
+        dtype: compute dtype of embeddings and layers; the heads stay in float32. With "int8", the weights of linear
+            layers are int8, and all else, activations too, float32.
         device: torch device.
 
     Raises:
@@ -31,10 +33,10 @@ def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", d
     """
     config = load_model_config(folder)
     check_spec(spec, config)
-    place, kind = torch.device(device), torch_dtype(dtype)
+    place, kind = torch.device(device), activation_dtype(dtype)
     with torch.device("meta"):
-        shard = Shard(config, spec, kind)
-    shard.load_state_dict(load_tensors(Path(folder), config, spec, kind, place), strict=True, assign=True)
+        shard = Shard(config, spec, kind, is_int8=dtype == "int8")
+    shard.load_state_dict(load_tensors(Path(folder), config, spec, dtype, place), strict=True, assign=True)
     return shard.finish(place)
 
 
@@ -51,7 +53,15 @@ class Shard(nn.Module):
     text: Any
     text_head: Any
 
-    def __init__(self, config: ModelConfig, spec: ShardSpec, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, spec: ShardSpec, dtype: torch.dtype, *, is_int8: bool = False) -> None:
+        """Build the modules on torch's current default device.
+
+        Args:
+            config: the model.
+            spec: the layers.
+            dtype: what activations are in.
+            is_int8: whether the layers' linear weights are int8.
+        """
         super().__init__()
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = torch.device("meta")
@@ -60,6 +70,15 @@ class Shard(nn.Module):
             self._build_vision()
         if len(spec.text):
             self._build_text()
+        if is_int8:
+            self._make_layers_int8()
+
+    def _make_layers_int8(self) -> None:
+        from shards.quantised import make_linears_int8
+
+        for layers in (self.vision and self.vision.blocks, self.text and self.text.encoder):
+            if layers is not None:
+                make_linears_int8(layers)
 
     def _build_vision(self) -> None:
         from shards.heads import build_vision_head
@@ -108,17 +127,17 @@ class Shard(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Values of all weights that are held."""
-        return sum(tensor.numel() for tensor in self._weights())
+        """Values of all weights that are held; scales of int8 weights are no parameters."""
+        return sum(tensor.numel() for name, tensor in self._weights().items() if not name.endswith(SCALE_SUFFIX))
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights that are held."""
-        return sum(tensor.nbytes for tensor in self._weights())
+        return sum(tensor.nbytes for tensor in self._weights().values())
 
-    def _weights(self) -> list[torch.Tensor]:
+    def _weights(self) -> dict[str, torch.Tensor]:
         """Parameters and what BatchNorm saw; but for its counter, which stands in no file."""
-        return [tensor for name, tensor in self.state_dict().items() if not name.endswith(BATCH_COUNTER)]
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.endswith(BATCH_COUNTER)}
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Batch:

@@ -93,7 +93,7 @@ def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
     config, place = load_model_config(folder), torch.device(device)
     with torch.device("meta"):
         towers = TwinTower(config)
-    tensors = load_tensors(Path(folder), config, whole_model(config), torch.float32, place)
+    tensors = load_tensors(Path(folder), config, whole_model(config), "float32", place)
     towers.load_state_dict(tensors, strict=True, assign=True)
     fill_albert_buffers(towers.text, place)
     towers.normalise.to(place)

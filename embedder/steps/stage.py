@@ -77,7 +77,7 @@ class Stage:
         if column == INPUTS["text"]:
             return torch.int32, ()
         shape = (vision.num_tokens, vision.width) if tower == "vision" else (text.hidden_size,)
-        return getattr(torch, self.spec.dtype), shape
+        return self.shard.dtype, shape
 
     def _output_kind(self, tower: str) -> str | None:
         return self.shard.vision_output if tower == "vision" else self.shard.text_output

@@ -206,27 +206,25 @@ def _check_exportable(config: ModelConfig, folder: Path) -> None:
 def _import_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    from shards.loading import TensorFiles
+    from shards.loading import read_tensor
 
     shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
     new = uses_new_names(files)
     names = {name: their_names(name, new=new) for name in shapes}
     _check_all_used(files, names.values())
-    with TensorFiles(files) as source:
-        for name, theirs in names.items():
-            shape = _split_shape(shapes[name], len(theirs))
-            tensors = [source.read(their, shape) for their in theirs]
-            yield name, tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    for name, theirs in names.items():
+        shape = _split_shape(shapes[name], len(theirs))
+        tensors = [read_tensor(files, their, shape) for their in theirs]
+        yield name, tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _export_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    from shards.loading import TensorFiles
+    from shards.loading import read_tensor
 
     shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
-    with TensorFiles(files) as source:
-        for name, shape in shapes.items():
-            theirs, tensor = their_names(name), source.read(name, shape)
-            yield from zip(theirs, [tensor] if len(theirs) == 1 else tensor.chunk(len(theirs)), strict=True)
+    for name, shape in shapes.items():
+        theirs, tensor = their_names(name), read_tensor(files, name, shape)
+        yield from zip(theirs, [tensor] if len(theirs) == 1 else tensor.chunk(len(theirs)), strict=True)
 
 
 def _split_shape(shape: Shape, num_parts: int) -> Shape:

@@ -86,17 +86,16 @@ def _open_albert(folder: Path) -> _Albert:
 
 
 def _joined_tensors(config: ModelConfig, vit: Any, albert: _Albert, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    from shards.loading import TensorFiles
+    from shards.loading import read_tensor
     from shards.towers import fresh_tensors
 
     fresh = dict(fresh_tensors(config, seed, ("vision_head.", "text_head.", LOGIT_SCALE)))
     vision = {f"vision.{name}": tensor for name, tensor in vit.state_dict().items()}
-    with TensorFiles(albert.files) as source:
-        for name, shape in model_shapes(config).items():
-            if name in fresh:
-                yield name, fresh[name]
-            elif name in vision:
-                yield name, vision[name]
-            else:
-                yield name, source.read(albert.names.get(name, name), shape)
+    for name, shape in model_shapes(config).items():
+        if name in fresh:
+            yield name, fresh[name]
+        elif name in vision:
+            yield name, vision[name]
+        else:
+            yield name, read_tensor(albert.files, albert.names.get(name, name), shape)
     yield LOGIT_SCALE, fresh[LOGIT_SCALE]

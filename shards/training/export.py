@@ -12,7 +12,7 @@ from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_c
 from shards.delta import DELTA_FILE, DELTA_FORMAT, read_delta
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
-from shards.loading import TensorFiles, torch_dtype
+from shards.loading import read_tensor, torch_dtype
 from shards.parameters import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.saving import staged_folder, write_weights
 from shards.towers import INITIAL_LOGIT_SCALE
@@ -63,8 +63,7 @@ def read_logit_scale(folder: Path) -> float:
     files = find_weights(folder)
     if LOGIT_SCALE not in files:
         return INITIAL_LOGIT_SCALE
-    with TensorFiles(files) as source:
-        return source.read(LOGIT_SCALE, ()).float().item()
+    return read_tensor(files, LOGIT_SCALE, ()).float().item()
 
 
 def write_delta(
@@ -106,9 +105,8 @@ def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path
         raise ModelError(f"{delta}: holds the tensor {unknown[0]}, which {base} doesn't have; name the right base")
     files = find_weights(base) | changed
     tokenizer = base / TOKENIZER_FILE
-    with TensorFiles(files) as source:
-        weights = {name: source.read(name, shapes[name]) for name in files}
-        return _write_as_it_is(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
+    weights = {name: read_tensor(files, name, shapes[name]) for name in files}
+    return _write_as_it_is(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
 
 
 def _write_as_it_is(
