@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shards.errors import ModelError
+from shards.parameters import Shapes
 from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 
 if TYPE_CHECKING:
     import torch
+
+# What safetensors calls the dtypes that we store.
+_STORED_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 # A writer holds one file's tensors in memory; stages that read one tower each open fewer of them, too.
 MAX_FILE_BYTES = 4 << 30
@@ -38,6 +44,73 @@ def staged_folder(folder: Path) -> Iterator[Path]:
         stage.rename(folder)  # over an empty folder this is allowed
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def stream_weights(
+    folder: Path,
+    shapes: Shapes,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    dtype: str,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write tensors as `write_weights` does, holding one at a time: their shapes are known before they are.
+
+    Args:
+        folder: a folder that nobody reads yet.
+        shapes: of all tensors, in their order.
+        tensors: names and values, taken one by one; they are cast.
+        dtype: what they are stored in.
+        max_file_bytes: a file holds no more, unless a single tensor is larger.
+
+    Raises:
+        ModelError: a tensor is another than the one that `shapes` announces.
+    """
+    from shards.loading import torch_dtype
+
+    kind = torch_dtype(dtype)
+    waiting = iter(tensors)
+    parts = _plan_parts(shapes, kind.itemsize, max_file_bytes)
+    for number, names in enumerate(parts):
+        with _part_path(folder, number).open("wb") as file:
+            file.write(_header({name: shapes[name] for name in names}, _STORED_NAMES[dtype], kind.itemsize))
+            for expected in names:
+                name, tensor = next(waiting, ("no tensor", None))
+                if tensor is None or (name, tuple(tensor.shape)) != (expected, shapes[expected]):
+                    raise ModelError(f"{folder}: got {name} where {expected} of {list(shapes[expected])} comes next")
+                file.write(_raw(tensor.to(kind)))
+    _name_parts(folder, parts, kind.itemsize * sum(prod(shape) for shape in shapes.values()))
+
+
+def _plan_parts(shapes: Shapes, value_bytes: int, max_file_bytes: int) -> list[list[str]]:
+    """Which tensors stand in which file."""
+    parts: list[list[str]] = [[]]
+    size_bytes = 0
+    for name, shape in shapes.items():
+        size_bytes += prod(shape) * value_bytes
+        if parts[-1] and size_bytes > max_file_bytes:
+            parts.append([])
+            size_bytes = prod(shape) * value_bytes
+        parts[-1].append(name)
+    return parts
+
+
+def _header(shapes: Shapes, stored_name: str, value_bytes: int) -> bytes:
+    """The beginning of a safetensors file; spaces bring the first tensor to a multiple of 8 bytes."""
+    items: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    stop = 0
+    for name, shape in shapes.items():
+        start, stop = stop, stop + prod(shape) * value_bytes
+        items[name] = {"dtype": stored_name, "shape": list(shape), "data_offsets": [start, stop]}
+    text = json.dumps(items, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    import torch
+
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def write_weights(

@@ -18,9 +18,9 @@ from shards.activations import Batch, TowerState
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.heads import build_text_head, build_vision_head, unit_rows
 from shards.loading import load_tensors
-from shards.parameters import LOGIT_SCALE, Shape, model_shapes
+from shards.parameters import LOGIT_SCALE, OPTIONAL_SHAPES, Shape, model_shapes
 from shards.ranges import whole_model
-from shards.saving import staged_folder, write_weights
+from shards.saving import MAX_FILE_BYTES, staged_folder, stream_weights
 from shards.text import Padding, build_albert, fill_albert_buffers, pool_albert_tokens
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.vision import Normalise, build_vit
@@ -100,14 +100,24 @@ def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
     return towers.eval()
 
 
-def init_model(config: ModelConfig, folder: str | Path, *, seed: int, tokenizer_json: str | None = None) -> Path:
-    """Write a model folder with fresh weights; the same seed gives the same bytes.
+def init_model(
+    config: ModelConfig,
+    folder: str | Path,
+    *,
+    seed: int,
+    tokenizer_json: str | None = None,
+    dtype: str = "float32",
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> Path:
+    """Write a model folder with fresh weights, one tensor in memory at a time; the same seed gives the same bytes.
 
     Args:
         config: what to make; `trained` should be false.
         folder: must not exist yet, or be empty.
         seed: any integer.
         tokenizer_json: content of tokenizer.json; none writes none.
+        dtype: what the weights are stored in.
+        max_file_bytes: weights larger than this stand in several files.
 
     Raises:
         ModelError: the folder holds something, or the tokeniser doesn't fit the text tower.
@@ -116,7 +126,8 @@ def init_model(config: ModelConfig, folder: str | Path, *, seed: int, tokenizer_
     if tokenizer_json is not None:
         check_tokenizer(parse_tokenizer(tokenizer_json, str(folder)), config.text, str(folder))
     with staged_folder(folder) as stage:
-        write_weights(stage, fresh_tensors(config, seed))
+        shapes = model_shapes(config) | OPTIONAL_SHAPES
+        stream_weights(stage, shapes, fresh_tensors(config, seed), dtype=dtype, max_file_bytes=max_file_bytes)
         if tokenizer_json is not None:
             (stage / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
         (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
