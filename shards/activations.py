@@ -7,10 +7,13 @@ have the side, `E` embedding size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
+
+# What comes out of a shard on one side.
+Output = Literal["activation", "embedding"]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from math import prod
 from typing import Literal
 
 from shards.config import CONV_STEM_STRIDE_PX, ModelConfig, TextConfig, VisionConfig
-from shards.parameters import Shapes, body_shapes, head_shapes, is_quantised
+from shards.parameters import Shape, Shapes, held_dtype, shard_shapes
 from shards.ranges import LayerRange, ShardSpec
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
-# Of activations and of weights; where the compute dtype is int8, all but the weights of linear layers is float32.
+# Of activations, by the compute dtype; that of a weight is what `held_dtype` says.
 BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 
 
@@ -86,14 +86,17 @@ def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:
 
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
-    """Bytes of a loaded shard's weights; the heads stay in float32 whatever the dtype."""
-    shapes = body_shapes(config, spec)
-    linears = {name: shape for name, shape in shapes.items() if dtype == "int8" and is_quantised(name, shape)}
-    others = {name: shape for name, shape in shapes.items() if name not in linears}
-    # A quantised weight is one byte a value, and one float32 scale an output channel.
-    int8 = count_parameters(linears) + sum(shape[0] for shape in linears.values()) * BYTES_PER_VALUE["float32"]
-    body = int8 + count_parameters(others) * BYTES_PER_VALUE[dtype]
-    return body + count_parameters(head_shapes(config, spec)) * BYTES_PER_VALUE["float32"]
+    """Bytes of a loaded shard's weights."""
+    return sum(
+        tensor_bytes(shape, held_dtype(name, shape, dtype)) for name, shape in shard_shapes(config, spec).items()
+    )
+
+
+def tensor_bytes(shape: Shape, held: str) -> int:
+    """Bytes of one tensor; in int8 it's a byte a value, and a float32 scale for each output channel."""
+    if held == "int8":
+        return prod(shape) + shape[0] * BYTES_PER_VALUE["float32"]
+    return prod(shape) * BYTES_PER_VALUE[held]
 
 
 def count_parameters(shapes: Shapes) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from shards.config import ModelConfig
 from shards.errors import ModelError
-from shards.parameters import Shape, body_shapes, head_shapes, is_quantised
+from shards.parameters import Shape, held_dtype, shard_shapes
 from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
 from shards.weights import check_names, check_shape, find_weights
@@ -56,19 +56,20 @@ def load_tensors(
     Raises:
         ModelError: a tensor is missing, unknown or of another shape, or a file is broken.
     """
-    kind = activation_dtype(dtype)
-    body, head = body_shapes(config, spec), head_shapes(config, spec)
+    activation_dtype(dtype)
+    shapes = shard_shapes(config, spec)
     files = find_weights(folder)
-    check_names(files, folder, body | head, config)
+    check_names(files, folder, shapes, config)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in (body | head).items():
+    for name, shape in shapes.items():
         tensor = read_tensor(files, name, shape)
-        if dtype == "int8" and name in body and is_quantised(name, shape):
+        held = held_dtype(name, shape, dtype)
+        if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))
         else:
             # A copy always: what safetensors gives is mapped from the file, so it would lie there at any address (the
             # last bit of a matrix product may depend on it), and end the process if the file were cut off.
-            tensors[name] = tensor.to(device, kind if name in body else torch.float32, copy=True)
+            tensors[name] = tensor.to(device, TORCH_DTYPES[held], copy=True)
     return tensors
 
 

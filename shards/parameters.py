@@ -48,7 +48,7 @@ def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
 
 
 def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """The shard's tensors that compute in the compute dtype: embeddings and layers (of int8: see `is_quantised`)."""
+    """The shard's tensors that compute in the compute dtype, by and large (see `held_dtype`): embeddings and layers."""
     shapes: Shapes = {}
     if spec.vision.holds_front():
         shapes |= _vision_front(config.vision)
@@ -61,12 +61,18 @@ def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
     return shapes
 
 
-def is_quantised(name: str, shape: Shape) -> bool:
-    """Whether a tensor of `body_shapes` is held in int8 where that is the compute dtype.
+def held_dtype(name: str, shape: Shape, dtype: str) -> str:
+    """What a tensor of the model is held in, by the compute dtype.
 
-    It is the weight of a linear layer: all matrices but the embedding tables, of which a lookup reads a few rows only.
+    The heads stay in float32, and so does the conv stem: its maps, rounded to bfloat16 on their way, turned a demo
+    picture's vector by 4 degrees, and the six layers behind it by a quarter of one. With int8 it's the weights of
+    linear layers, all matrices but the embedding tables, of which a lookup reads a few rows only; the rest is float32.
     """
-    return len(shape) == 2 and not name.startswith("text.embeddings.")
+    if part_of(name) in ("vision head", "text head") or name.startswith("vision.patch_embed.backbone."):
+        return "float32"
+    if dtype == "int8" and (len(shape) != 2 or name.startswith("text.embeddings.")):
+        return "float32"
+    return dtype
 
 
 def head_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:

@@ -110,7 +110,7 @@ def _header(shapes: Shapes, stored_name: str, value_bytes: int) -> bytes:
 def _raw(tensor: torch.Tensor) -> memoryview:
     import torch
 
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_weights(

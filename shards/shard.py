@@ -1,18 +1,16 @@
 """One shard: a contiguous range of layers of both towers, loaded with its own weights alone, and run."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from shards.activations import Batch, TowerState
+from shards.activations import Batch, Output, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.loading import activation_dtype, load_tensors
 from shards.parameters import SCALE_SUFFIX
 from shards.ranges import ShardSpec, check_spec
-
-Output = Literal["activation", "embedding"]
 
 # BatchNorm counts batches while it trains; nothing that is embedded depends on it.
 BATCH_COUNTER = ".num_batches_tracked"
@@ -24,8 +22,8 @@ def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", d
     Args:
         folder: a local model folder.
         spec: the layers of both towers; a whole tower and an empty one encode queries.
-        dtype: compute dtype of embeddings and layers; the heads stay in float32. With "int8", the weights of linear
-            layers are int8, and all else, activations too, float32.
+        dtype: compute dtype of embeddings and layers; the heads and a conv stem stay in float32. With "int8", the
+            weights of linear layers are int8, and all else, activations too, float32.
         device: torch device.
 
     Raises:
@@ -88,6 +86,8 @@ class Shard(nn.Module):
         prune_vit(self.vision, self.spec.vision)
         if self.spec.vision.holds_front():
             self.normalise = Normalise(self.config.preprocess)
+            if self.config.vision.stem == "conv":
+                self.vision.patch_embed.backbone.output_dtype = self.dtype
         if self.vision_output == "embedding":
             self.vision_head = build_vision_head(self.config)
 
@@ -163,7 +163,8 @@ class Shard(nn.Module):
             return self._nothing(state, self.vision_output, (0, vision.num_tokens, vision.width))
         if self.normalise is not None:
             check_pixels(state.values, vision.image_size)
-            x_FLD = embed_pixels(self.vision, self.normalise(state.values, self.dtype))
+            pixel_dtype = torch.float32 if self.config.vision.stem == "conv" else self.dtype
+            x_FLD = embed_pixels(self.vision, self.normalise(state.values, pixel_dtype))
         else:
             x_FLD = state.values.to(self.device)
         x_FLD = run_vit_blocks(self.vision, x_FLD)

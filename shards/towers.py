@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from shards.activations import Batch, TowerState
+from shards.activations import Batch, Output, TowerState
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.heads import build_text_head, build_vision_head, unit_rows
 from shards.loading import load_tensors
@@ -31,6 +31,11 @@ INITIAL_LOGIT_SCALE = math.log(1 / 0.07)
 
 class TwinTower(nn.Module):
     """Both towers with their projections, in float32; its state dict has the model folder's names."""
+
+    # As a shard that holds everything says it of itself.
+    vision_output: Output = "embedding"
+    text_output: Output = "embedding"
+    dtype = torch.float32
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

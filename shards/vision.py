@@ -61,10 +61,23 @@ def _build_conv_embed(config: VisionConfig, **settings: Any) -> Any:
     for (num_in, num_out), num_blocks in zip(pairwise(channels), config.stem_blocks, strict=True):
         layers.append(ConvNormAct(num_in, num_out, 3, stride=2, act_layer=nn.GELU))
         layers.extend(BasicBlock(num_out, num_out, act_layer=GELU) for _ in range(num_blocks))
-    backbone = nn.Sequential(*layers)
+    backbone = ConvStem(*layers)
     setattr(backbone, "num_features", channels[-1])  # noqa: B010 - where HybridEmbed looks; mypy takes it for a module
     feature_size = config.image_size // CONV_STEM_STRIDE_PX
     return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=CONV_STEM_STRIDE_PX, **settings)
+
+
+class ConvStem(nn.Sequential):
+    """Convolutions in float32 whatever the compute dtype; only what they hand on is in that."""
+
+    output_dtype = torch.float32
+
+    def forward(self, pixels_F3HW: torch.Tensor) -> torch.Tensor:
+        """Make the feature map that patches are cut from."""
+        x = pixels_F3HW.float()
+        for block in self:
+            x = block(x)
+        return x.to(self.output_dtype)
 
 
 def prune_vit(vit: Any, layers: LayerRange) -> None:
