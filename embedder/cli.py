@@ -58,7 +58,7 @@ def embed(
     engine: Annotated[str | None, typer.Option(help="auto, ray or local.")] = None,
     num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
     plan: Annotated[str | None, typer.Option(help="Plan file made by `embedder plan --out`.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
     retry_rejects: Annotated[bool, typer.Option(help="Embed again what was rejected before.")] = False,
     config: ConfigFile = None,
@@ -126,7 +126,7 @@ def search(
 def plan(
     model: ModelUri = None,
     num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -135,6 +135,31 @@ def plan(
     """Show how the model would be cut, from its config.json alone."""
     run = load_config(config, {"model": model, "num_stages": num_stages, "dtype": dtype}, settings or ())
     _print(as_json, commands.plan(run, out))
+
+
+@app.command()
+def verify(
+    source: Annotated[str | None, typer.Argument(help="What to verify with; the shipped pictures else.")] = None,
+    model: ModelUri = None,
+    plan: Annotated[str | None, typer.Option(help="Plan file made by `embedder plan --out`.")] = None,
+    num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
+    num_items: Annotated[int, typer.Option("--items", min=1, help="Items to take, evenly spaced.")] = 64,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="Largest absolute difference allowed.")] = None,
+    min_cosine: Annotated[float | None, typer.Option(max=1, help="Least cosine allowed.")] = None,
+    device: Annotated[str, typer.Option(help="torch device: cpu, cuda.")] = "cpu",
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the stages' output with the unsplit towers'; exit 1 where they are too far apart."""
+    sources = commands.source_override(source, None, {}, None)
+    overrides = {"model": model, "source": sources, "plan": plan, "num_stages": num_stages, "dtype": dtype}
+    run = load_config(config, overrides, settings or ())
+    result = commands.verify(run, num_items, tolerance, min_cosine, device)
+    _print(as_json, result)
+    if not result.data["passed"]:
+        raise RunFailed(f"verify: {'; '.join(result.data['failures'])}")
 
 
 @model_app.command("import")

@@ -158,6 +158,15 @@ def plan(config: RunConfig, out: Path | None) -> Result:
     return Result(json.loads(made.to_json()), shown)
 
 
+def verify(config: RunConfig, num_items: int, tolerance: float | None, min_cosine: float | None, device: str) -> Result:
+    """Compare the stages with the unsplit towers."""
+    from embedder.verification.display import verification_data, verification_parts
+    from embedder.verification.verify import verify as run_verify
+
+    found = run_verify(config, num_items=num_items, max_difference=tolerance, min_cosine=min_cosine, device=device)
+    return Result(verification_data(found), verification_parts(found))
+
+
 def model_import(source: str, out: Path, albert: str | None, embedding_dim: int) -> Result:
     """Make a model folder of a checkpoint."""
     from shards.convert import import_timm_and_albert, import_vision_text_dual_encoder

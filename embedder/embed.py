@@ -17,6 +17,7 @@ from embedder.rows import carried_schema
 from embedder.run import machine
 from embedder.run.diff import Difference, diff
 from embedder.run.engine import Choice, choose_engine
+from embedder.run.int8 import check_int8
 from embedder.run.job import (
     Job,
     Model,
@@ -29,7 +30,7 @@ from embedder.run.job import (
 )
 from embedder.run.known import known_items
 from embedder.run.monitor import RunMonitor
-from embedder.run.report import Report, count_items, step_reports
+from embedder.run.report import Report, count_items, split_loads, step_reports
 from embedder.run.resources import Available, check_cpus, object_store_bytes, requested
 from embedder.run.stopping import stop_on_signals
 from embedder.sources.listing import list_sources
@@ -75,7 +76,7 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
         retry_rejects: embed again what was rejected before, changed or not.
 
     Raises:
-        ConfigError: something needed is not set, or the resources asked for do not exist.
+        ConfigError: something needed is not set, the resources asked for do not exist, or int8 doesn't help here.
         SourceError: a source can't be listed, or nothing is in it.
         StoreError: the store is locked, or of another model.
         RunFailed: a signal came, or more than `max_reject_fraction` was rejected.
@@ -86,6 +87,7 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
     plan = make_plan(config, model)
     files = StoreFiles(store_uri)
     _check_places(config, files)
+    check_int8(config, model)
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = machine.num_cpus()
         check_cpus(requested(config, Available(num_cpus)), num_cpus)
@@ -189,7 +191,7 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
     entries = job.run.entries()
     num_items, num_rejected, num_vectors = count_items(entries)
     session = [entry for entry in entries if entry.name.startswith(job.run.session)]
-    trace = [call for entry in session for call in entry.trace]
+    loads, trace = split_loads(call for entry in session for call in entry.trace)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window_s = step_reports(trace, replicas)
     first_s = min((call["started_s"] for call in trace), default=started_s)
@@ -210,6 +212,7 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
         items_per_s=sum(entry.num_items for entry in session) / window_s if window_s else 0.0,
         peak_memory_bytes=outcome.peak_memory_bytes,
         steps=tuple(steps),
+        loads=tuple(loads),
         plan=[vars(stage) for stage in job.plan.stages],
         versions={name: version(name) for name in LIBRARIES},
     )

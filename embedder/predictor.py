@@ -13,6 +13,7 @@ from embedder.errors import ConfigError
 from embedder.media.sniff import sniff
 from embedder.rows import CARRIED, TENSOR
 from embedder.run import machine
+from embedder.run.int8 import check_int8
 from embedder.run.job import Model, decode_spec, make_plan, open_model, stage_specs
 from embedder.run.resources import Available, allocate
 from embedder.sources.fetch import Fetcher, FetchError
@@ -59,7 +60,7 @@ class BatchPredictor:
             caption: column with captions. It may be missing, but not both.
 
         Raises:
-            ConfigError: the stages ask for more CPUs or GPUs than the cluster has.
+            ConfigError: the stages ask for more CPUs or GPUs than the cluster has, or int8 doesn't help here.
         """
         import ray
 
@@ -70,6 +71,7 @@ class BatchPredictor:
         total = ray.cluster_resources()
         available = Available(num_cpus=total.get("CPU", machine.num_cpus()), num_gpus=total.get("GPU", 0.0))
         allocation = allocate(self.config, available)
+        check_int8(self.config, self.model)
         spec = decode_spec(self.config, self.model)
         decoded = dataset.map_batches(
             partial(decode_columns, spec=spec, image=image, caption=caption),

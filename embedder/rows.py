@@ -20,13 +20,14 @@ VECTOR = pa.list_(pa.float32())
 TRACE = pa.list_(
     pa.struct(
         {
-            "step": pa.string(),  # decode, stage 0, stage 1, ...
+            "step": pa.string(),  # decode, stage 0, stage 1, ...; load 0, load 1, ... where a stage begins
             "started_s": pa.float64(),  # Unix time
             "wall_s": pa.float64(),
             "cpu_s": pa.float64(),  # of the process, its threads included
             "num_rows": pa.int64(),
             "bytes_out": pa.int64(),  # tensors handed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
+            "pid": pa.int64(),
         }
     )
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from embedder.steps.trace import LOAD
 from embedder.store.journal import JournalEntry
 
 
@@ -25,6 +26,18 @@ class StepReport(BaseModel):
     """CPU seconds over the same window; above 1 where several threads or processes worked."""
     bytes_out: int
     bytes_per_row: float
+    peak_rss_bytes: int
+
+
+class LoadReport(BaseModel):
+    """The start of one stage's process: it loads its shard, and imports the libraries that this needs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: int
+    pid: int
+    started_s: float
+    wall_s: float
     peak_rss_bytes: int
 
 
@@ -54,6 +67,8 @@ class Report(BaseModel):
     peak_memory_bytes: int
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     steps: tuple[StepReport, ...]
+    loads: tuple[LoadReport, ...] = ()
+    """When each stage's process read its weights; on Ray they start together, so these overlap."""
     plan: list[dict[str, Any]]
     versions: dict[str, str]
 
@@ -61,6 +76,19 @@ class Report(BaseModel):
     def reject_fraction(self) -> float:
         """Rejected items over finished items."""
         return self.num_rejected / self.num_items if self.num_items else 0.0
+
+
+def split_loads(trace: Iterable[dict[str, Any]]) -> tuple[list[LoadReport], list[dict[str, Any]]]:
+    """Part the measurements of stages' starts from those of their calls."""
+    loads, calls = [], []
+    for call in trace:
+        step, _, number = call["step"].partition(" ")
+        if step == LOAD:
+            known = {name: call[name] for name in ("pid", "started_s", "wall_s", "peak_rss_bytes")}
+            loads.append(LoadReport(stage=int(number), **known))
+        else:
+            calls.append(call)
+    return sorted(loads, key=lambda load: (load.stage, load.started_s)), calls
 
 
 def step_reports(trace: Iterable[dict[str, Any]], num_replicas: dict[str, int]) -> tuple[list[StepReport], float]:

@@ -1,6 +1,7 @@
 """One stage of the pipeline: a plain callable around a shard; Arrow table in, Arrow table out."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -8,11 +9,12 @@ import torch
 
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.tensors import pack_flat, pack_vectors, unpack
-from embedder.steps.trace import measure, trace_column
+from embedder.steps.trace import LOAD, Measurement, measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.model_folder import resolve_model
-from shards.shard import load_shard
+from shards.shard import Shard, load_shard
+from shards.towers import TwinTower, load_towers
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
@@ -27,7 +29,12 @@ class Stage:
         folder = resolve_model(spec.model)
         self.spec = spec
         self.config = load_model_config(folder)
-        self.shard = load_shard(folder, spec.shard, dtype=spec.dtype, device=spec.device)
+        with measure(f"{LOAD} {spec.index}") as load:
+            self.shard = self._load(folder)
+        self._load_to_tell: Measurement | None = load
+
+    def _load(self, folder: Path) -> Shard | TwinTower:
+        return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Encode the table piece by piece: a piece is a batch that the decode step made, however blocks were joined."""
@@ -49,7 +56,8 @@ class Stage:
                 if output is not None:
                     table = table.drop_columns([columns[tower]]).append_column(*output)
                     measurement.bytes_out += output[1].nbytes
-        trace = trace_column(batch.num_rows, measurement, table["trace"])
+        trace = trace_column(batch.num_rows, measurement, table["trace"], self._load_to_tell)
+        self._load_to_tell = None
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
     def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:
@@ -93,3 +101,10 @@ class Stage:
         flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
         item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
         return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)
+
+
+class UnsplitStage(Stage):
+    """The whole model in float32 by the libraries' own forward functions: what stages are verified against."""
+
+    def _load(self, folder: Path) -> TwinTower:
+        return load_towers(folder, device=self.spec.device)

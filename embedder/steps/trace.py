@@ -1,5 +1,6 @@
 """Time and memory of each step, carried by the rows themselves: what was measured is saved with what was made."""
 
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from embedder.rows import TRACE
+
+LOAD = "load"  # and the stage's number: the loading of a shard, with the import of the libraries that it needs
 
 
 @dataclass
@@ -22,12 +25,13 @@ class Measurement:
     num_rows: int = 0
     bytes_out: int = 0
     peak_rss_bytes: int = 0
+    pid: int = 0
 
 
 @contextmanager
 def measure(step: str) -> Iterator[Measurement]:
     """Measure the block; the caller sets `num_rows` and `bytes_out`."""
-    measurement = Measurement(step, started_s=time.time())
+    measurement = Measurement(step, started_s=time.time(), pid=os.getpid())
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     yield measurement
     measurement.wall_s = time.perf_counter() - wall_s
@@ -35,8 +39,18 @@ def measure(step: str) -> Iterator[Measurement]:
     measurement.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def trace_column(num_rows: int, measurement: Measurement, earlier: pa.ChunkedArray | None = None) -> pa.Array:
-    """A trace column: the first row holds the batch's measurements so far, the others null."""
+def trace_column(
+    num_rows: int, measurement: Measurement, earlier: pa.ChunkedArray | None = None, load: Measurement | None = None
+) -> pa.Array:
+    """A trace column: the first row holds the batch's measurements so far, the others null.
+
+    Args:
+        num_rows: of the batch.
+        measurement: of the call that ends now.
+        earlier: the batch's trace column so far.
+        load: of the stage's start, told with its first batch.
+    """
     steps = [step for steps in earlier.drop_null().to_pylist() for step in steps] if earlier is not None else []
-    first = pa.array([[*steps, vars(measurement)]], TRACE)
+    steps += [vars(each) for each in (load, measurement) if each is not None]
+    first = pa.array([steps], TRACE)
     return pa.concat_arrays([first, pa.nulls(num_rows - 1, TRACE)])

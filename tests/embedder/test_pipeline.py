@@ -71,6 +71,10 @@ def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_clu
     assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2"}
     assert all(step.num_rows == 75 for step in report.steps), "each step saw each row once, rejects and segments too"
     assert all(0 < step.wall_share < 1 for step in report.steps)
+    assert [load.stage for load in report.loads] == [0, 1, 2]
+    assert len({load.pid for load in report.loads}) == 3, "a process each"
+    # Stages start together: the last one begins to load before the first one is done.
+    assert max(load.started_s for load in report.loads) < min(load.started_s + load.wall_s for load in report.loads)
 
 
 def test_activations_stay_raw_bytes_and_never_become_pickled_objects(make_run, tmp_path, ray_cluster):

@@ -1,0 +1,100 @@
+"""How far two sets of vectors of the same rows are apart, and whether that is near enough. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One side's vectors of all rows.
+
+    Attributes:
+        values: float32 (R, E), of the rows that have one.
+        present: bool (rows,), with R rows true.
+    """
+
+    values: Floats
+    present: Mask
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What must hold of each vector; None asks for nothing.
+
+    Attributes:
+        max_difference: largest absolute difference of any value.
+        min_cosine: least cosine of any vector with the one that it should be.
+    """
+
+    max_difference: float | None = None
+    min_cosine: float | None = None
+
+    def describe(self) -> str:
+        """The limit in words."""
+        parts = []
+        if self.max_difference is not None:
+            parts.append(f"difference <= {self.max_difference:g}")
+        if self.min_cosine is not None:
+            parts.append(f"cosine >= {self.min_cosine:g}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One side against one reference.
+
+    Attributes:
+        side: image or text.
+        reference: what it was compared with.
+        num_vectors: vectors compared.
+        num_equal: of them, those equal to the last bit.
+        max_difference: largest absolute difference of any value.
+        least_cosine: of any vector with its counterpart.
+        limit: what was asked.
+        passed: whether it holds; None where the items have nothing on this side.
+    """
+
+    side: str
+    reference: str
+    num_vectors: int
+    num_equal: int
+    max_difference: float
+    least_cosine: float
+    limit: Limit
+    passed: bool | None
+
+    def describe_failure(self) -> str:
+        """One clause."""
+        return (
+            f"{self.side} against {self.reference}: largest difference {self.max_difference:.3g}, least cosine "
+            f"{self.least_cosine:.6f}, asked for {self.limit.describe()}"
+        )
+
+
+def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> Comparison:
+    """Compare vectors row by row; values that are no numbers are infinitely far apart."""
+    if not np.array_equal(found.present, expected.present):
+        return Comparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)
+    if not len(found.values):
+        return Comparison(side, reference, 0, 0, 0.0, 1.0, limit, passed=None)
+    differences = np.nan_to_num(np.abs(found.values - expected.values), nan=np.inf)
+    furthest, least = float(differences.max()), float(cosines(found.values, expected.values).min())
+    is_near = limit.max_difference is None or furthest <= limit.max_difference
+    is_parallel = limit.min_cosine is None or least >= limit.min_cosine
+    num_equal = int((found.values == expected.values).all(axis=1).sum())
+    return Comparison(
+        side, reference, len(found.values), num_equal, furthest, least, limit, passed=is_near and is_parallel
+    )
+
+
+def cosines(found: Floats, expected: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Cosine of each vector with its counterpart, float64 (R,); -1 where either is no number or has no length."""
+    one, other = found.astype(np.float64), expected.astype(np.float64)
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.nan_to_num((one * other).sum(axis=1) / lengths, nan=-1.0))

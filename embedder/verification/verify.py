@@ -1,0 +1,293 @@
+"""`embedder verify`: real items through the stages that a run would have, and through the unsplit towers.
+
+Both get the same batches of the same decoded items. The unsplit towers run timm's and transformers' own forward
+functions in float32. In another dtype a second reference tells the cut from the dtype: one shard that holds everything.
+
+What must hold, and why. float32: at most 1e-6 apart; on one thread shards are equal to the last bit, and several may
+sum in another order. bfloat16 and float16: a cosine of 0.999; with 8 bits of mantissa, a relative error of 2^-9 each
+time a value is rounded, it's 0.9999 in practice. int8: 0.99, and the loss is printed. The cut itself: 1e-6, whatever
+the dtype.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.config import RunConfig, SourceConfig
+from embedder.errors import ConfigError, SourceError
+from embedder.run.int8 import stage_threads
+from embedder.run.job import Model, decode_spec, make_plan, open_model, rows_per_batch
+from embedder.sources.listing import list_sources
+from embedder.steps.decode import ItemReader
+from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
+from embedder.steps.stage_spec import StageSpec
+from embedder.steps.tensors import unpack_vectors
+from embedder.verification.compare import Comparison, Limit, Vectors, compare, cosines
+from shards.costs import Dtype, weight_bytes
+from shards.plan import ShardPlan, ShardSpec
+from shards.ranges import whole_model
+from shards.training.metrics import retrieval_at
+
+if TYPE_CHECKING:
+    from shards.gain import Gain
+
+LIMITS = {
+    "float32": Limit(max_difference=1e-6),
+    "bfloat16": Limit(min_cosine=0.999),
+    "float16": Limit(min_cosine=0.999),
+    "int8": Limit(min_cosine=0.99),
+}
+CUT_LIMIT = Limit(max_difference=1e-6)
+UNSPLIT = "unsplit towers, float32"
+SIDES = {"image": "vision", "text": "text"}
+COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
+MAX_LISTED = 10_000  # of these the items are taken, evenly spaced: neighbours in a listing are alike
+RANK = 10
+
+Embedded = dict[str, Vectors]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a dtype costs and what it loses, through the same stages.
+
+    Attributes:
+        dtype: compute dtype.
+        weight_bytes: of all stages together.
+        row_s: seconds of all stages for one row.
+        least_cosine: by side, with the unsplit towers in float32.
+        mean_cosine: by side, the same on average.
+        recall_at_10: share of captions whose own picture is among the best ten; None where there are too few pairs.
+    """
+
+    dtype: str
+    weight_bytes: int
+    row_s: float
+    least_cosine: dict[str, float]
+    mean_cosine: dict[str, float]
+    recall_at_10: float | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found.
+
+    Attributes:
+        model_fingerprint: of the weights.
+        dtype: compute dtype.
+        device: torch device.
+        plan: the stages' layers.
+        num_rows: decoded rows, rejects among them.
+        num_rejected: rows of items that couldn't be read whole.
+        num_pairs: rows with a picture and a caption.
+        comparisons: each side against each reference.
+        precisions: of int8, beside the float dtypes; else empty.
+        gain: of int8, the figures by which it's refused or not.
+    """
+
+    model_fingerprint: str
+    dtype: str
+    device: str
+    plan: tuple[ShardSpec, ...]
+    num_rows: int
+    num_rejected: int
+    num_pairs: int
+    comparisons: tuple[Comparison, ...]
+    precisions: tuple[Precision, ...] = ()
+    gain: "Gain | None" = None
+
+    @property
+    def failures(self) -> list[str]:
+        """Why it may not be used, one clause each; empty where it may."""
+        refusal = self.gain.refusal() if self.gain is not None else None
+        failed = [each.describe_failure() for each in self.comparisons if each.passed is False]
+        return failed + ([refusal] if refusal else [])
+
+
+def verify(
+    config: RunConfig,
+    *,
+    num_items: int = 64,
+    max_difference: float | None = None,
+    min_cosine: float | None = None,
+    device: str = "cpu",
+) -> Verification:
+    """Compare the stages of a run with the unsplit towers.
+
+    Args:
+        config: the run: model, plan or number of stages, dtype, batch size, sources (none: the demo's pictures).
+        num_items: items to take of the sources.
+        max_difference: against the unsplit towers; else that of the dtype.
+        min_cosine: against the unsplit towers; else that of the dtype.
+        device: torch device.
+
+    Raises:
+        ConfigError: no model is given.
+        SourceError: a source can't be listed, or none of its items can be embedded.
+        shards.ModelError: the model or the plan can't be used.
+    """
+    if config.model is None:
+        raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
+    model = open_model(config.model)
+    plan = make_plan(config, model)
+    rows = _decoded(config, model, num_items)
+    runner = _Runner(config, model, device)
+    whole = whole_model(model.config)
+
+    expected = runner.run(rows, [whole], "float32", UnsplitStage)
+    found = runner.run(rows, [stage.spec for stage in plan.stages], config.dtype)
+    limit = LIMITS[config.dtype]
+    limit = Limit(_either(max_difference, limit.max_difference), _either(min_cosine, limit.min_cosine))
+    comparisons = _compare(found.vectors, UNSPLIT, expected.vectors, limit)
+    if config.dtype != "float32":
+        one = runner.run(rows, [whole], config.dtype)
+        comparisons += _compare(found.vectors, f"one shard, {config.dtype}", one.vectors, CUT_LIMIT)
+    verification = Verification(
+        model_fingerprint=model.fingerprint,
+        dtype=config.dtype,
+        device=device,
+        plan=tuple(stage.spec for stage in plan.stages),
+        num_rows=sum(table.num_rows for table in rows),
+        num_rejected=sum(table.num_rows - table["error_type"].null_count for table in rows),
+        num_pairs=int(_is_pair(expected.vectors).sum()),
+        comparisons=tuple(comparisons),
+    )
+    if config.dtype != "int8":
+        return verification
+    from shards.gain import measure_gain
+
+    precisions = tuple(_precision(runner, rows, plan, dtype, expected.vectors) for dtype in COMPARED)
+    return replace(
+        verification, precisions=precisions, gain=measure_gain(model.folder, device, num_threads=stage_threads(config))
+    )
+
+
+def _either(given: float | None, usual: float | None) -> float | None:
+    return usual if given is None else given
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    vectors: Embedded
+    row_s: float
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Runs decoded rows through stages, one stage in memory at a time."""
+
+    config: RunConfig
+    model: Model
+    device: str
+
+    def run(
+        self, rows: Sequence[pa.Table], specs: Iterable[ShardSpec], dtype: str, kind: type[Stage] = Stage
+    ) -> _Outcome:
+        tables = list(rows)
+        for index, spec in enumerate(specs):
+            stage = kind(self._stage_spec(index, spec, dtype))
+            stage(tables[0])  # the first call of a process is slower, and `row_s` is that of the others
+            tables = [stage(table) for table in tables]
+            del stage
+        return _Outcome(_vectors(tables), _row_s(tables))
+
+    def _stage_spec(self, index: int, shard: ShardSpec, dtype: str) -> StageSpec:
+        return StageSpec(
+            index=index,
+            model=self.model.uri,
+            shard=shard,
+            dtype=dtype,
+            device=self.device,
+            num_threads=stage_threads(self.config),
+            rows_per_batch=rows_per_batch(self.config),
+        )
+
+
+def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
+    """The items' rows, as the decode step hands them to the first stage."""
+    with as_file(files("embedder")) as package:
+        demo = SourceConfig(path=str(package / "demo_data" / "noto.tar"), kind="webdataset")
+        listing = _take(list_sources(config.source or (demo,)), num_items)
+        rows = list(ItemReader(decode_spec(config, model)).decode(listing, lambda: False))
+    if not any(table["modality"].null_count < table.num_rows for table in rows):
+        reasons = {f"{row['error_type']}: {row['error']}" for table in rows for row in table.to_pylist()[:1]}
+        raise SourceError(
+            f"source {', '.join(source.path for source in config.source)}: none of {listing.num_rows} items can be "
+            f"embedded ({'; '.join(sorted(reasons)[:2])}); name a source with pictures, videos or captions"
+        )
+    return rows
+
+
+def _take(listing: Iterable[pa.Table], num_items: int) -> pa.Table:
+    """So many items, evenly spaced over the first `MAX_LISTED`."""
+    tables: list[pa.Table] = []
+    for table in listing:
+        tables.append(table)
+        if sum(each.num_rows for each in tables) >= MAX_LISTED:
+            break
+    if not sum(table.num_rows for table in tables):
+        raise SourceError("the source is empty; name one with pictures, videos or captions")
+    items = pa.concat_tables(tables)
+    num_taken = min(num_items, items.num_rows)
+    return items.take(pa.array(np.arange(num_taken) * items.num_rows // num_taken))
+
+
+def _vectors(tables: Sequence[pa.Table]) -> Embedded:
+    columns = {
+        side: pa.chunked_array([chunk for table in tables for chunk in table[EMBEDDINGS[tower]].chunks])
+        for side, tower in SIDES.items()
+    }
+    return {
+        side: Vectors(unpack_vectors(column.drop_null()), pc.is_valid(column).to_numpy())
+        for side, column in columns.items()
+    }
+
+
+def _row_s(tables: Sequence[pa.Table]) -> float:
+    calls = [call for table in tables for calls in table["trace"].drop_null().to_pylist() for call in calls]
+    stages_s = sum(call["wall_s"] for call in calls if call["step"].startswith("stage"))
+    return float(stages_s / sum(table.num_rows for table in tables))
+
+
+def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) -> list[Comparison]:
+    return [compare(side, found[side], reference, expected[side], limit) for side in SIDES]
+
+
+def _precision(
+    runner: _Runner, rows: Sequence[pa.Table], plan: ShardPlan, dtype: Dtype, expected: Embedded
+) -> Precision:
+    """Run the plan in a dtype, and set its vectors beside the unsplit towers'."""
+    specs = [stage.spec for stage in plan.stages]
+    outcome = runner.run(rows, specs, dtype)
+    angles = {
+        side: cosines(outcome.vectors[side].values, expected[side].values)
+        for side in SIDES
+        if len(expected[side].values)
+    }
+    return Precision(
+        dtype=dtype,
+        weight_bytes=sum(weight_bytes(runner.model.config, spec, dtype) for spec in specs),
+        row_s=outcome.row_s,
+        least_cosine={side: float(values.min()) for side, values in angles.items()},
+        mean_cosine={side: float(values.mean()) for side, values in angles.items()},
+        recall_at_10=_recall(outcome.vectors),
+    )
+
+
+def _is_pair(vectors: Embedded) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.asarray(vectors["image"].present & vectors["text"].present)
+
+
+def _recall(vectors: Embedded) -> float | None:
+    """How often a caption finds its own picture among all pairs."""
+    is_pair = _is_pair(vectors)
+    if is_pair.sum() <= RANK:
+        return None
+    image, text = (side.values[is_pair[side.present]] for side in (vectors["image"], vectors["text"]))
+    numbers = np.arange(len(image))
+    return retrieval_at(text, numbers, image, numbers, (RANK,))[RANK]
