@@ -1,0 +1,205 @@
+"""What a model costs on a device, and its items on the host: seconds, measured or estimated. Pure; no torch."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from shards.config import ModelConfig, TextConfig, VisionConfig, describe
+from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, text_costs, vision_costs
+from shards.errors import ModelError
+from shards.planning.devices import DeviceType
+from shards.planning.mix import DataMix
+from shards.ranges import STRICT, LayerRange
+
+Source = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True)
+class TowerSeconds:
+    """Seconds of one tower for one input (a picture or frame; a caption).
+
+    Attributes:
+        front_s: of the embeddings (and stem); they come with the first layer.
+        layer_s: of one layer, the mean over them.
+        head_s: of norm, pooling and projection; they come with the last layer.
+    """
+
+    __pydantic_config__ = STRICT
+
+    front_s: float
+    layer_s: float
+    head_s: float
+
+    def of(self, layers: LayerRange, depth: int) -> float:
+        """Seconds of a range of layers, with the front and the head where it holds them."""
+        front_s = self.front_s if layers.holds_front() else 0.0
+        head_s = self.head_s if layers.holds_head(depth) else 0.0
+        return front_s + self.layer_s * len(layers) + head_s
+
+    def scaled(self, front: float, layer: float, head: float) -> "TowerSeconds":
+        """The same with each part times a factor."""
+        return TowerSeconds(self.front_s * front, self.layer_s * layer, self.head_s * head)
+
+
+class JsonText:
+    """A dataclass whose text is one JSON object, read strictly."""
+
+    def to_json(self) -> str:
+        """The text of its file."""
+        return json.dumps(asdict(self), indent=2) + "\n"  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read the text of its file.
+
+        Raises:
+            ModelError: it is something else.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise ModelError(f"costs: {describe(error)}; measure anew") from None
+
+
+@dataclass(frozen=True)
+class ModelCosts(JsonText):
+    """Seconds of one model on one device, in one replica with its threads.
+
+    Attributes:
+        model_fingerprint: the weights that were measured; none for an estimate.
+        device: "cpu x1" (torch threads), "NVIDIA H200", or a name of the table of devices.
+        dtype: compute dtype.
+        source: measured or estimated.
+        caption_tokens: the length of caption that the text tower's seconds are for.
+        vision: of one picture (frame).
+        text: of one caption.
+        send_s_per_byte: of what leaves a stage and enters the next: through the object store, out and in again, copies
+            between host and device included.
+        call_s: of one batch through a stage, whatever it holds.
+        workspace_bytes_per_image: peak beyond the weights and the activations that pass, for one picture.
+        workspace_bytes_per_caption: the same for one caption.
+    """
+
+    __pydantic_config__ = STRICT
+
+    model_fingerprint: str | None
+    device: str
+    dtype: str
+    source: Source
+    caption_tokens: int
+    vision: TowerSeconds
+    text: TowerSeconds
+    send_s_per_byte: float
+    call_s: float
+    workspace_bytes_per_image: int
+    workspace_bytes_per_caption: int
+
+    def at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
+        """The same for captions of another length, by the ratio of operations."""
+        if num_tokens == self.caption_tokens:
+            return self
+        new, old = text_costs(config, num_tokens), text_costs(config, self.caption_tokens)
+        tokens = num_tokens / self.caption_tokens
+        return replace(
+            self,
+            caption_tokens=num_tokens,
+            text=self.text.scaled(tokens, new.layer / old.layer, 1.0),
+            workspace_bytes_per_caption=round(self.workspace_bytes_per_caption * tokens),
+        )
+
+
+@dataclass(frozen=True)
+class HostCosts(JsonText):
+    """CPU seconds beside the stages.
+
+    Attributes:
+        decode_s_per_image: of one picture (frame) from bytes to pixels.
+        tokenise_s_per_caption: of one caption.
+        write_s_per_item: of one item's rows in part files.
+        engine_s_per_item: Ray's own share.
+        startup_s: wall clock from the start to the first batch.
+        source: measured or estimated.
+    """
+
+    __pydantic_config__ = STRICT
+
+    decode_s_per_image: float
+    tokenise_s_per_caption: float
+    write_s_per_item: float
+    engine_s_per_item: float
+    startup_s: float
+    source: Source
+
+    def decode_s(self, mix: DataMix) -> float:
+        """CPU seconds of decoding and tokenising one item."""
+        return mix.images_per_item * self.decode_s_per_image + mix.captions_per_item * self.tokenise_s_per_caption
+
+    def item_s(self, mix: DataMix) -> float:
+        """CPU seconds of one item beside the stages."""
+        return self.decode_s(mix) + self.write_s_per_item + self.engine_s_per_item
+
+
+# Guesses where nothing was measured, in the range of a cloud server's cores; measuring replaces them.
+CALL_S = 3e-3  # one call of an actor: Ray's hand-over and the launch of the kernels
+COPY_BYTES_PER_S = 5e9  # a copy in host memory; a byte in the object store is written once and read once
+IMAGE_DECODE_S = 4e-3  # a 640 x 480 JPEG to 224 px
+CAPTION_TOKENISE_S = 5e-5
+ITEM_WRITE_S = 3e-4
+ITEM_ENGINE_S = 5e-4
+STARTUP_S = 15.0
+
+
+def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16) -> ModelCosts:
+    """Operations over the device's speed, bytes over its bandwidth.
+
+    Args:
+        config: the model.
+        device: what it would run on.
+        dtype: compute dtype.
+        caption_tokens: length of a caption.
+
+    Raises:
+        ModelError: the device doesn't compute in the dtype.
+    """
+    flops = device.flops_in(dtype)
+    vision, text = config.vision, config.text
+    link_s = 2 / device.bandwidth_bytes_per_s if device.kind == "gpu" else 0.0
+    return ModelCosts(
+        model_fingerprint=None,
+        device=device.name,
+        dtype=dtype,
+        source="estimated",
+        caption_tokens=caption_tokens,
+        vision=_seconds(vision_costs(config), flops),
+        text=_seconds(text_costs(config, caption_tokens), flops),
+        send_s_per_byte=link_s + 2 / COPY_BYTES_PER_S,
+        call_s=CALL_S,
+        workspace_bytes_per_image=_vision_workspace(vision) * BYTES_PER_VALUE[dtype],
+        workspace_bytes_per_caption=_text_workspace(text, caption_tokens) * BYTES_PER_VALUE[dtype],
+    )
+
+
+def estimate_host(config: ModelConfig) -> HostCosts:
+    """CPU seconds of an item beside the stages, scaled by the pixels that the model wants."""
+    pixels = (config.vision.image_size / 224) ** 2
+    # Half of a decode is the file's own size, which the model doesn't change.
+    decode_s = IMAGE_DECODE_S * (0.5 + 0.5 * pixels)
+    return HostCosts(decode_s, CAPTION_TOKENISE_S, ITEM_WRITE_S, ITEM_ENGINE_S, STARTUP_S, "estimated")
+
+
+def _seconds(costs: TowerCosts, flops: float) -> TowerSeconds:
+    return TowerSeconds(costs.front / flops, costs.layer / flops, costs.head / flops)
+
+
+def _vision_workspace(vision: VisionConfig) -> int:
+    """Values alive at once: in a layer residual, norm, q, k, v, and the hidden width twice; or the stem's maps."""
+    layer = vision.num_tokens * (5 * vision.width + 2 * vision.mlp_width)
+    pixels = 3 * vision.image_size**2
+    first_map = (vision.image_size // 2) ** 2 * vision.stem_channels[0] if vision.stem == "conv" else 0
+    return max(layer, pixels + 2 * first_map)
+
+
+def _text_workspace(text: TextConfig, num_tokens: int) -> int:
+    return num_tokens * (5 * text.hidden_size + 2 * text.intermediate_size)

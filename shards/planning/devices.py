@@ -1,0 +1,125 @@
+"""Devices that stages may run on: a table of what they can do, and fleets of them. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from shards.errors import ModelError
+from shards.ranges import STRICT
+
+GB = 10**9
+GIB = 1 << 30
+MAX_TYPES = 3
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """One device: a GPU, or one CPU core.
+
+    Attributes:
+        name: as written in `--devices`.
+        kind: cpu (a core) or gpu.
+        flops: operations per second that are achieved, not the peak, by compute dtype; what is missing isn't supported.
+        memory_bytes: memory of the device; of a core, its part of the machine's.
+        bandwidth_bytes_per_s: between host and device; of a core, that of a copy in memory.
+        price_per_h: of one device, in any one currency.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    kind: Literal["cpu", "gpu"]
+    flops: Mapping[str, float] = field(hash=False)
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    price_per_h: float | None = None
+
+    def flops_in(self, dtype: str) -> float:
+        """Operations per second in a compute dtype.
+
+        Raises:
+            ModelError: the device doesn't compute in it.
+        """
+        if dtype not in self.flops:
+            raise ModelError(
+                f"device {self.name}: it doesn't compute in {dtype}; give --dtype {' or '.join(sorted(self.flops))}, "
+                "or leave the device out"
+            )
+        return self.flops[dtype]
+
+
+Fleet = tuple[tuple[int, DeviceType], ...]
+
+# What the matrix products of a transformer reach of a datasheet's dense peak. With tensor cores (half precision) 30 to
+# 55 % are usual; without them (float32: torch doesn't use TF32 unless told to) more, as less is asked of the memory.
+TENSOR_CORE_SHARE = 0.4
+FLOAT32_SHARE = 0.6
+# Of the link's nominal rate, copies from and to pageable memory reach about this much.
+LINK_SHARE = 0.5
+
+
+def _gpu(name: str, half: float, single: float, memory_gb: int, link_gb: float, *, has_bf16: bool = True) -> DeviceType:
+    """Make a table entry from a datasheet: dense tera-operations per second, GB, GB/s in one direction."""
+    flops = {"float32": single * 1e12 * FLOAT32_SHARE, "float16": half * 1e12 * TENSOR_CORE_SHARE}
+    if has_bf16:
+        flops["bfloat16"] = flops["float16"]
+    return DeviceType(name, "gpu", flops, memory_gb * GB, link_gb * GB * LINK_SHARE)
+
+
+# Source: NVIDIA's datasheets of the SXM (V100, A100, H100, H200) and PCIe cards (T4, A10, L4, L40S); rates without
+# sparsity. A CPU core: what one AVX-512 core of a cloud server was measured to reach in this package's towers
+# (float32), twice that with AVX512-BF16; float16 is not for CPUs. 4 GiB a core is what such servers come with.
+DEVICES = {
+    device.name: device
+    for device in (
+        _gpu("T4", 65, 8.1, 16, 16, has_bf16=False),
+        _gpu("V100", 125, 15.7, 16, 16, has_bf16=False),
+        _gpu("A10", 125, 31.2, 24, 32),
+        _gpu("L4", 121, 30.3, 24, 32),
+        _gpu("L40S", 362, 91.6, 48, 32),
+        _gpu("A100", 312, 19.5, 40, 32),
+        _gpu("H100", 989, 67, 80, 64),
+        _gpu("H200", 989, 67, 141, 64),
+        DeviceType("CPU", "cpu", {"float32": 3e10, "bfloat16": 6e10}, 4 * GIB, 5e9),
+    )
+}
+
+_ENTRY = re.compile(
+    r"(?P<num>\d+)\s*x\s*(?P<name>\w+)(:(?P<memory>\d+(\.\d+)?)\s*(?P<unit>[GM]i?B))?(@(?P<price>\d+(\.\d+)?))?"
+)
+_UNITS = {"GB": GB, "GiB": GIB, "MB": 10**6, "MiB": 1 << 20}
+
+
+def parse_devices(text: str) -> Fleet:
+    """Read `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU`: how many, which, the memory of each, the price of each per hour.
+
+    Raises:
+        ModelError: an entry is not of this form, a device is unknown or named twice, or there are too many types.
+    """
+    fleet = tuple(_parse_entry(entry.strip()) for entry in text.split(","))
+    names = [device.name for _, device in fleet]
+    if len(set(names)) < len(names):
+        raise ModelError(f"devices {text!r}: {', '.join(names)}: a type stands there twice; add the numbers up")
+    if len(fleet) > MAX_TYPES:
+        raise ModelError(f"devices {text!r}: {len(fleet)} types; a plan places stages on up to {MAX_TYPES}")
+    return fleet
+
+
+def _parse_entry(entry: str) -> tuple[int, DeviceType]:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        raise ModelError(f"devices: {entry!r} is no entry; write NUMBERxNAME[:MEMORY][@PRICE], as in 2xA100:80GB@1.80")
+    known = {name.lower(): device for name, device in DEVICES.items()}
+    device = known.get(match["name"].lower())
+    if device is None:
+        raise ModelError(f"devices: {match['name']!r} is not in the table; take one of {', '.join(DEVICES)}")
+    if int(match["num"]) < 1:
+        raise ModelError(f"devices: {entry!r} has none of them; leave it out, or give a number from 1 up")
+    if match["memory"]:
+        memory_bytes = int(float(match["memory"]) * _UNITS[match["unit"]])
+        name = f"{device.name}:{match['memory']}{match['unit']}"
+        device = replace(device, name=name, memory_bytes=memory_bytes)
+    if match["price"]:
+        device = replace(device, price_per_h=float(match["price"]))
+    return int(match["num"]), device
