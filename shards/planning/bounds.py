@@ -1,0 +1,137 @@
+"""The bound on whole grids: a million stages at once, without listing them. NumPy.
+
+`paths.Steps` has the same recursion for lists of stages; on a grid, ranges of the two towers stay apart, and the least
+over all stages from one cut is a least over rows, then columns.
+
+Legend: `V` ranges of vision layers, `T` ranges of text layers, `A` vision cuts, `B` text cuts, `R` resources.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.planning.grid import Grid
+from shards.planning.offers import Offer
+from shards.planning.paths import Steps
+from shards.planning.resources import TIE, Floats, Ints, Resources, Stages
+
+
+@dataclass(frozen=True)
+class GridAt:
+    """All stages at one throughput.
+
+    Attributes:
+        grid: the stages.
+        resources: what there is.
+        rate: items a second.
+        num_stages: stages of a path.
+    """
+
+    grid: Grid
+    resources: Resources
+    rate: float
+    num_stages: int
+
+    @cached_property
+    def parts(self) -> list[dict[int, Floats]]:
+        """For each pool, by resource: (V, T) what a stage uses, as a part of what there is."""
+        grid, caps = self.grid, self.resources.capacities(self.rate)
+        columns = zip(grid.seconds, grid.cpu_seconds, grid.memory, grid.smallest, strict=True)
+        uses = [self.resources.uses(index, self.rate, *column) for index, column in enumerate(columns)]
+        return [{resource: use / caps[resource] for resource, use in found} for found in uses]
+
+    def stage_prices(self, prices: Floats) -> list[Floats]:
+        """For each pool: (V, T) what a stage costs."""
+        return [sum(prices[resource] * part for resource, part in parts.items()) for parts in self.parts]  # type: ignore[misc]
+
+    def offer(self, prices: Floats) -> Offer:
+        """The cheapest path at these prices."""
+        by_pool = self.stage_prices(prices)
+        price = np.minimum.reduce(by_pool)
+        to_go = self._to_go(price)
+        bound = float(to_go[-1][0, 0])
+        if not np.isfinite(bound):
+            return Offer(prices, np.empty(0, dtype=np.int64), bound, np.full(len(prices), np.inf))
+        used, cut = np.zeros(len(prices)), (0, 0)
+        for behind in reversed(to_go[:-1]):
+            row, column = self._first_step(price, behind, cut)
+            pool = int(np.argmin([values[row, column] for values in by_pool]))
+            for resource, part in self.parts[pool].items():
+                used[resource] += part[row, column]
+            cut = int(self.grid.vision.stops[row]), int(self.grid.text.stops[column])
+        return Offer(prices, np.empty(0, dtype=np.int64), bound, used)
+
+    def open_steps(self, prices: Floats) -> Steps:
+        """The stages that lie on a path which costs no more than all there is; the others may be forgotten."""
+        grid, by_pool = self.grid, self.stage_prices(prices)
+        around = self._around(np.minimum.reduce(by_pool))
+        parts = [grid.stages(index, price + around <= 1 + TIE) for index, price in enumerate(by_pool)]
+        stages = Stages(*(np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True)))
+        stages = stages.take(np.argsort(stages.start, kind="stable"))
+        return Steps(stages, (grid.vision.depth + 1) * (grid.text.depth + 1), self.num_stages)
+
+    def _first_step(self, price: Floats, behind: Floats, cut: tuple[int, int]) -> tuple[int, int]:
+        """Row and column of the stage from a cut that is part of the cheapest path."""
+        vision, text = self.grid.vision, self.grid.text
+        rows, columns = np.flatnonzero(vision.starts == cut[0]), np.flatnonzero(text.starts == cut[1])
+        costs = price[np.ix_(rows, columns)] + behind[np.ix_(vision.stops[rows], text.stops[columns])]
+        row, column = np.unravel_index(np.argmin(costs), costs.shape)
+        return int(rows[row]), int(columns[column])
+
+    def _to_go(self, price: Floats) -> list[Floats]:
+        """(A, B) the least cost from each cut to the end, for 0 to `num_stages` stages left."""
+        vision, text = self.grid.vision, self.grid.text
+        found = [self._at_corner(-1)]
+        for _ in range(self.num_stages):
+            found.append(_least(price, found[-1], (vision.stops, text.stops), (vision.starts, text.starts)))
+        return found
+
+    def _so_far(self, price: Floats) -> list[Floats]:
+        """(A, B) the least cost from the first cut to each, for 0 to `num_stages` - 1 stages done."""
+        vision, text = self.grid.vision, self.grid.text
+        rows, columns = np.argsort(vision.stops, kind="stable"), np.argsort(text.stops, kind="stable")
+        price = price[np.ix_(rows, columns)]
+        starts, stops = (vision.starts[rows], text.starts[columns]), (vision.stops[rows], text.stops[columns])
+        found = [self._at_corner(0)]
+        for _ in range(self.num_stages - 1):
+            found.append(_least(price, found[-1], starts, stops))
+        return found
+
+    def _at_corner(self, corner: int) -> Floats:
+        costs = np.full((self.grid.vision.depth + 1, self.grid.text.depth + 1), np.inf)
+        costs[corner, corner] = 0.0
+        return costs
+
+    def _around(self, price: Floats) -> Floats:
+        """(V, T) the least that the other stages of a path cost."""
+        vision, text = self.grid.vision, self.grid.text
+        around = np.full(price.shape, np.inf)
+        for before, behind in zip(self._so_far(price), self._to_go(price)[-2::-1], strict=True):
+            both = before[np.ix_(vision.starts, text.starts)]
+            both += behind[np.ix_(vision.stops, text.stops)]
+            np.minimum(around, both, out=around)
+        return around
+
+
+def _least(price: Floats, costs: Floats, ends: tuple[Ints, Ints], groups: tuple[Ints, Ints]) -> Floats:
+    """The least cost of one stage more, for each pair of cuts.
+
+    Args:
+        price: (V, T) of the stages.
+        costs: (A, B) of what is done, by the cut at the stage's one end.
+        ends: (V,) and (T,) the cuts at that end.
+        groups: (V,) and (T,) the cuts at its other end, ascending.
+
+    Returns:
+        (A, B) by the cut at the other end; infinite where no stage ends.
+    """
+    values = costs[np.ix_(*ends)]
+    values += price
+    (rows, first_rows), (columns, first_columns) = (np.unique(cuts, return_index=True) for cuts in groups)
+    least = np.full(costs.shape, np.inf)
+    least[np.ix_(rows, columns)] = np.minimum.reduceat(
+        np.minimum.reduceat(values, first_rows, axis=0), first_columns, axis=1
+    )
+    return least

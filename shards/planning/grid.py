@@ -1,0 +1,174 @@
+"""Every stage that a model allows, as arrays: all ranges of one tower beside all ranges of the other. Pure; NumPy.
+
+A stage's seconds, bytes and weights are sums of a part that depends on its vision layers and one that depends on its
+text layers, so a grid of all stages is an outer sum.
+
+Legend: `V` ranges of vision layers, `T` ranges of text layers; arrays of stages are (V, T).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.config import ModelConfig
+from shards.costs import BYTES_PER_VALUE, count_parameters
+from shards.parameters import model_shapes, part_of
+from shards.planning.costs import TowerSeconds
+from shards.planning.problem import Pool, Problem
+from shards.planning.resources import Floats, Ints, Stages, smallest_part
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """All ranges of one tower's layers between the cuts that are looked at, ordered by start, then stop.
+
+    Attributes:
+        depth: layers of the tower.
+        starts: (V,) first layer of each range.
+        stops: (V,) layer behind the last.
+    """
+
+    depth: int
+    starts: Ints
+    stops: Ints
+
+    @staticmethod
+    def between(cuts: Sequence[int], least: int) -> "Ranges":
+        """All ranges of at least so many layers that start and stop at the cuts; the last cut is the depth."""
+        found = [(start, stop) for start in cuts for stop in cuts if stop - start >= least]
+        starts, stops = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return Ranges(cuts[-1], starts, stops)
+
+    @property
+    def num_layers(self) -> Ints:
+        """(V,) layers of each range."""
+        return self.stops - self.starts
+
+    @property
+    def is_front(self) -> NDArray[np.bool_]:
+        """(V,) whether the embeddings come with it."""
+        return (self.starts == 0) & (self.num_layers > 0)
+
+    @property
+    def is_head(self) -> NDArray[np.bool_]:
+        """(V,) whether the projection comes with it."""
+        return (self.stops == self.depth) & (self.num_layers > 0)
+
+    def seconds(self, costs: TowerSeconds) -> Floats:
+        """(V,) seconds of one input."""
+        return costs.front_s * self.is_front + costs.layer_s * self.num_layers + costs.head_s * self.is_head
+
+    def passing(self, bytes_at: Callable[[int], float]) -> Floats:
+        """(V,) bytes that enter and leave."""
+        table = np.array([bytes_at(layer) for layer in range(self.depth + 1)])
+        return table[self.starts] + table[self.stops]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All stages, and what each takes on each pool.
+
+    Attributes:
+        vision: ranges of the vision tower.
+        text: ranges of the text tower.
+        seconds: for each pool (V, T): of an item in one replica; infinite where a replica doesn't fit there.
+        cpu_seconds: for each pool (V, T).
+        memory: for each pool (V, T): bytes of one replica.
+        smallest: for each pool (V, T): the smallest part of a device that holds a replica.
+    """
+
+    problem: Problem
+    vision: Ranges
+    text: Ranges
+    seconds: tuple[Floats, ...]
+    cpu_seconds: tuple[Floats, ...]
+    memory: tuple[Floats, ...]
+    smallest: tuple[Floats, ...]
+
+    def stages(self, index: int, which: NDArray[np.bool_]) -> Stages:
+        """Some stages on one pool, as a list."""
+        rows, columns = np.nonzero(which)
+        num_text_cuts = self.text.depth + 1
+        return Stages(
+            self.vision.starts[rows] * num_text_cuts + self.text.starts[columns],
+            self.vision.stops[rows] * num_text_cuts + self.text.stops[columns],
+            np.full(len(rows), index),
+            *(values[index][rows, columns] for values in (self.seconds, self.cpu_seconds, self.memory, self.smallest)),
+        )
+
+
+def make_grid(problem: Problem, vision_cuts: Sequence[int], text_cuts: Sequence[int], least: int) -> Grid:
+    """Lay out every stage between the given cuts.
+
+    Args:
+        problem: the model and the devices.
+        vision_cuts: layers of the vision tower that may lie before a cut, ascending, 0 and its depth included.
+        text_cuts: the same of the text tower.
+        least: layers of each tower that every stage must hold: 0 or 1.
+    """
+    vision, text = Ranges.between(vision_cuts, least), Ranges.between(text_cuts, least)
+    passing = _outer(vision.passing(problem.image_bytes), text.passing(problem.caption_bytes))
+    weights = _outer(_vision_weights(problem, vision), _text_weights(problem, text))
+    empty = (vision.num_layers == 0)[:, None] & (text.num_layers == 0)[None, :]
+    rows = [_pool_arrays(problem, pool, vision, text, passing, weights, empty) for pool in problem.pools]
+    return Grid(problem, vision, text, *zip(*rows, strict=True))
+
+
+def _pool_arrays(
+    problem: Problem, pool: Pool, vision: Ranges, text: Ranges, passing: Floats, weights: Floats, empty: NDArray[np.bool_]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """The arithmetic of `Problem.load`, for all stages at once."""
+    mix, costs = problem.mix, pool.costs
+    host_s = passing * (costs.send_s_per_byte / 2) + costs.call_s / problem.rows_per_batch
+    towers_s = _outer(
+        mix.images_per_item * vision.seconds(costs.vision), mix.captions_per_item * text.seconds(costs.text)
+    )
+    seconds = towers_s + host_s
+    image_workspace = mix.images_per_item * costs.workspace_bytes_per_image * (vision.num_layers > 0)
+    caption_workspace = mix.captions_per_item * costs.workspace_bytes_per_caption * (text.num_layers > 0)
+    workspace = np.maximum(image_workspace[:, None], caption_workspace[None, :])
+    memory = weights + problem.rows_per_batch * (passing + workspace)
+    cpu_s = seconds * pool.num_threads if pool.shared else host_s
+    too_large = empty | (memory > problem.replica_cap_bytes(pool))
+    if problem.weights_cap_bytes is not None:
+        too_large |= weights > problem.weights_cap_bytes
+    return np.where(too_large, np.inf, seconds), cpu_s, memory, smallest_part(memory, pool)
+
+
+def _outer(vision: Floats, text: Floats) -> Floats:
+    return vision[:, None] + text[None, :]
+
+
+def _part_bytes(problem: Problem) -> dict[str, int]:
+    """Bytes of the loaded weights by part of the model; heads stay in float32."""
+    sizes: dict[str, int] = {}
+    for name, shape in model_shapes(problem.config).items():
+        part = part_of(name)
+        dtype = "float32" if part.endswith("head") else problem.dtype
+        sizes[part] = sizes.get(part, 0) + count_parameters({name: shape}) * BYTES_PER_VALUE[dtype]
+    return sizes
+
+
+def _vision_weights(problem: Problem, ranges: Ranges) -> Floats:
+    sizes = _part_bytes(problem)
+    layer = sizes["vision layers"] / ranges.depth
+    return sizes["vision front"] * ranges.is_front + layer * ranges.num_layers + sizes["vision head"] * ranges.is_head
+
+
+def _text_weights(problem: Problem, ranges: Ranges) -> Floats:
+    """A group of shared weights counts once in each range that applies it."""
+    sizes = _part_bytes(problem)
+    groups = _groups_of_layers(problem.config)
+    group = sizes["text layers"] / (groups[-1] + 1)
+    last = np.maximum(ranges.stops - 1, 0)
+    first = np.minimum(ranges.starts, ranges.depth - 1)
+    num_groups = np.where(ranges.num_layers > 0, groups[last] - groups[first] + 1, 0)
+    return sizes["text front"] * ranges.is_front + group * num_groups + sizes["text head"] * ranges.is_head
+
+
+def _groups_of_layers(config: ModelConfig) -> Ints:
+    """For each text layer, how many other groups of weights were used before its own."""
+    groups = np.array([config.text.group_of(layer) for layer in range(config.text.num_hidden_layers)])
+    return np.cumsum(np.diff(groups, prepend=groups[0]) != 0)

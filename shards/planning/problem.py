@@ -1,0 +1,117 @@
+"""What a plan has to solve: a model, the data's mix, and the devices; and what one stage of it takes. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shards.config import ModelConfig
+from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
+from shards.planning.costs import HostCosts, ModelCosts
+from shards.planning.devices import DeviceType
+from shards.planning.mix import DataMix
+from shards.ranges import ShardSpec
+
+ROWS_PER_BATCH = 32
+
+# A GPU may be shared by 2, 4 or 8 replicas: parts that are powers of two of one another always fit together.
+MAX_SHARES = 8
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices of one type that stages may take.
+
+    CPU cores are shared: each stage's replicas, decoding and writing together use as many core-seconds as they need.
+    Other devices are taken: a replica has a whole one, or a power-of-two part of one.
+
+    Attributes:
+        num: devices.
+        device: what they are.
+        costs: of one replica on one of them.
+        num_threads: cores that a replica keeps busy, on CPUs.
+        max_shares: replicas that may share one device.
+        shared: whether these are the cores that everything on the host shares; by default, CPUs are.
+    """
+
+    num: int
+    device: DeviceType
+    costs: ModelCosts
+    num_threads: int = 1
+    max_shares: int = MAX_SHARES
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """What one replica of a stage takes: seconds and CPU seconds for an item, and bytes of memory."""
+
+    seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model to be placed.
+
+    Attributes:
+        config: the model.
+        dtype: compute dtype.
+        mix: the data's.
+        pools: devices that stages may take; at most one of them shared.
+        host_seconds: CPU seconds of an item beside the stages.
+        num_cores: cores that the host's work and CPU stages share; none: as many as they need.
+        memory_cap_bytes: the most that one replica may hold, if less than its device does.
+        weights_cap_bytes: the most weights that one replica may hold.
+        rows_per_batch: items that pass together.
+    """
+
+    config: ModelConfig
+    dtype: Dtype
+    mix: DataMix
+    pools: tuple[Pool, ...]
+    host_seconds: float = 0.0
+    num_cores: float | None = None
+    memory_cap_bytes: int | None = None
+    weights_cap_bytes: int | None = None
+    rows_per_batch: int = ROWS_PER_BATCH
+
+    @cached_property
+    def depths(self) -> tuple[int, int]:
+        """Layers of the vision and of the text tower."""
+        return self.config.vision.depth, self.config.text.num_hidden_layers
+
+    def image_bytes(self, layer: int) -> float:
+        """Bytes of an item's pictures behind so many vision layers."""
+        return self.mix.images_per_item * cut_bytes_per_image(self.config, layer, self.dtype)
+
+    def caption_bytes(self, layer: int) -> float:
+        """Bytes of an item's captions behind so many text layers."""
+        bytes_per_caption = cut_bytes_per_caption(self.config, layer, self.dtype, self.mix.caption_tokens)
+        return self.mix.captions_per_item * bytes_per_caption
+
+    def replica_cap_bytes(self, pool: Pool) -> int:
+        """The most memory that one replica may take there; shared cores lend one all of theirs."""
+        own = pool.device.memory_bytes * (pool.num if pool.shared else 1)
+        return own if self.memory_cap_bytes is None else min(own, self.memory_cap_bytes)
+
+    def load(self, pool: Pool, spec: ShardSpec) -> StageLoad:
+        """What a stage takes on a device: its layers, its share of the hand-overs on both sides, and the call."""
+        costs, mix = pool.costs, self.mix
+        towers_s = mix.images_per_item * costs.vision.of(spec.vision, self.depths[0])
+        towers_s += mix.captions_per_item * costs.text.of(spec.text, self.depths[1])
+        passing = sum(map(self.image_bytes, (spec.vision.start, spec.vision.stop)))
+        passing += sum(map(self.caption_bytes, (spec.text.start, spec.text.stop)))
+        host_s = passing * costs.send_s_per_byte / 2 + costs.call_s / self.rows_per_batch
+        seconds = towers_s + host_s
+        workspace = max(
+            mix.images_per_item * costs.workspace_bytes_per_image * (len(spec.vision) > 0),
+            mix.captions_per_item * costs.workspace_bytes_per_caption * (len(spec.text) > 0),
+        )
+        memory = weight_bytes(self.config, spec, self.dtype) + self.rows_per_batch * (passing + workspace)
+        cpu_s = seconds * pool.num_threads if pool.shared else host_s
+        return StageLoad(seconds, cpu_s, round(memory))
+
+    def with_pools(self, pools: Sequence[Pool]) -> "Problem":
+        """The same on other devices."""
+        return replace(self, pools=tuple(pools))

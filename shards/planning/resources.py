@@ -1,0 +1,143 @@
+"""What stages use up at a given throughput, and what there is: devices, core-seconds, the host's memory. Pure; NumPy.
+
+The uses of a plan's stages add up, resource by resource, and grow with the throughput. That is what makes the search
+exact: a throughput is possible when some cut and placement keep every sum within what there is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.planning.problem import Pool, Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Sums of the same costs in another order differ in the last digits; what is this close counts as equal.
+TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages and where they run, one element each.
+
+    Attributes:
+        start: (E,) number of the cut in front.
+        stop: (E,) number of the cut behind.
+        pool: (E,) where it runs.
+        seconds: (E,) of an item in one replica.
+        cpu_seconds: (E,) of an item on the host's cores.
+        memory: (E,) bytes of one replica.
+        smallest: (E,) the smallest part of a device that a replica may take: a power of two up to 1.
+    """
+
+    start: Ints
+    stop: Ints
+    pool: Ints
+    seconds: Floats
+    cpu_seconds: Floats
+    memory: Floats
+    smallest: Floats
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, which: Ints | NDArray[np.bool_]) -> "Stages":
+        """Some of them."""
+        return Stages(*(values[which] for values in vars(self).values()))
+
+
+def smallest_part(memory: Floats, pool: Pool) -> Floats:
+    """The smallest part of a device, a power of two, whose part of the memory holds a replica."""
+    most = np.clip(pool.device.memory_bytes / np.maximum(memory, 1.0), 1.0, pool.max_shares)
+    return np.ldexp(1.0, 1 - np.frexp(most)[1])
+
+
+def devices_for(load: Floats, smallest: Floats) -> Floats:
+    """Devices that a stage takes: whole ones, or a power-of-two part of one.
+
+    Args:
+        load: seconds of work a second, over all its replicas.
+        smallest: the smallest part that it may have.
+    """
+    load = load * (1 - TIE)
+    mantissa, exponent = np.frexp(load)
+    part = np.ldexp(1.0, exponent - (mantissa == 0.5))
+    return np.where(load > 1, np.ceil(load), np.maximum(part, smallest))
+
+
+def replicas_for(load: Floats) -> Floats:
+    """Replicas of which none has more than a second's work a second."""
+    return np.ceil(load * (1 - TIE))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a problem, in order: each pool of devices, the shared cores, the shared cores' memory."""
+
+    problem: Problem
+
+    @property
+    def num(self) -> int:
+        """Resources, whether they are used or not."""
+        return len(self.problem.pools) + 2
+
+    @property
+    def max_rate(self) -> float:
+        """Items a second at which the host's own work fills the shared cores."""
+        problem = self.problem
+        if problem.num_cores is None or problem.host_seconds == 0:
+            return np.inf
+        return problem.num_cores / problem.host_seconds
+
+    def capacities(self, rate: float) -> Floats:
+        """(R,) what there is for the stages, the host's own work taken off; infinite where nobody counts."""
+        problem = self.problem
+        shared = [pool for pool in problem.pools if pool.shared]
+        devices = [np.inf if pool.shared else pool.num for pool in problem.pools]
+        cores = np.inf if problem.num_cores is None else max(0.0, problem.num_cores - rate * problem.host_seconds)
+        memory = sum(pool.num * pool.device.memory_bytes for pool in shared) or np.inf
+        return np.array([*devices, cores, memory])
+
+    def uses(
+        self, pool_index: int, rate: float, seconds: Floats, cpu_seconds: Floats, memory: Floats, smallest: Floats
+    ) -> Iterator[tuple[int, Floats]]:
+        """What stages on one pool use at so many items a second: the resource and how much of it."""
+        if self.problem.num_cores is not None:
+            yield self.num - 2, rate * cpu_seconds
+        if self.problem.pools[pool_index].shared:
+            yield self.num - 1, replicas_for(rate * seconds) * memory
+        else:
+            yield pool_index, devices_for(rate * seconds, smallest)
+
+    def of(self, stages: Stages, rate: float) -> Floats:
+        """(R, E) what each stage uses of each resource."""
+        table = np.zeros((self.num, len(stages)))
+        for index in range(len(self.problem.pools)):
+            here = np.flatnonzero(stages.pool == index)
+            columns = (stages.seconds, stages.cpu_seconds, stages.memory, stages.smallest)
+            for resource, use in self.uses(index, rate, *(column[here] for column in columns)):
+                table[resource, here] = use
+        return table
+
+    def parts(self, stages: Stages, rate: float) -> Floats:
+        """(R, E) the same, as parts of what there is."""
+        caps = self.capacities(rate)[:, None]
+        uses = self.of(stages, rate)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(uses > 0, uses / caps, 0.0)
+
+    def best_rate(self, stages: Stages, low: float, high: float) -> float:
+        """The most items a second that these stages do together, by bisection between one they do and one they don't."""
+        high = min(high, self.max_rate)
+        while high - low > 1e-13 * high:
+            middle = (low + high) / 2
+            if not low < middle < high:
+                break
+            if np.all(self.parts(stages, middle).sum(axis=1) <= 1 + TIE):
+                low = middle
+            else:
+                high = middle
+        return low

@@ -1,0 +1,215 @@
+"""The exact search: the highest throughput that some cut and placement reach, and the most preferable way to it. NumPy.
+
+What stages use up grows with the throughput, so throughputs that are possible lie below those that are not. Each probe
+asks whether one is possible: is there a path of n stages whose uses stay within every resource?
+
+1. A bound. With any prices on the resources, the cheapest path costs no more than all there is, or no path fits. Prices
+   are raised where the cheapest path uses too much, a few times; most probes end here, with a path or a proof.
+2. What is left is settled by labels (`paths.best_within`), over the few stages that the bound leaves open.
+
+Cuts at every few layers are searched first: what they reach is reached by all cuts, and the bound at that throughput
+leaves few stages to look at.
+
+Source: Lagrangian bounds for resource-constrained shortest paths (Handler and Zang 1980), inside parametric search.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.planning.bounds import GridAt
+from shards.planning.grid import make_grid
+from shards.planning.offers import best_offer
+from shards.planning.paths import Steps, best_within
+from shards.planning.probe import better_prices, narrowed, parts_at, path_at, priced
+from shards.planning.problem import Problem
+from shards.planning.resources import TIE, Floats, Ints, Resources, Stages, replicas_for
+
+# Throughputs are told apart down to this.
+STEP = 1e-9
+# The smallest throughput that is asked for, as a part of what the devices could do without any loss.
+TRICKLE = 1e-9
+NEAR = 1.02  # throughputs this close are tried one above the other, others by halving
+# How often prices are changed on a grid before its stages are listed.
+COARSE_ROUNDS, FINE_ROUNDS = 20, 4
+FEW = 2_000  # steps, above which it pays to look for those that the last find has closed
+# Parts of the vision and of the text tower in the first rounds.
+COARSE_CUTS = ((8, 6), (16, 12))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The best cut and placement.
+
+    Attributes:
+        items_per_s: what it reaches.
+        cuts: (vision layers, text layers) before each stage and behind the last.
+        pools: where each stage runs.
+        devices: of its pool that each stage takes; on shared cores, its replicas.
+    """
+
+    items_per_s: float
+    cuts: tuple[tuple[int, int], ...]
+    pools: tuple[int, ...]
+    devices: tuple[float, ...]
+
+
+@dataclass
+class _State:
+    """What the search knows: the best path so far, and prices that worked."""
+
+    low: float
+    high: float
+    prices: Floats
+    path: Stages | None = None
+
+
+def best_placement(
+    problem: Problem, num_stages: int, *, least: int = 0, at_least: float = 0.0
+) -> Placement | None:
+    """Find the placement with the highest throughput; None where nothing fits.
+
+    Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
+
+    Args:
+        problem: the model, the mix and the devices.
+        num_stages: stages; each holds a layer at least.
+        least: layers of each tower that every stage must hold: 0 or 1.
+        at_least: items a second below which no placement is wanted.
+    """
+    resources = Resources(problem)
+    high = min(_fluid_rate(problem), resources.max_rate)
+    state = _State(max(at_least, high * TRICKLE), high, _first_prices(problem, resources))
+    steps = None
+    for *cuts, num_rounds in _levels(problem):
+        grid = GridAt(make_grid(problem, *cuts, least), resources, state.low, num_stages)
+        if state.path is not None:
+            state.prices = best_offer(grid.offer, state.prices, num_rounds, settled=False).prices
+        steps = _climb(grid.open_steps(state.prices), resources, state)
+    if state.path is None or steps is None:
+        return None
+    return _preferable(problem, resources, state, steps)
+
+
+def _levels(problem: Problem) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
+    """Where cuts may lie, first at every few layers, last at each; and how often to change the prices there."""
+    depths = problem.depths
+    for parts in COARSE_CUTS:
+        widths = [-(-depth // part) for depth, part in zip(depths, parts, strict=True)]
+        if max(widths) > 1:
+            vision, text = ([*range(0, depth, width), depth] for depth, width in zip(depths, widths, strict=True))
+            yield vision, text, COARSE_ROUNDS
+    yield range(depths[0] + 1), range(depths[1] + 1), FINE_ROUNDS
+
+
+def _fluid_rate(problem: Problem) -> float:
+    """No more than this: all devices busy all the time, each layer where it is fastest, nothing passing."""
+    mix, (vision_depth, text_depth) = problem.mix, problem.depths
+    vision_s = min(pool.costs.vision.layer_s for pool in problem.pools) * vision_depth
+    text_s = min(pool.costs.text.layer_s for pool in problem.pools) * text_depth
+    num = sum(pool.num for pool in problem.pools if not pool.shared) + (problem.num_cores or 0)
+    seconds = mix.images_per_item * vision_s + mix.captions_per_item * text_s
+    return num / seconds
+
+
+def _first_prices(problem: Problem, resources: Resources) -> Floats:
+    """Each pool's part of what all could do; the rest starts low, and rises where it runs short."""
+    mix, depths = problem.mix, problem.depths
+    prices = np.full(resources.num, 0.01)
+    for index, pool in enumerate(problem.pools):
+        vision_s, text_s = pool.costs.vision.layer_s * depths[0], pool.costs.text.layer_s * depths[1]
+        seconds = mix.images_per_item * vision_s + mix.captions_per_item * text_s
+        prices[-2 if pool.shared else index] = pool.num / (seconds * (pool.num_threads if pool.shared else 1))
+    used = [index for index, pool in enumerate(problem.pools) if not pool.shared]
+    total = prices[[*used, resources.num - 2]].sum()
+    prices /= total
+    prices[-1] = 0.01
+    prices = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
+    return prices / prices.sum()
+
+
+def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
+    """Raise `low`, which is possible, until no path is faster; returns the steps that are left open."""
+    prices = state.prices
+    if state.path is None and not _try(steps, resources, state, state.low, prices):
+        return steps
+    high, halve = state.high, True
+    while high > state.low * (1 + STEP):
+        # Far from the end halving is quick; near it, one look at what is just above may end the search.
+        halve = not halve or high > state.low * NEAR
+        rate = (state.low + high) / 2 if halve else state.low * (1 + STEP)
+        if not _try(steps, resources, state, rate, prices):
+            high = rate
+        elif len(steps.stages) > FEW:
+            prices = better_prices(steps, resources, state.low, prices)
+            steps, _ = narrowed(steps, parts_at(steps, resources, state.low), prices)
+    return steps
+
+
+def _try(steps: Steps, resources: Resources, state: _State, rate: float, prices: Floats) -> bool:
+    """Whether so many items a second are possible; if so, the state takes what was found."""
+    path = path_at(steps, resources, rate, prices)
+    if path is None:
+        return False
+    state.path = steps.stages.take(path)
+    state.low = resources.best_rate(state.path, rate, state.high * 2)
+    return True
+
+
+def _preferable(problem: Problem, resources: Resources, state: _State, steps: Steps) -> Placement:
+    """Of the paths that are as fast as the best, the one to be preferred."""
+    rate = state.low * (1 - TIE)
+    uses = parts_at(steps, resources, rate)
+    left, numbers = narrowed(steps, uses, state.prices)
+    rank, unevenness = _rank(problem, left.stages), _unevenness(problem, resources, left.stages, rate)
+    path = left.preferred(rank, unevenness)
+    if path is None or not np.all(uses[:, numbers[path]].sum(axis=1) <= 1 + TIE):
+        path = best_within(left, priced(uses[:, numbers], state.prices), rank, unevenness)
+    stages = left.stages.take(path) if path is not None else state.path
+    if stages is None:
+        raise RuntimeError("a path that was found is lost")
+    return _placement(problem, resources, stages, rate, state.high)
+
+
+def _rank(problem: Problem, stages: Stages) -> Ints:
+    """Stages that lack a tower, then bytes that leave them for the next."""
+    vision_depth, text_depth = problem.depths
+    (vision_start, text_start), (vision_stop, text_stop) = (
+        np.divmod(cut, text_depth + 1) for cut in (stages.start, stages.stop)
+    )
+    lacks = (vision_start == vision_stop) | (text_start == text_stop)
+    image_bytes = np.array([problem.image_bytes(layer) for layer in range(vision_depth + 1)])
+    caption_bytes = np.array([problem.caption_bytes(layer) for layer in range(text_depth + 1)])
+    sent = np.rint(image_bytes[vision_stop] + caption_bytes[text_stop]).astype(np.int64)
+    at_end = (vision_stop == vision_depth) & (text_stop == text_depth)
+    return (lacks.astype(np.int64) << 50) + np.where(at_end, 0, sent)
+
+
+def _unevenness(problem: Problem, resources: Resources, stages: Stages, rate: float) -> Floats:
+    """Squares of the seconds that an item takes in a stage with all its devices."""
+    return (stages.seconds / _devices(problem, resources, stages, rate, shared=1.0)) ** 2
+
+
+def _devices(
+    problem: Problem, resources: Resources, stages: Stages, rate: float, shared: float | None = None
+) -> Floats:
+    """(E,) devices that each stage takes; on shared cores, its replicas, or the number that is given."""
+    uses = resources.of(stages, rate)
+    replicas = np.maximum(1.0, replicas_for(rate * stages.seconds))
+    is_shared = np.array([pool.shared for pool in problem.pools])[stages.pool]
+    on_devices = uses[stages.pool, np.arange(len(stages))]
+    return np.where(is_shared, replicas if shared is None else shared, on_devices)
+
+
+def _placement(problem: Problem, resources: Resources, stages: Stages, rate: float, high: float) -> Placement:
+    text_cuts = problem.depths[1] + 1
+    cuts = [divmod(int(cut), text_cuts) for cut in (*stages.start, stages.stop[-1])]
+    devices = _devices(problem, resources, stages, rate)
+    return Placement(
+        items_per_s=resources.best_rate(stages, rate, high * 2),
+        cuts=tuple(cuts),
+        pools=tuple(int(pool) for pool in stages.pool),
+        devices=tuple(float(count) for count in devices),
+    )
