@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shards.planning.grid import Grid
 from shards.planning.offers import Offer
@@ -44,7 +43,7 @@ class GridAt:
 
     def stage_prices(self, prices: Floats) -> list[Floats]:
         """For each pool: (V, T) what a stage costs."""
-        return [sum(prices[resource] * part for resource, part in parts.items()) for parts in self.parts]  # type: ignore[misc]
+        return [sum(prices[resource] * part for resource, part in parts.items()) for parts in self.parts]
 
     def offer(self, prices: Floats) -> Offer:
         """The cheapest path at these prices."""
@@ -68,7 +67,9 @@ class GridAt:
         grid, by_pool = self.grid, self.stage_prices(prices)
         around = self._around(np.minimum.reduce(by_pool))
         parts = [grid.stages(index, price + around <= 1 + TIE) for index, price in enumerate(by_pool)]
-        stages = Stages(*(np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True)))
+        stages = Stages(
+            *(np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True))
+        )
         stages = stages.take(np.argsort(stages.start, kind="stable"))
         return Steps(stages, (grid.vision.depth + 1) * (grid.text.depth + 1), self.num_stages)
 

@@ -8,6 +8,7 @@ Legend: `V` ranges of vision layers, `T` ranges of text layers; arrays of stages
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from shards.parameters import model_shapes, part_of
 from shards.planning.costs import TowerSeconds
 from shards.planning.problem import Pool, Problem
 from shards.planning.resources import Floats, Ints, Stages, smallest_part
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -47,23 +50,33 @@ class Ranges:
         return self.stops - self.starts
 
     @property
-    def is_front(self) -> NDArray[np.bool_]:
+    def is_front(self) -> Flags:
         """(V,) whether the embeddings come with it."""
-        return (self.starts == 0) & (self.num_layers > 0)
+        front: Flags = (self.starts == 0) & (self.num_layers > 0)
+        return front
 
     @property
-    def is_head(self) -> NDArray[np.bool_]:
+    def is_head(self) -> Flags:
         """(V,) whether the projection comes with it."""
-        return (self.stops == self.depth) & (self.num_layers > 0)
+        head: Flags = (self.stops == self.depth) & (self.num_layers > 0)
+        return head
 
     def seconds(self, costs: TowerSeconds) -> Floats:
         """(V,) seconds of one input."""
-        return costs.front_s * self.is_front + costs.layer_s * self.num_layers + costs.head_s * self.is_head
+        return self._sum(costs.front_s, costs.layer_s * self.num_layers, costs.head_s)
 
     def passing(self, bytes_at: Callable[[int], float]) -> Floats:
         """(V,) bytes that enter and leave."""
-        table = np.array([bytes_at(layer) for layer in range(self.depth + 1)])
+        table: Floats = np.array([bytes_at(layer) for layer in range(self.depth + 1)])
         return table[self.starts] + table[self.stops]
+
+    def weights(self, front: float, layers: NDArray[Any], head: float) -> Floats:
+        """(V,) bytes of weights, given those of the layers."""
+        return self._sum(front, layers, head)
+
+    def _sum(self, front: float, layers: NDArray[Any], head: float) -> Floats:
+        total: Floats = front * self.is_front + layers + head * self.is_head
+        return total
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ class Grid:
     memory: tuple[Floats, ...]
     smallest: tuple[Floats, ...]
 
-    def stages(self, index: int, which: NDArray[np.bool_]) -> Stages:
+    def stages(self, index: int, which: Flags) -> Stages:
         """Some stages on one pool, as a list."""
         rows, columns = np.nonzero(which)
         num_text_cuts = self.text.depth + 1
@@ -117,7 +130,13 @@ def make_grid(problem: Problem, vision_cuts: Sequence[int], text_cuts: Sequence[
 
 
 def _pool_arrays(
-    problem: Problem, pool: Pool, vision: Ranges, text: Ranges, passing: Floats, weights: Floats, empty: NDArray[np.bool_]
+    problem: Problem,
+    pool: Pool,
+    vision: Ranges,
+    text: Ranges,
+    passing: Floats,
+    weights: Floats,
+    empty: Flags,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """The arithmetic of `Problem.load`, for all stages at once."""
     mix, costs = problem.mix, pool.costs
@@ -154,7 +173,7 @@ def _part_bytes(problem: Problem) -> dict[str, int]:
 def _vision_weights(problem: Problem, ranges: Ranges) -> Floats:
     sizes = _part_bytes(problem)
     layer = sizes["vision layers"] / ranges.depth
-    return sizes["vision front"] * ranges.is_front + layer * ranges.num_layers + sizes["vision head"] * ranges.is_head
+    return ranges.weights(sizes["vision front"], layer * ranges.num_layers, sizes["vision head"])
 
 
 def _text_weights(problem: Problem, ranges: Ranges) -> Floats:
@@ -165,7 +184,7 @@ def _text_weights(problem: Problem, ranges: Ranges) -> Floats:
     last = np.maximum(ranges.stops - 1, 0)
     first = np.minimum(ranges.starts, ranges.depth - 1)
     num_groups = np.where(ranges.num_layers > 0, groups[last] - groups[first] + 1, 0)
-    return sizes["text front"] * ranges.is_front + group * num_groups + sizes["text head"] * ranges.is_head
+    return ranges.weights(sizes["text front"], group * num_groups, sizes["text head"])
 
 
 def _groups_of_layers(config: ModelConfig) -> Ints:

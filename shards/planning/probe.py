@@ -41,7 +41,7 @@ def narrowed(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
 
 
 def priced(uses: Floats, prices: Floats) -> Floats:
-    """One resource more, which none of the others lacks: what all of them cost together. It says early who won't fit."""
+    """One resource more: what all of them cost together. It says early who won't fit."""
     return np.vstack([uses, prices @ uses])
 
 

@@ -1,13 +1,13 @@
 """What a plan has to solve: a model, the data's mix, and the devices; and what one stage of it takes. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from shards.config import ModelConfig
 from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
 from shards.planning.costs import HostCosts, ModelCosts
-from shards.planning.devices import DeviceType
+from shards.planning.devices import DeviceType, Fleet
 from shards.planning.mix import DataMix
 from shards.ranges import ShardSpec
 
@@ -59,7 +59,8 @@ class Problem:
         dtype: compute dtype.
         mix: the data's.
         pools: devices that stages may take; at most one of them shared.
-        host_seconds: CPU seconds of an item beside the stages.
+        host_seconds: CPU seconds of an item beside the stages: decoding, writing, the engine's own.
+        decode_seconds: the part of them that decodes and tokenises.
         num_cores: cores that the host's work and CPU stages share; none: as many as they need.
         memory_cap_bytes: the most that one replica may hold, if less than its device does.
         weights_cap_bytes: the most weights that one replica may hold.
@@ -71,6 +72,7 @@ class Problem:
     mix: DataMix
     pools: tuple[Pool, ...]
     host_seconds: float = 0.0
+    decode_seconds: float = 0.0
     num_cores: float | None = None
     memory_cap_bytes: int | None = None
     weights_cap_bytes: int | None = None
@@ -112,6 +114,48 @@ class Problem:
         cpu_s = seconds * pool.num_threads if pool.shared else host_s
         return StageLoad(seconds, cpu_s, round(memory))
 
-    def with_pools(self, pools: Sequence[Pool]) -> "Problem":
-        """The same on other devices."""
-        return replace(self, pools=tuple(pools))
+
+def make_problem(
+    config: ModelConfig,
+    fleet: Fleet,
+    costs: Mapping[str, ModelCosts],
+    host: HostCosts,
+    *,
+    mix: DataMix,
+    dtype: Dtype,
+    memory_cap_bytes: int | None = None,
+    weights_cap_bytes: int | None = None,
+    rows_per_batch: int = ROWS_PER_BATCH,
+    num_cores: float | None = None,
+) -> Problem:
+    """Put a problem together.
+
+    Args:
+        config: the model.
+        fleet: how many of which devices; CPUs in it are the cores that everything shares.
+        costs: for each device, by its name.
+        host: costs of an item beside the stages.
+        mix: the data's.
+        dtype: compute dtype.
+        memory_cap_bytes: the most that one replica may hold.
+        weights_cap_bytes: the most weights that one replica may hold.
+        rows_per_batch: items that pass together.
+        num_cores: shared cores, where the fleet names none.
+    """
+    pools = tuple(
+        Pool(num, device, costs[device.name].at_tokens(mix.caption_tokens, config), shared=device.kind == "cpu")
+        for num, device in fleet
+    )
+    cores = [pool.num for pool in pools if pool.shared]
+    return Problem(
+        config=config,
+        dtype=dtype,
+        mix=mix,
+        pools=pools,
+        host_seconds=host.item_s(mix),
+        decode_seconds=host.decode_s(mix),
+        num_cores=sum(cores) if cores else num_cores,
+        memory_cap_bytes=memory_cap_bytes,
+        weights_cap_bytes=weights_cap_bytes,
+        rows_per_batch=rows_per_batch,
+    )

@@ -52,7 +52,8 @@ class Stages:
 def smallest_part(memory: Floats, pool: Pool) -> Floats:
     """The smallest part of a device, a power of two, whose part of the memory holds a replica."""
     most = np.clip(pool.device.memory_bytes / np.maximum(memory, 1.0), 1.0, pool.max_shares)
-    return np.ldexp(1.0, 1 - np.frexp(most)[1])
+    part: Floats = np.ldexp(1.0, 1 - np.frexp(most)[1])
+    return part
 
 
 def devices_for(load: Floats, smallest: Floats) -> Floats:
@@ -130,7 +131,7 @@ class Resources:
             return np.where(uses > 0, uses / caps, 0.0)
 
     def best_rate(self, stages: Stages, low: float, high: float) -> float:
-        """The most items a second that these stages do together, by bisection between one they do and one they don't."""
+        """The most items a second that these stages do together; they do `low`, and `high` is more than they do."""
         high = min(high, self.max_rate)
         while high - low > 1e-13 * high:
             middle = (low + high) / 2

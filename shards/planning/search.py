@@ -17,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shards.planning.bounds import GridAt
 from shards.planning.grid import make_grid
 from shards.planning.offers import best_offer
-from shards.planning.paths import Steps, best_within
-from shards.planning.probe import better_prices, narrowed, parts_at, path_at, priced
+from shards.planning.paths import Steps
+from shards.planning.preference import Placement, preferable
+from shards.planning.probe import better_prices, narrowed, parts_at, path_at
 from shards.planning.problem import Problem
-from shards.planning.resources import TIE, Floats, Ints, Resources, Stages, replicas_for
+from shards.planning.resources import Floats, Resources, Stages
 
 # Throughputs are told apart down to this.
 STEP = 1e-9
@@ -39,23 +39,6 @@ FEW = 2_000  # steps, above which it pays to look for those that the last find h
 COARSE_CUTS = ((8, 6), (16, 12))
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The best cut and placement.
-
-    Attributes:
-        items_per_s: what it reaches.
-        cuts: (vision layers, text layers) before each stage and behind the last.
-        pools: where each stage runs.
-        devices: of its pool that each stage takes; on shared cores, its replicas.
-    """
-
-    items_per_s: float
-    cuts: tuple[tuple[int, int], ...]
-    pools: tuple[int, ...]
-    devices: tuple[float, ...]
-
-
 @dataclass
 class _State:
     """What the search knows: the best path so far, and prices that worked."""
@@ -66,9 +49,7 @@ class _State:
     path: Stages | None = None
 
 
-def best_placement(
-    problem: Problem, num_stages: int, *, least: int = 0, at_least: float = 0.0
-) -> Placement | None:
+def best_placement(problem: Problem, num_stages: int, *, least: int = 0, at_least: float = 0.0) -> Placement | None:
     """Find the placement with the highest throughput; None where nothing fits.
 
     Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
@@ -83,14 +64,14 @@ def best_placement(
     high = min(_fluid_rate(problem), resources.max_rate)
     state = _State(max(at_least, high * TRICKLE), high, _first_prices(problem, resources))
     steps = None
-    for *cuts, num_rounds in _levels(problem):
-        grid = GridAt(make_grid(problem, *cuts, least), resources, state.low, num_stages)
+    for vision_cuts, text_cuts, num_rounds in _levels(problem):
+        grid = GridAt(make_grid(problem, vision_cuts, text_cuts, least), resources, state.low, num_stages)
         if state.path is not None:
             state.prices = best_offer(grid.offer, state.prices, num_rounds, settled=False).prices
         steps = _climb(grid.open_steps(state.prices), resources, state)
     if state.path is None or steps is None:
         return None
-    return _preferable(problem, resources, state, steps)
+    return preferable(resources, steps, state.path, state.low, state.prices)
 
 
 def _levels(problem: Problem) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
@@ -126,8 +107,8 @@ def _first_prices(problem: Problem, resources: Resources) -> Floats:
     total = prices[[*used, resources.num - 2]].sum()
     prices /= total
     prices[-1] = 0.01
-    prices = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
-    return prices / prices.sum()
+    floored: Floats = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
+    return floored / floored.sum()
 
 
 def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
@@ -156,60 +137,3 @@ def _try(steps: Steps, resources: Resources, state: _State, rate: float, prices:
     state.path = steps.stages.take(path)
     state.low = resources.best_rate(state.path, rate, state.high * 2)
     return True
-
-
-def _preferable(problem: Problem, resources: Resources, state: _State, steps: Steps) -> Placement:
-    """Of the paths that are as fast as the best, the one to be preferred."""
-    rate = state.low * (1 - TIE)
-    uses = parts_at(steps, resources, rate)
-    left, numbers = narrowed(steps, uses, state.prices)
-    rank, unevenness = _rank(problem, left.stages), _unevenness(problem, resources, left.stages, rate)
-    path = left.preferred(rank, unevenness)
-    if path is None or not np.all(uses[:, numbers[path]].sum(axis=1) <= 1 + TIE):
-        path = best_within(left, priced(uses[:, numbers], state.prices), rank, unevenness)
-    stages = left.stages.take(path) if path is not None else state.path
-    if stages is None:
-        raise RuntimeError("a path that was found is lost")
-    return _placement(problem, resources, stages, rate, state.high)
-
-
-def _rank(problem: Problem, stages: Stages) -> Ints:
-    """Stages that lack a tower, then bytes that leave them for the next."""
-    vision_depth, text_depth = problem.depths
-    (vision_start, text_start), (vision_stop, text_stop) = (
-        np.divmod(cut, text_depth + 1) for cut in (stages.start, stages.stop)
-    )
-    lacks = (vision_start == vision_stop) | (text_start == text_stop)
-    image_bytes = np.array([problem.image_bytes(layer) for layer in range(vision_depth + 1)])
-    caption_bytes = np.array([problem.caption_bytes(layer) for layer in range(text_depth + 1)])
-    sent = np.rint(image_bytes[vision_stop] + caption_bytes[text_stop]).astype(np.int64)
-    at_end = (vision_stop == vision_depth) & (text_stop == text_depth)
-    return (lacks.astype(np.int64) << 50) + np.where(at_end, 0, sent)
-
-
-def _unevenness(problem: Problem, resources: Resources, stages: Stages, rate: float) -> Floats:
-    """Squares of the seconds that an item takes in a stage with all its devices."""
-    return (stages.seconds / _devices(problem, resources, stages, rate, shared=1.0)) ** 2
-
-
-def _devices(
-    problem: Problem, resources: Resources, stages: Stages, rate: float, shared: float | None = None
-) -> Floats:
-    """(E,) devices that each stage takes; on shared cores, its replicas, or the number that is given."""
-    uses = resources.of(stages, rate)
-    replicas = np.maximum(1.0, replicas_for(rate * stages.seconds))
-    is_shared = np.array([pool.shared for pool in problem.pools])[stages.pool]
-    on_devices = uses[stages.pool, np.arange(len(stages))]
-    return np.where(is_shared, replicas if shared is None else shared, on_devices)
-
-
-def _placement(problem: Problem, resources: Resources, stages: Stages, rate: float, high: float) -> Placement:
-    text_cuts = problem.depths[1] + 1
-    cuts = [divmod(int(cut), text_cuts) for cut in (*stages.start, stages.stop[-1])]
-    devices = _devices(problem, resources, stages, rate)
-    return Placement(
-        items_per_s=resources.best_rate(stages, rate, high * 2),
-        cuts=tuple(cuts),
-        pools=tuple(int(pool) for pool in stages.pool),
-        devices=tuple(float(count) for count in devices),
-    )

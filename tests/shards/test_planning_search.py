@@ -205,9 +205,7 @@ def test_of_equally_fast_placements_the_preferred_one_is_taken(make_config, seed
 
 
 def specs_of(placement):
-    return [
-        ShardSpec(LayerRange(a[0], b[0]), LayerRange(a[1], b[1])) for a, b in itertools.pairwise(placement.cuts)
-    ]
+    return [ShardSpec(LayerRange(a[0], b[0]), LayerRange(a[1], b[1])) for a, b in itertools.pairwise(placement.cuts)]
 
 
 @pytest.mark.parametrize("devices", ["2xA100:80GB, 4xT4:16GB, 3xL4", "2xA100:80GB, 4xL4, 64xCPU"])
@@ -223,7 +221,9 @@ def test_a_large_model_on_three_kinds_of_devices_is_planned_at_once(make_config,
         Pool(num, device, estimate_costs(config, device, dtype), shared=device.kind == "cpu") for num, device in fleet
     )
     cores = next((num for num, device in fleet if device.kind == "cpu"), None)
-    problem = Problem(config, dtype, DataMix(), pools, estimate_host(config).item_s(DataMix()), cores)
+    problem = Problem(
+        config, dtype, DataMix(), pools, host_seconds=estimate_host(config).item_s(DataMix()), num_cores=cores
+    )
     began = time.process_time()
     found = best_placement(problem, 4)
     assert time.process_time() - began < 1.0

@@ -1,0 +1,158 @@
+"""From a problem to a plan: the best placement, its costs, and why not another number of stages. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from shards.config import ModelConfig
+from shards.costs import (
+    Dtype,
+    cut_bytes_per_caption,
+    cut_bytes_per_image,
+    text_costs,
+    vision_costs,
+    weight_bytes,
+)
+from shards.errors import ModelError
+from shards.planning.plans import PlannedStage, ShardPlan
+from shards.planning.predict import PlacedStage, predict
+from shards.planning.preference import Placement
+from shards.planning.problem import Problem, StageLoad
+from shards.planning.search import best_placement
+from shards.ranges import LayerRange, ShardSpec
+
+# Numbers of stages that are tried for "the nearest that can".
+MAX_STAGES_TRIED = 16
+GIB = 1 << 30
+
+
+def plan_placement(problem: Problem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
+    """Cut the model and place its stages for the highest throughput.
+
+    Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
+
+    Args:
+        problem: the model, the data's mix, the devices and their costs.
+        num_stages: stages, from 1 to the layers of both towers together.
+        model_fingerprint: which weights the plan is for.
+
+    Raises:
+        ModelError: no placement can run; the message names the nearest that can.
+    """
+    check_num_stages(problem.config, num_stages)
+    placement = best_placement(problem, num_stages)
+    if placement is None:
+        raise ModelError(_why_not(problem, num_stages))
+    plan = plan_of(problem, placed_stages(problem, placement), model_fingerprint=model_fingerprint)
+    reasons = [_beside(problem, number, placement.items_per_s) for number in (num_stages - 1, num_stages + 1)]
+    return replace(plan, reasons=tuple(reason for reason in reasons if reason))
+
+
+def plan_of(problem: Problem, stages: Sequence[PlacedStage], *, model_fingerprint: str | None = None) -> ShardPlan:
+    """The plan of a placement that is given, with its costs and what is predicted of it."""
+    prediction = predict(problem, stages)
+    sources = {pool.costs.source for pool in problem.pools}
+    return ShardPlan(
+        model_fingerprint=model_fingerprint,
+        stages=tuple(_planned(problem, stage, load) for stage, load in zip(stages, prediction.loads, strict=True)),
+        mix=problem.mix,
+        dtype=problem.dtype,
+        costs="measured" if sources == {"measured"} else "estimated",
+        items_per_s=prediction.items_per_s,
+        bottleneck=prediction.bottleneck,
+    )
+
+
+def placed_stages(problem: Problem, placement: Placement) -> list[PlacedStage]:
+    """The stages of a placement."""
+    specs = specs_between(placement.cuts)
+    return [
+        PlacedStage(spec, problem.pools[pool], devices)
+        for spec, pool, devices in zip(specs, placement.pools, placement.devices, strict=True)
+    ]
+
+
+def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
+    """The layers between each cut and the next."""
+    return [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
+
+
+def bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:
+    """A stage with what its layers cost on any device."""
+    return PlannedStage(
+        spec=spec,
+        weight_bytes=weight_bytes(config, spec, dtype),
+        flops_per_image=float(vision_costs(config).of(spec.vision)),
+        flops_per_caption=float(text_costs(config, caption_tokens).of(spec.text)),
+        cut_bytes_per_image=cut_bytes_per_image(config, spec.vision.stop, dtype),
+        cut_bytes_per_caption=cut_bytes_per_caption(config, spec.text.stop, dtype, caption_tokens),
+    )
+
+
+def check_num_stages(config: ModelConfig, num_stages: int) -> None:
+    """Check that each stage can have a layer.
+
+    Raises:
+        ModelError: there are more stages than layers, or fewer than one.
+    """
+    num_layers = config.vision.depth + config.text.num_hidden_layers
+    if not 1 <= num_stages <= num_layers:
+        raise ModelError(
+            f"{num_stages} stages: model {config.name!r} has {num_layers} layers, and each stage needs one; "
+            f"ask for 1 to {num_layers} stages"
+        )
+
+
+def _planned(problem: Problem, stage: PlacedStage, load: StageLoad) -> PlannedStage:
+    return replace(
+        bare_stage(problem.config, stage.spec, problem.dtype, problem.mix.caption_tokens),
+        device=stage.pool.device.name,
+        num_replicas=stage.num_replicas,
+        num_gpus=stage.num_gpus,
+        num_threads=stage.pool.num_threads if stage.pool.device.kind == "cpu" else None,
+        seconds_per_item=load.seconds,
+        memory_bytes=load.memory_bytes,
+    )
+
+
+def _beside(problem: Problem, num_stages: int, items_per_s: float) -> str | None:
+    """What another number of stages would give."""
+    if not 1 <= num_stages <= sum(problem.depths):
+        return None
+    name = _stages(num_stages)
+    placement = best_placement(problem, num_stages)
+    if placement is None:
+        return f"{name}: {_what_lacks(problem, num_stages)}"
+    change = placement.items_per_s / items_per_s - 1
+    return f"{name}: {placement.items_per_s:.4g} items/s ({change:+.1%})"
+
+
+def _stages(num: int) -> str:
+    return "1 stage" if num == 1 else f"{num} stages"
+
+
+def _why_not(problem: Problem, num_stages: int) -> str:
+    """In one line: what lacks, and the nearest number of stages that can run."""
+    lack = f"plan: {_stages(num_stages)} of {problem.config.name!r}: {_what_lacks(problem, num_stages)}"
+    most = min(sum(problem.depths), MAX_STAGES_TRIED)
+    for number in sorted(range(1, most + 1), key=lambda number: abs(number - num_stages)):
+        placement = best_placement(problem, number) if number != num_stages else None
+        if placement is not None:
+            return f"{lack}; the nearest that can run is --stages {number} ({placement.items_per_s:.3g} items/s)"
+    return f"{lack}; no number of stages up to {most} does: give more or larger devices, or a higher cap"
+
+
+def _what_lacks(problem: Problem, num_stages: int) -> str:
+    """Which limit forbids so many stages: the one without which they would run."""
+    if problem.weights_cap_bytes is not None:
+        free = replace(problem, weights_cap_bytes=None)
+        if best_placement(free, num_stages) is not None:
+            return f"no cut keeps each stage's weights within {problem.weights_cap_bytes / GIB:.2f} GiB"
+    if problem.memory_cap_bytes is not None:
+        free = replace(problem, memory_cap_bytes=None)
+        if best_placement(free, num_stages) is not None:
+            return f"no cut keeps each replica's memory within {problem.memory_cap_bytes / GIB:.2f} GiB"
+    roomy = tuple(replace(pool, device=replace(pool.device, memory_bytes=1 << 60)) for pool in problem.pools)
+    if best_placement(replace(problem, pools=roomy), num_stages) is not None:
+        return "weights, activations and workspace of its stages don't fit into the devices' memory"
+    return "there are too few devices for so many stages"
