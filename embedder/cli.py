@@ -17,6 +17,8 @@ from embedder.errors import EmbedderError, RunFailed
 from index.errors import RetrievalError
 from shards.errors import ModelError
 
+DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
+
 USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -127,14 +129,40 @@ def plan(
     model: ModelUri = None,
     num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
+    devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU; else here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="By operations and bandwidth: measure nothing.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="How busy each stage is, who spends CPU, why.")] = False,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Hours, cost, ratios; what one more device buys.")] = False,
+    num_items: Annotated[int | None, typer.Option(min=1, help="Items to embed, for --what-if.")] = None,
+    data: Annotated[str | None, typer.Option("--bytes", help="Data to embed instead, as 200TB.")] = None,
+    item: Annotated[str | None, typer.Option("--item-bytes", help="Mean size of an item, as 150kB.")] = None,
+    images_per_item: Annotated[float, typer.Option(help="Pictures and video frames of an item, on average.")] = 1.0,
+    captions_per_item: Annotated[float, typer.Option(help="Captions of an item, on average.")] = 1.0,
+    caption_tokens: Annotated[int, typer.Option(help="Tokens of a caption, on average.")] = 16,
+    memory_cap: Annotated[str | None, typer.Option(help="The most memory of one replica, as 8GiB.")] = None,
+    weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the model would be cut, from its config.json alone."""
+    """Plan the cut and where its stages run, and say why."""
+    from embedder.planning.options import PlanOptions, items_in, parse_size
+    from shards.planning.mix import DataMix
+
+    asked = items_in(num_items, data, item)
+    options = PlanOptions(
+        mix=DataMix(images_per_item, captions_per_item, caption_tokens),
+        devices=devices,
+        estimate=estimate,
+        memory_cap_bytes=parse_size("--memory-cap", memory_cap),
+        weights_cap_bytes=parse_size("--weights-cap", weights_cap),
+        explain=explain,
+        num_items=asked or DEFAULT_NUM_ITEMS if what_if else asked,
+        out=out,
+    )
     run = load_config(config, {"model": model, "num_stages": num_stages, "dtype": dtype}, settings or ())
-    _print(as_json, commands.plan(run, out))
+    _print(as_json, commands.plan(run, options))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from embedder.config import RunConfig
 from embedder.errors import ConfigError
 
 if TYPE_CHECKING:
+    from embedder.planning.options import PlanOptions
     from embedder.retrieval.opened_store import Store
     from embedder.store.files import StoreFiles
     from embedder.training.config import TrainConfig
@@ -130,32 +131,23 @@ def search(config: RunConfig, query: str | None, image: Path | None, k: int, she
     return Result({"query": query, "image": image, "hits": [asdict(hit) for hit in hits], "sheet": sheet}, shown)
 
 
-def plan(config: RunConfig, out: Path | None) -> Result:
-    """Plan the cut from the model's config.json."""
-    from shards.config import load_model_config
-    from shards.fingerprint import model_fingerprint
-    from shards.model_folder import resolve_model
-    from shards.plan import plan_shards
+def plan(config: RunConfig, options: "PlanOptions") -> Result:
+    """Plan the cut and its placement from the model's config.json."""
+    from embedder.planning.command import make_answer
+    from embedder.planning.show import answer_parts
 
-    folder = resolve_model(_required_model(config))
-    model = load_model_config(folder)
-    fingerprint = model_fingerprint(folder) if out is not None else None
-    made = plan_shards(model, config.num_stages, dtype=config.dtype, model_fingerprint=fingerprint)
-    table = _table("stage", "ViT layers", "ALBERT layers", "weights, MiB", "GFLOP/item", "out, KiB/item")
-    for index, stage in enumerate(made.stages):
-        table.add_row(
-            str(index),
-            f"{stage.spec.vision.start}-{stage.spec.vision.stop}",
-            f"{stage.spec.text.start}-{stage.spec.text.stop}",
-            f"{stage.weight_bytes / 2**20:.1f}",
-            f"{(stage.flops_per_image + stage.flops_per_caption) / 1e9:.2f}",
-            f"{(stage.cut_bytes_per_image + stage.cut_bytes_per_caption) / 1024:.1f}",
-        )
-    shown: list[RenderableType] = [table, "estimated from operations; ranges are half-open"]
-    if out is not None:
-        out.write_text(made.to_json(), encoding="utf-8")
-        shown.append(f"plan: {out}")
-    return Result(json.loads(made.to_json()), shown)
+    answer = make_answer(config, _required_model(config), options)
+    text = answer.plan.to_json()
+    shown = answer_parts(answer, explain=options.explain)
+    if options.out is not None:
+        options.out.write_text(text, encoding="utf-8")
+        shown.append(f"plan: {options.out}")
+    data = json.loads(text)
+    if answer.comparison is not None:
+        data["equal_parts_items_per_s"] = answer.comparison.equal_parts
+    if answer.what_if is not None:
+        data["what_if"] = asdict(answer.what_if)
+    return Result(data, shown)
 
 
 def verify(config: RunConfig, num_items: int, tolerance: float | None, min_cosine: float | None, device: str) -> Result:

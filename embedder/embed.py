@@ -90,7 +90,7 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -
     check_int8(config, model)
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = machine.num_cpus()
-        check_cpus(requested(config, Available(num_cpus)), num_cpus)
+        check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
     listing = _list(config)
     carryover = carried_schema(listing.schema)
     with write_lock(files):

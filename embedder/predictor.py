@@ -70,7 +70,8 @@ class BatchPredictor:
             raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
         total = ray.cluster_resources()
         available = Available(num_cpus=total.get("CPU", machine.num_cpus()), num_gpus=total.get("GPU", 0.0))
-        allocation = allocate(self.config, available)
+        plan = make_plan(self.config, self.model)
+        allocation = allocate(self.config, available, plan.stages)
         check_int8(self.config, self.model)
         spec = decode_spec(self.config, self.model)
         decoded = dataset.map_batches(
@@ -80,7 +81,7 @@ class BatchPredictor:
             num_cpus=allocation.decode_cpus,
             max_retries=MAX_RETRIES,
         )
-        stages = stage_specs(self.config, self.model, make_plan(self.config, self.model), allocation)
+        stages = stage_specs(self.config, self.model, plan, allocation)
         embedded = through_stages(decoded, stages, allocation)
         return embedded.map_batches(
             show_columns, batch_format="pyarrow", batch_size=None, num_cpus=allocation.write_cpus

@@ -10,7 +10,7 @@ from shards.costs import Dtype, TowerCosts, text_costs, vision_costs
 from shards.planning.costs import ModelCosts, TowerSeconds
 from shards.planning.devices import DeviceType
 from shards.planning.mix import DataMix
-from shards.planning.planner import bare_stage, check_num_stages, plan_of, plan_placement, specs_between
+from shards.planning.planner import BOUNDLESS, bare_stage, check_num_stages, plan_of, plan_placement, specs_between
 from shards.planning.plans import PlannedStage, ShardPlan, check_plan
 from shards.planning.problem import Pool, Problem
 from shards.planning.resources import TIE
@@ -35,8 +35,6 @@ __all__ = [
 # A cut whose stages all hold both towers may be this much slower than the best: it stays balanced when a batch has
 # more pictures or more captions than planned for, and operations are no better an estimate than this.
 MIXED_SLACK = 1.05
-
-BOUNDLESS = 1 << 62
 
 
 def plan_shards(

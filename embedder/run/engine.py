@@ -34,6 +34,8 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         return Choice("ray", f"a cluster was given: {config.ray_address}")
     if any(stage.num_gpus or stage.replicas.max > 1 for stage in config.stage):
         return Choice("ray", "stages ask for GPUs or replicas")
+    if any(stage.num_gpus for stage in plan.stages):
+        return Choice("ray", "the plan places stages on GPUs")
     flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
     local_s = num_items * flops / (CORE_FLOPS * num_cpus)
     guess = f"{num_items:,} items are about {local_s:.0f} s of work"

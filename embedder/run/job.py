@@ -77,7 +77,7 @@ def plan_job(
     Raises:
         ConfigError: the resources asked for do not exist.
     """
-    allocation = allocate(config.model_copy(update={"num_stages": len(plan.stages)}), available)
+    allocation = allocate(config, available, plan.stages)
     stamp = Stamp(
         run_id=run.run_id,
         session=run.session,
@@ -127,6 +127,11 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
         raise ConfigError(
             f"plan {config.plan}: made for model {plan.model_fingerprint}, and {model.folder} is {model.fingerprint}; "
             "make a new one with `embedder plan --out`"
+        )
+    if plan.dtype not in (None, config.dtype):
+        raise ConfigError(
+            f"plan {config.plan}: made for {plan.dtype}, and the run computes in {config.dtype}; "
+            f"run with --dtype {plan.dtype}, or make a new one with `embedder plan --dtype {config.dtype} --out`"
         )
     check_plan(plan, model.config)
     if config.stage and len(config.stage) != len(plan.stages):

@@ -4,10 +4,12 @@ Ray starts actors first, and they hold what they asked for: a decode or write ta
 ever, and so does the run. So all minimum requests together must fit before the first actor starts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embedder.config import RunConfig, StageConfig
+from embedder.config import Replicas, RunConfig, StageConfig
 from embedder.errors import ConfigError
+from shards.plan import PlannedStage
 
 WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
 # So cheap a task would run a dozen times at once where parts come in a burst, each in a process of its own.
@@ -66,32 +68,49 @@ class Allocation:
         return sum(stage.min_replicas * stage.num_gpus for stage in self.stages)
 
 
-def allocate(config: RunConfig, available: Available) -> Allocation:
+def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out, and refuse what could not run.
+
+    Args:
+        config: the run.
+        available: what there is.
+        planned: the plan's stages; what was planned for them fills in first.
 
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
     """
-    allocation = requested(config, available)
+    allocation = requested(config, available, planned)
     check_fits(allocation, available)
     return allocation
 
 
-def requested(config: RunConfig, available: Available) -> Allocation:
+def requested(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out."""
-    requests = config.stage or (StageConfig(),) * config.num_stages
-    stages = tuple(_stage(request, len(requests), available) for request in requests)
+    requests = config.stage or (StageConfig(),) * (len(planned) or config.num_stages)
+    if planned:
+        requests = tuple(_as_planned(request, stage) for request, stage in zip(requests, planned, strict=True))
+    num_actors = sum(request.replicas.min for request in requests)
+    stages = tuple(_stage(request, len(requests), num_actors, available) for request in requests)
     decode_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
     return Allocation(stages, decode_cpus, num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER)))
 
 
-def _stage(request: StageConfig, num_stages: int, available: Available) -> StageResources:
+def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
+    """The plan's replicas, GPUs and threads where the configuration leaves them out."""
+    plan: dict[str, object] = {"num_gpus": stage.num_gpus, "num_threads": stage.num_threads}
+    if stage.device is not None:
+        plan["replicas"] = Replicas(min=stage.num_replicas, max=stage.num_replicas)
+    left_out = {name: value for name, value in plan.items() if name not in request.model_fields_set}
+    return request.model_copy(update=left_out)
+
+
+def _stage(request: StageConfig, num_stages: int, num_actors: int, available: Available) -> StageResources:
     num_gpus = request.num_gpus
     if num_gpus is None:
         num_gpus = min(1.0, int(available.num_gpus * 100 / num_stages) / 100)
     num_cpus = request.num_cpus
     if num_cpus is None:
-        num_cpus = min(1.0, available.num_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_stages)
+        num_cpus = min(1.0, available.num_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_actors)
     return StageResources(
         min_replicas=request.replicas.min,
         max_replicas=request.replicas.max,
@@ -111,7 +130,7 @@ def check_fits(allocation: Allocation, available: Available) -> None:
     if allocation.min_gpus > available.num_gpus + TOLERANCE:
         raise ConfigError(
             f"stages ask for {allocation.min_gpus:g} GPUs and there are {available.num_gpus:g}: the run would wait for "
-            "ever; lower stage.num_gpus (fractions are allowed) or replicas.min"
+            "ever; lower stage.num_gpus (fractions are allowed) or replicas.min, or plan for what there is"
         )
 
 

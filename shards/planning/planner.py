@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 
 from shards.config import ModelConfig
 from shards.costs import (
@@ -23,7 +24,9 @@ from shards.ranges import LayerRange, ShardSpec
 
 # Numbers of stages that are tried for "the nearest that can".
 MAX_STAGES_TRIED = 16
-GIB = 1 << 30
+CAPS = {"--weights-cap": "weights_cap_bytes", "--memory-cap": "memory_cap_bytes"}
+CAP_STEP = 1.01
+BOUNDLESS = 1 << 60
 
 
 def plan_placement(problem: Problem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
@@ -132,27 +135,61 @@ def _stages(num: int) -> str:
 
 
 def _why_not(problem: Problem, num_stages: int) -> str:
-    """In one line: what lacks, and the nearest number of stages that can run."""
+    """In one line: what lacks, and the nearest that can run: another number of stages, or a higher cap."""
     lack = f"plan: {_stages(num_stages)} of {problem.config.name!r}: {_what_lacks(problem, num_stages)}"
+    cures = []
     most = min(sum(problem.depths), MAX_STAGES_TRIED)
     for number in sorted(range(1, most + 1), key=lambda number: abs(number - num_stages)):
         placement = best_placement(problem, number) if number != num_stages else None
         if placement is not None:
-            return f"{lack}; the nearest that can run is --stages {number} ({placement.items_per_s:.3g} items/s)"
-    return f"{lack}; no number of stages up to {most} does: give more or larger devices, or a higher cap"
+            cures.append(f"--stages {number} ({placement.items_per_s:.3g} items/s)")
+            break
+    for option, field in CAPS.items():
+        least = _least_cap(problem, num_stages, field)
+        if least is not None:
+            cures.append(f"{option} {size_text(least)}")
+    if cures:
+        return f"{lack}; the nearest that can run: {' or '.join(cures)}"
+    return f"{lack}; no number of stages up to {most} does, either: give more or larger devices"
 
 
 def _what_lacks(problem: Problem, num_stages: int) -> str:
     """Which limit forbids so many stages: the one without which they would run."""
-    if problem.weights_cap_bytes is not None:
-        free = replace(problem, weights_cap_bytes=None)
-        if best_placement(free, num_stages) is not None:
-            return f"no cut keeps each stage's weights within {problem.weights_cap_bytes / GIB:.2f} GiB"
-    if problem.memory_cap_bytes is not None:
-        free = replace(problem, memory_cap_bytes=None)
-        if best_placement(free, num_stages) is not None:
-            return f"no cut keeps each replica's memory within {problem.memory_cap_bytes / GIB:.2f} GiB"
-    roomy = tuple(replace(pool, device=replace(pool.device, memory_bytes=1 << 60)) for pool in problem.pools)
-    if best_placement(replace(problem, pools=roomy), num_stages) is not None:
-        return "weights, activations and workspace of its stages don't fit into the devices' memory"
+    for field, what in (("weights_cap_bytes", "weights"), ("memory_cap_bytes", "memory")):
+        cap = getattr(problem, field)
+        if cap is not None and best_placement(_with_cap(problem, field, None), num_stages) is not None:
+            return f"no cut keeps each replica's {what} within {size_text(cap)}"
+    roomy = tuple(replace(pool, device=replace(pool.device, memory_bytes=BOUNDLESS)) for pool in problem.pools)
+    boundless = replace(problem, pools=roomy, weights_cap_bytes=None, memory_cap_bytes=None)
+    if best_placement(boundless, num_stages) is not None:
+        return "its stages' weights, activations and workspace don't fit into the devices' memory"
     return "there are too few devices for so many stages"
+
+
+def _least_cap(problem: Problem, num_stages: int, field: str) -> int | None:
+    """The least cap with which so many stages fit, to a percent above; none where no cap is set, or it isn't that."""
+    low = getattr(problem, field)
+    if low is None or best_placement(_with_cap(problem, field, None), num_stages) is None:
+        return None
+    high = 2 * low
+    while best_placement(_with_cap(problem, field, high), num_stages) is None:
+        low, high = high, 2 * high
+    while high > low * CAP_STEP:
+        middle = (low + high) // 2
+        if best_placement(_with_cap(problem, field, middle), num_stages) is None:
+            low = middle
+        else:
+            high = middle
+    return int(high)
+
+
+def _with_cap(problem: Problem, field: str, cap_bytes: int | None) -> Problem:
+    return replace(problem, **{field: cap_bytes})  # type: ignore[arg-type]
+
+
+def size_text(size_bytes: int) -> str:
+    """A size that can be typed again, rounded up."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size_bytes >= 1 << power:
+            return f"{ceil(size_bytes * 100 / (1 << power)) / 100:g}{unit}"
+    return f"{size_bytes}B"

@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 # Sums of the same costs in another order differ in the last digits; what is this close counts as equal.
 TIE = 1e-9
 
+NUM_HALVINGS = 60  # to the last digit of a float
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -133,10 +135,8 @@ class Resources:
     def best_rate(self, stages: Stages, low: float, high: float) -> float:
         """The most items a second that these stages do together; they do `low`, and `high` is more than they do."""
         high = min(high, self.max_rate)
-        while high - low > 1e-13 * high:
+        for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            if not low < middle < high:
-                break
             if np.all(self.parts(stages, middle).sum(axis=1) <= 1 + TIE):
                 low = middle
             else:

@@ -107,8 +107,9 @@ def _first_prices(problem: Problem, resources: Resources) -> Floats:
     total = prices[[*used, resources.num - 2]].sum()
     prices /= total
     prices[-1] = 0.01
-    floored: Floats = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
-    return floored / floored.sum()
+    floored = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
+    shares: Floats = floored / floored.sum()
+    return shares
 
 
 def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:

@@ -1,0 +1,172 @@
+"""What if: hours and cost of so many items on a fleet, what limits it, what more devices would buy. Pure, on paper."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from shards.errors import ModelError
+from shards.planning.planner import placed_stages
+from shards.planning.predict import PlacedStage, Prediction, predict
+from shards.planning.problem import Pool, Problem
+from shards.planning.search import best_placement
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class OneMore:
+    """What one device more would buy.
+
+    Attributes:
+        where: "stage 1" (the cut stays), or "fleet" (all is planned anew).
+        device: which.
+        items_per_s: with it.
+        gain: of throughput, as a fraction.
+    """
+
+    where: str
+    device: str
+    items_per_s: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Answers about one fleet.
+
+    Attributes:
+        num_items: items to embed.
+        items_per_s: throughput.
+        bottleneck: what limits it.
+        hours: wall clock, start-up included.
+        device_hours: by type of device, idle ones included: a fleet is paid for whole.
+        used: devices of each type that the plan uses; the others would be idle.
+        cost: of the device-hours; none where a price is missing.
+        cores_per_gpu: CPU cores beside each GPU at which neither waits for the other; none without GPUs.
+        cores_needed: cores that keep the devices busy; none without GPUs.
+        decode_bound_gpus: GPUs from which on the cores (decoding first) are the bottleneck; none without GPUs or cores.
+        decode_share: decoding's part of an item's CPU seconds.
+        one_more: what one more device buys, in each stage and in each pool.
+    """
+
+    num_items: int
+    items_per_s: float
+    bottleneck: str
+    hours: float
+    device_hours: dict[str, float]
+    used: dict[str, float]
+    cost: float | None
+    cores_per_gpu: float | None
+    cores_needed: int | None
+    decode_bound_gpus: int | None
+    decode_share: float
+    one_more: tuple[OneMore, ...]
+
+
+def what_if(problem: Problem, num_stages: int, num_items: int, startup_s: float = 0.0) -> WhatIf:
+    """Answer for one fleet.
+
+    Args:
+        problem: the model, the mix, the fleet and its costs.
+        num_stages: stages.
+        num_items: items to embed.
+        startup_s: wall clock before the first item.
+
+    Raises:
+        ModelError: so many stages don't fit.
+    """
+    placement = best_placement(problem, num_stages)
+    if placement is None:
+        raise ModelError(
+            f"what if: {num_stages} stages don't fit this fleet; `embedder plan` without --what-if says why"
+        )
+    stages = placed_stages(problem, placement)
+    prediction = predict(problem, stages)
+    hours = (startup_s + num_items / prediction.items_per_s) / HOUR_S
+    used: dict[str, float] = {}
+    for stage, load in zip(stages, prediction.loads, strict=True):
+        busy = prediction.items_per_s * load.cpu_seconds if stage.pool.shared else stage.devices
+        used[stage.pool.device.name] = used.get(stage.pool.device.name, 0.0) + busy
+    balance = _balance(problem, num_stages)
+    return WhatIf(
+        num_items=num_items,
+        items_per_s=prediction.items_per_s,
+        bottleneck=prediction.bottleneck,
+        hours=hours,
+        device_hours={pool.device.name: pool.num * hours for pool in problem.pools},
+        used=used,
+        cost=_cost(problem.pools, hours),
+        cores_per_gpu=balance.cores_per_gpu if balance else None,
+        cores_needed=ceil(balance.cores_needed) if balance else None,
+        decode_bound_gpus=_decode_bound_gpus(problem, balance),
+        decode_share=prediction.cpu_seconds["decode"] / sum(prediction.cpu_seconds.values()),
+        one_more=(*_one_more_each(problem, stages, prediction), *_one_more_planned(problem, num_stages, prediction)),
+    )
+
+
+@dataclass(frozen=True)
+class _Balance:
+    """GPUs alone, with as many cores as they need."""
+
+    num_gpus: int
+    cores_needed: float
+
+    @property
+    def cores_per_gpu(self) -> float:
+        return self.cores_needed / self.num_gpus
+
+
+def _balance(problem: Problem, num_stages: int) -> _Balance | None:
+    """What the GPUs would ask of the cores if all stages ran on GPUs and nothing held them up."""
+    gpus = tuple(pool for pool in problem.pools if not pool.shared)
+    if not gpus:
+        return None
+    alone = replace(problem, pools=gpus, num_cores=None)
+    placement = best_placement(alone, num_stages)
+    if placement is None:
+        return None
+    prediction = predict(alone, placed_stages(alone, placement))
+    cores = prediction.items_per_s * sum(prediction.cpu_seconds.values())
+    return _Balance(sum(pool.num for pool in gpus), cores)
+
+
+def _decode_bound_gpus(problem: Problem, balance: _Balance | None) -> int | None:
+    """More GPUs of the same kinds do more items; from here on the cores of this fleet don't keep up."""
+    if balance is None or problem.num_cores is None:
+        return None
+    return int(problem.num_cores / balance.cores_per_gpu) + 1
+
+
+def _cost(pools: tuple[Pool, ...], hours: float) -> float | None:
+    prices = [pool.device.price_per_h for pool in pools]
+    if any(price is None for price in prices):
+        return None
+    return sum(pool.num * (price or 0.0) * hours for pool, price in zip(pools, prices, strict=True))
+
+
+def _one_more_each(problem: Problem, stages: list[PlacedStage], prediction: Prediction) -> list[OneMore]:
+    """One device more in one stage, the cut as it is."""
+    found = []
+    for number, stage in enumerate(stages):
+        # A part of a device grows to the next whole one: replicas of one stage are all alike.
+        devices = stage.devices + 1 if stage.devices >= 1 else 1.0
+        more = problem
+        if stage.pool.shared and problem.num_cores is not None:
+            more = replace(problem, num_cores=problem.num_cores + stage.pool.num_threads)
+        grown = [*stages[:number], replace(stage, devices=devices), *stages[number + 1 :]]
+        rate = predict(more, grown).items_per_s
+        gain = rate / prediction.items_per_s - 1
+        found.append(OneMore(f"stage {number}", stage.pool.device.name, rate, gain))
+    return found
+
+
+def _one_more_planned(problem: Problem, num_stages: int, prediction: Prediction) -> list[OneMore]:
+    """One device more in one pool, planned anew."""
+    found = []
+    for number, pool in enumerate(problem.pools):
+        pools = (*problem.pools[:number], replace(pool, num=pool.num + 1), *problem.pools[number + 1 :])
+        cores = problem.num_cores
+        more = replace(problem, pools=pools, num_cores=cores + 1 if pool.shared and cores is not None else cores)
+        placement = best_placement(more, num_stages)
+        rate = placement.items_per_s if placement is not None else 0.0
+        found.append(OneMore("fleet", pool.device.name, rate, rate / prediction.items_per_s - 1))
+    return found

@@ -1,0 +1,159 @@
+"""`embedder plan`: from a folder with only its config.json, in a fresh interpreter; and plans that runs follow."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import samples
+
+from embedder.config import load_config
+from embedder.errors import ConfigError
+from embedder.planning.options import items_in, parse_size
+from embedder.run.job import make_plan, open_model
+from embedder.run.resources import Available, allocate
+from shards.plan import PlannedStage, ShardPlan
+
+HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
+
+
+@pytest.fixture
+def config_only(tiny_model, tmp_path):
+    folder = tmp_path / "config only"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("options", [["--estimate"], ["--devices", "2xA100:80GB, 4xL4, 8xCPU", "--what-if"], []])
+def test_planning_from_a_config_alone_loads_nothing_heavy(config_only, options):
+    code = "import json, sys; from embedder.cli import app; app(sys.argv[1:], standalone_mode=False); print(json.dumps(sorted(sys.modules)))"  # noqa: E501
+    arguments = ["plan", "--model", str(config_only), "--explain", *options]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert HEAVY & set(json.loads(result.stdout.splitlines()[-1])) == set()
+
+
+def test_a_plan_in_json_has_all_that_is_shown(config_only, run_embedder):
+    options = [
+        "--devices",
+        "1xT4@0.5, 8xCPU@0.05",
+        "--explain",
+        "--what-if",
+        "--num-items",
+        1000,
+        "--images-per-item",
+        0.5,
+    ]
+    code, plan, stderr = run_embedder("plan", "--model", config_only, *options, "--json")
+    assert code == 0, stderr
+    assert plan["mix"] == {"images_per_item": 0.5, "captions_per_item": 1.0, "caption_tokens": 16}
+    assert len(plan["stages"]) == 3
+    assert plan["items_per_s"] > 0
+    assert [reason.split(":")[0] for reason in plan["reasons"]] == ["2 stages", "4 stages"]
+    assert plan["what_if"]["num_items"] == 1000
+    assert plan["what_if"]["cost"] > 0
+    assert 0 < plan["equal_parts_items_per_s"] <= plan["items_per_s"] * (1 + 1e-6)
+
+
+def test_bytes_and_the_size_of_an_item_make_a_number_of_items(config_only, run_embedder):
+    options = ["--devices", "1000xT4, 9000xCPU", "--what-if", "--bytes", "200TB", "--item-bytes", "150kB"]
+    code, plan, stderr = run_embedder("plan", "--model", config_only, *options, "--json")
+    assert code == 0, stderr
+    assert plan["what_if"]["num_items"] == 200 * 10**12 // 150_000
+
+
+MISTAKES = {
+    "devices": (["--devices", "2xB9000"], "is not in the table"),
+    "dtype": (["--devices", "1xT4", "--dtype", "bfloat16"], "doesn't compute in bfloat16"),
+    "cap": (["--weights-cap", "lots"], "this is no size"),
+    "tight cap": (["--stages", "1", "--weights-cap", "30KiB"], "the nearest that can run: --"),
+    "devices too few": (["--stages", "8", "--devices", "1xT4:1MB"], "give more or larger devices"),
+    "mix": (["--images-per-item", "-1"], "images_per_item is -1"),
+    "empty mix": (["--images-per-item", "0", "--captions-per-item", "0"], "neither pictures nor captions"),
+    "bytes of what": (["--what-if", "--bytes", "1TB"], "--item-bytes"),
+    "bytes and items": (["--bytes", "1TB", "--num-items", "3"], "one of the two"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_plan_that_cannot_be_is_refused_in_one_line(mistake, config_only, run_embedder):
+    options, message = MISTAKES[mistake]
+    code, _, stderr = run_embedder("plan", "--model", config_only, *options)
+    assert code == 2
+    assert message in stderr
+    assert len(stderr.strip().splitlines()) == 1
+
+
+def planned(**changes):
+    plan = ShardPlan.from_json('{"model_fingerprint": null, "stages": []}')
+    assert not plan.stages
+    settings = {"weight_bytes": 1, "flops_per_image": 1.0, "flops_per_caption": 1.0}
+    settings |= {"cut_bytes_per_image": 1, "cut_bytes_per_caption": 1, "spec": None}
+    return PlannedStage(**(settings | changes))
+
+
+def test_a_plan_fills_in_what_stages_leave_out():
+    plan = [
+        planned(device="T4", num_replicas=2, num_gpus=1.0),
+        planned(device="T4", num_replicas=1, num_gpus=0.5),
+        planned(device="CPU", num_replicas=3, num_gpus=0.0, num_threads=2),
+    ]
+    stages = allocate(load_config(), Available(16, num_gpus=3), plan).stages
+    assert [(stage.min_replicas, stage.max_replicas, stage.num_gpus) for stage in stages] == [
+        (2, 2, 1.0), (1, 1, 0.5), (3, 3, 0.0),
+    ]  # fmt: skip
+    assert [stage.device for stage in stages] == ["cuda", "cuda", "cpu"]
+    assert stages[2].num_threads == 2
+
+
+def test_what_the_configuration_says_stands_before_the_plan():
+    config = load_config(
+        overrides={"stage": [{"replicas": {"min": 2, "max": 5}, "num_threads": 4}, {}], "num_stages": 2}
+    )
+    plan = [planned(device="CPU", num_replicas=3, num_gpus=0.0, num_threads=1)] * 2
+    stages = allocate(config, Available(8), plan).stages
+    assert [(stage.min_replicas, stage.max_replicas, stage.num_threads) for stage in stages] == [(2, 5, 4), (3, 3, 1)]
+
+
+def test_a_plan_for_gpus_is_refused_where_there_are_none():
+    with pytest.raises(ConfigError, match="2 GPUs and there are 0.*plan for what there is"):
+        allocate(load_config(), Available(8), [planned(device="T4", num_replicas=2, num_gpus=1.0)])
+
+
+@pytest.mark.parametrize("num_replicas", [1, 7, 60])
+def test_replicas_of_a_plan_never_ask_for_more_cores_than_there_are(num_replicas):
+    plan = [planned(device="CPU", num_replicas=num_replicas, num_gpus=0.0, num_threads=1)] * 3
+    assert allocate(load_config(), Available(2), plan).min_cpus <= 2
+
+
+def test_a_run_follows_the_plan_and_refuses_another_dtype(tiny_model, tmp_path, run_embedder):
+    folder = samples.folder(tmp_path / "in", num_images=6, num_clips=0)
+    path = tmp_path / "plan.json"
+    code, _, stderr = run_embedder("plan", "--model", tiny_model, "--stages", 2, "--out", path)
+    assert code == 0, stderr
+    plan = make_plan(load_config(overrides={"plan": str(path)}), open_model(str(tiny_model)))
+    assert plan.model_fingerprint is not None
+    assert all(stage.device == "CPU" for stage in plan.stages)
+    options = ["--model", tiny_model, "--store", tmp_path / "s", "--plan", path, "--json"]
+    code, report, stderr = run_embedder("embed", folder, *options)
+    assert code == 0, stderr
+    assert [stage["spec"]["vision"]["stop"] for stage in report["plan"]] == [s.spec.vision.stop for s in plan.stages]
+    code, _, stderr = run_embedder("embed", folder, *options, "--dtype", "bfloat16")
+    assert code == 2
+    assert "made for float32, and the run computes in bfloat16" in stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2 << 30), ("1.5 GiB", 3 << 29), ("500MB", 500_000_000), ("200TB", 2 * 10**14), ("7", 7)]
+)
+def test_sizes_are_read(text, size):
+    assert parse_size("--x", text) == size
+
+
+def test_items_are_counted_from_bytes():
+    assert items_in(None, "1MB", "3kB") == 333
+    assert items_in(5, None, None) == 5
+    assert items_in(None, None, None) is None

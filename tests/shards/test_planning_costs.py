@@ -1,0 +1,114 @@
+"""What costs, mixes, devices and grids promise."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from shards.costs import weight_bytes
+from shards.errors import ModelError
+from shards.planning.costs import HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
+from shards.planning.devices import DEVICES, parse_devices
+from shards.planning.grid import make_grid
+from shards.planning.mix import DataMix
+from shards.planning.problem import make_problem
+from shards.ranges import LayerRange, ShardSpec
+
+
+def test_front_and_head_come_with_the_first_and_the_last_layer():
+    tower = TowerSeconds(front_s=10, layer_s=1, head_s=100)
+    ranges = [LayerRange(0, 0), LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4), LayerRange(0, 4)]
+    assert [tower.of(layers, 4) for layers in ranges] == [0, 11, 2, 101, 114]
+
+
+def test_costs_at_another_caption_length_are_those_estimated_for_it(make_config):
+    config = make_config()
+    short, long = (estimate_costs(config, DEVICES["CPU"], "float32", tokens) for tokens in (8, 20))
+    scaled = short.at_tokens(20, config)
+    assert scaled.text.layer_s == pytest.approx(long.text.layer_s)
+    assert scaled.text.front_s == pytest.approx(long.text.front_s)
+    assert scaled.text.head_s == long.text.head_s
+    assert (scaled.vision, scaled.caption_tokens) == (long.vision, 20)
+
+
+def test_costs_survive_json_and_strangers_are_refused(make_config):
+    costs, host = estimate_costs(make_config(), DEVICES["T4"], "float16"), estimate_host(make_config())
+    assert ModelCosts.from_json(costs.to_json()) == costs
+    assert HostCosts.from_json(host.to_json()) == host
+    for text in ("", "{}", costs.to_json().replace('"call_s"', '"calls"')):
+        with pytest.raises(ModelError, match="costs:"):
+            ModelCosts.from_json(text)
+
+
+def test_a_device_refuses_a_dtype_that_it_does_not_compute_in(make_config):
+    with pytest.raises(ModelError, match=r"T4: it doesn't compute in bfloat16; give --dtype float16 or float32"):
+        estimate_costs(make_config(), DEVICES["T4"], "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [((-1, 1, 16), "images_per_item"), ((float("nan"), 1, 16), "images_per_item"), ((0, 0, 16), "neither"),
+     ((1, 1, 0), "caption_tokens"), ((1, float("inf"), 16), "captions_per_item")],
+)  # fmt: skip
+def test_a_mix_that_is_none_is_refused(values, message):
+    with pytest.raises(ModelError, match=message):
+        DataMix(*values)
+
+
+def test_a_fleet_is_read_with_memory_and_prices():
+    fleet = parse_devices("2xA100:80GB@1.80, 4xt4 ,8xCPU")
+    assert [(num, device.name, device.kind) for num, device in fleet] == [
+        (2, "A100:80GB", "gpu"), (4, "T4", "gpu"), (8, "CPU", "cpu"),
+    ]  # fmt: skip
+    assert (fleet[0][1].memory_bytes, fleet[0][1].price_per_h) == (80 * 10**9, 1.8)
+    assert (fleet[1][1].memory_bytes, fleet[1][1].price_per_h) == (16 * 10**9, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no entry"), ("A100", "no entry"), ("2xA100:80", "no entry"), ("-1xT4", "no entry"), ("0xT4", "has none"),
+        ("2xB9000", "take one of T4"), ("2xT4,3xT4", "twice"),
+        ("1xT4,1xA10,1xL4,1xCPU", "up to 3"), ("2xT4,", "no entry"),
+    ],
+)  # fmt: skip
+def test_a_fleet_that_is_none_is_refused(text, message):
+    with pytest.raises(ModelError, match=message):
+        parse_devices(text)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_grid_has_the_costs_of_each_of_its_stages(make_config, groups, dtype):
+    config = make_config({"depth": 3}, {"num_hidden_layers": 5, "num_hidden_groups": groups})
+    fleet = parse_devices("1xA10, 4xCPU")
+    costs = {device.name: estimate_costs(config, device, dtype) for _, device in fleet}
+    problem = make_problem(config, fleet, costs, estimate_host(config), mix=DataMix(0.5, 3.0, 9), dtype=dtype)
+    grid = make_grid(problem, range(4), range(6), least=0)
+    for (row, column), (number, pool) in itertools.product(
+        np.ndindex(len(grid.vision.starts), len(grid.text.starts)), enumerate(problem.pools)
+    ):
+        vision = LayerRange(int(grid.vision.starts[row]), int(grid.vision.stops[row]))
+        text = LayerRange(int(grid.text.starts[column]), int(grid.text.stops[column]))
+        if not len(vision) and not len(text):
+            assert np.isinf(grid.seconds[number][row, column])
+            continue
+        load = problem.load(pool, ShardSpec(vision, text))
+        assert grid.seconds[number][row, column] == pytest.approx(load.seconds)
+        assert grid.cpu_seconds[number][row, column] == pytest.approx(load.cpu_seconds)
+        assert grid.memory[number][row, column] == pytest.approx(load.memory_bytes, abs=1)
+
+
+def test_a_weights_cap_leaves_out_just_the_stages_above_it(make_config):
+    config = make_config()
+    fleet = parse_devices("1xA10")
+    costs = {"A10": estimate_costs(config, fleet[0][1], "float32")}
+    cap = weight_bytes(config, ShardSpec(LayerRange(0, 2), LayerRange(0, 2)), "float32")
+    problem = make_problem(config, fleet, costs, estimate_host(config), mix=DataMix(), dtype="float32")
+    grid = make_grid(dataclasses.replace(problem, weights_cap_bytes=cap), range(5), range(5), least=0)
+    for row, column in np.ndindex(*grid.seconds[0].shape):
+        vision = LayerRange(int(grid.vision.starts[row]), int(grid.vision.stops[row]))
+        text = LayerRange(int(grid.text.starts[column]), int(grid.text.stops[column]))
+        fits = (len(vision) or len(text)) and weight_bytes(config, ShardSpec(vision, text), "float32") <= cap
+        assert np.isfinite(grid.seconds[0][row, column]) == bool(fits)
