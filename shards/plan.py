@@ -13,13 +13,10 @@ from shards.planning.mix import DataMix
 from shards.planning.planner import BOUNDLESS, bare_stage, check_num_stages, plan_of, plan_placement, specs_between
 from shards.planning.plans import PlannedStage, ShardPlan, check_plan
 from shards.planning.problem import Pool, Problem
-from shards.planning.resources import TIE
-from shards.planning.search import best_placement
 from shards.ranges import LayerRange, ShardSpec
 
 __all__ = [
     "MIXED_SLACK",
-    "TIE",
     "DataMix",
     "LayerRange",
     "PlannedStage",
@@ -65,6 +62,8 @@ def plan_shards(
     Raises:
         ModelError: there are more stages than layers, or fewer than one; or the means are none.
     """
+    from shards.planning.search import best_placement
+
     check_num_stages(config, num_stages)
     mix = DataMix(images_per_item, captions_per_item, caption_tokens)
     problem = Problem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, caption_tokens),))

@@ -15,6 +15,8 @@ LIGHT = (
     "shards",
     "shards.config",
     "shards.plan",
+    "shards.planning.what_if",
+    "embedder.planning.command",
     "index",
     "index.build",
     "index.search",

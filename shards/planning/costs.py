@@ -197,7 +197,7 @@ def _vision_workspace(vision: VisionConfig) -> int:
     """Values alive at once: in a layer residual, norm, q, k, v, and the hidden width twice; or the stem's maps."""
     layer = vision.num_tokens * (5 * vision.width + 2 * vision.mlp_width)
     pixels = 3 * vision.image_size**2
-    first_map = (vision.image_size // 2) ** 2 * vision.stem_channels[0] if vision.stem == "conv" else 0
+    first_map = (vision.image_size // 2) ** 2 * vision.conv_channels[0] if vision.stem == "conv" else 0
     return max(layer, pixels + 2 * first_map)
 
 

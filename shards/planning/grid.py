@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.config import ModelConfig
-from shards.costs import BYTES_PER_VALUE, count_parameters
-from shards.parameters import model_shapes, part_of
 from shards.planning.costs import TowerSeconds
 from shards.planning.problem import Pool, Problem
 from shards.planning.resources import Floats, Ints, Stages, smallest_part
@@ -160,25 +158,15 @@ def _outer(vision: Floats, text: Floats) -> Floats:
     return vision[:, None] + text[None, :]
 
 
-def _part_bytes(problem: Problem) -> dict[str, int]:
-    """Bytes of the loaded weights by part of the model; heads stay in float32."""
-    sizes: dict[str, int] = {}
-    for name, shape in model_shapes(problem.config).items():
-        part = part_of(name)
-        dtype = "float32" if part.endswith("head") else problem.dtype
-        sizes[part] = sizes.get(part, 0) + count_parameters({name: shape}) * BYTES_PER_VALUE[dtype]
-    return sizes
-
-
 def _vision_weights(problem: Problem, ranges: Ranges) -> Floats:
-    sizes = _part_bytes(problem)
+    sizes = problem.part_bytes
     layer = sizes["vision layers"] / ranges.depth
     return ranges.weights(sizes["vision front"], layer * ranges.num_layers, sizes["vision head"])
 
 
 def _text_weights(problem: Problem, ranges: Ranges) -> Floats:
     """A group of shared weights counts once in each range that applies it."""
-    sizes = _part_bytes(problem)
+    sizes = problem.part_bytes
     groups = _groups_of_layers(problem.config)
     group = sizes["text layers"] / (groups[-1] + 1)
     last = np.maximum(ranges.stops - 1, 0)

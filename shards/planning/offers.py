@@ -14,6 +14,7 @@ import numpy as np
 from shards.planning.resources import TIE, Floats, Ints
 
 FIRST_PRICE_STEP = 1.0
+LEAST_PRICE = 1e-9  # never 0: an infinite use has to cost infinitely much
 CLOSE = 1e-3  # a bound so near to 1 is as good as any
 
 
@@ -57,7 +58,7 @@ def best_offer(offer_at: Callable[[Floats], Offer], prices: Floats, num_rounds: 
     for _ in range(num_rounds):
         if not np.isfinite(best.bound) or (best.is_proof or best.fits if settled else best.bound > 1 - CLOSE):
             break
-        raised = best.prices * np.exp(size * np.clip(best.used - best.bound, -1, 1))
+        raised = best.prices * np.exp(size * np.clip(best.used - best.bound, -1, 1)) + LEAST_PRICE
         found = offer_at(raised / raised.sum())
         if found.bound > best.bound or (settled and found.fits):
             best, size = found, size * 2

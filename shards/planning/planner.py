@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
+from typing import TYPE_CHECKING
 
 from shards.config import ModelConfig
 from shards.costs import (
@@ -17,10 +18,11 @@ from shards.costs import (
 from shards.errors import ModelError
 from shards.planning.plans import PlannedStage, ShardPlan
 from shards.planning.predict import PlacedStage, predict
-from shards.planning.preference import Placement
 from shards.planning.problem import Problem, StageLoad
-from shards.planning.search import best_placement
 from shards.ranges import LayerRange, ShardSpec
+
+if TYPE_CHECKING:
+    from shards.planning.preference import Placement
 
 # Numbers of stages that are tried for "the nearest that can".
 MAX_STAGES_TRIED = 16
@@ -43,12 +45,19 @@ def plan_placement(problem: Problem, num_stages: int, *, model_fingerprint: str 
         ModelError: no placement can run; the message names the nearest that can.
     """
     check_num_stages(problem.config, num_stages)
-    placement = best_placement(problem, num_stages)
+    placement = _search(problem, num_stages)
     if placement is None:
         raise ModelError(_why_not(problem, num_stages))
     plan = plan_of(problem, placed_stages(problem, placement), model_fingerprint=model_fingerprint)
     reasons = [_beside(problem, number, placement.items_per_s) for number in (num_stages - 1, num_stages + 1)]
     return replace(plan, reasons=tuple(reason for reason in reasons if reason))
+
+
+def _search(problem: Problem, num_stages: int) -> "Placement | None":
+    """The search, which needs NumPy: who only reads plans doesn't wait for it."""
+    from shards.planning.search import best_placement
+
+    return best_placement(problem, num_stages)
 
 
 def plan_of(problem: Problem, stages: Sequence[PlacedStage], *, model_fingerprint: str | None = None) -> ShardPlan:
@@ -66,7 +75,7 @@ def plan_of(problem: Problem, stages: Sequence[PlacedStage], *, model_fingerprin
     )
 
 
-def placed_stages(problem: Problem, placement: Placement) -> list[PlacedStage]:
+def placed_stages(problem: Problem, placement: "Placement") -> list[PlacedStage]:
     """The stages of a placement."""
     specs = specs_between(placement.cuts)
     return [
@@ -123,7 +132,7 @@ def _beside(problem: Problem, num_stages: int, items_per_s: float) -> str | None
     if not 1 <= num_stages <= sum(problem.depths):
         return None
     name = _stages(num_stages)
-    placement = best_placement(problem, num_stages)
+    placement = _search(problem, num_stages)
     if placement is None:
         return f"{name}: {_what_lacks(problem, num_stages)}"
     change = placement.items_per_s / items_per_s - 1
@@ -140,7 +149,7 @@ def _why_not(problem: Problem, num_stages: int) -> str:
     cures = []
     most = min(sum(problem.depths), MAX_STAGES_TRIED)
     for number in sorted(range(1, most + 1), key=lambda number: abs(number - num_stages)):
-        placement = best_placement(problem, number) if number != num_stages else None
+        placement = _search(problem, number) if number != num_stages else None
         if placement is not None:
             cures.append(f"--stages {number} ({placement.items_per_s:.3g} items/s)")
             break
@@ -157,11 +166,11 @@ def _what_lacks(problem: Problem, num_stages: int) -> str:
     """Which limit forbids so many stages: the one without which they would run."""
     for field, what in (("weights_cap_bytes", "weights"), ("memory_cap_bytes", "memory")):
         cap = getattr(problem, field)
-        if cap is not None and best_placement(_with_cap(problem, field, None), num_stages) is not None:
+        if cap is not None and _search(_with_cap(problem, field, None), num_stages) is not None:
             return f"no cut keeps each replica's {what} within {size_text(cap)}"
     roomy = tuple(replace(pool, device=replace(pool.device, memory_bytes=BOUNDLESS)) for pool in problem.pools)
     boundless = replace(problem, pools=roomy, weights_cap_bytes=None, memory_cap_bytes=None)
-    if best_placement(boundless, num_stages) is not None:
+    if _search(boundless, num_stages) is not None:
         return "its stages' weights, activations and workspace don't fit into the devices' memory"
     return "there are too few devices for so many stages"
 
@@ -169,14 +178,14 @@ def _what_lacks(problem: Problem, num_stages: int) -> str:
 def _least_cap(problem: Problem, num_stages: int, field: str) -> int | None:
     """The least cap with which so many stages fit, to a percent above; none where no cap is set, or it isn't that."""
     low = getattr(problem, field)
-    if low is None or best_placement(_with_cap(problem, field, None), num_stages) is None:
+    if low is None or _search(_with_cap(problem, field, None), num_stages) is None:
         return None
     high = 2 * low
-    while best_placement(_with_cap(problem, field, high), num_stages) is None:
+    while _search(_with_cap(problem, field, high), num_stages) is None:
         low, high = high, 2 * high
     while high > low * CAP_STEP:
         middle = (low + high) // 2
-        if best_placement(_with_cap(problem, field, middle), num_stages) is None:
+        if _search(_with_cap(problem, field, middle), num_stages) is None:
             low = middle
         else:
             high = middle

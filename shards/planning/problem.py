@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shards.config import ModelConfig
-from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
+from shards.costs import (
+    BYTES_PER_VALUE,
+    Dtype,
+    count_parameters,
+    cut_bytes_per_caption,
+    cut_bytes_per_image,
+    weight_bytes,
+)
+from shards.parameters import model_shapes, part_of
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.devices import DeviceType, Fleet
 from shards.planning.mix import DataMix
@@ -82,6 +90,16 @@ class Problem:
     def depths(self) -> tuple[int, int]:
         """Layers of the vision and of the text tower."""
         return self.config.vision.depth, self.config.text.num_hidden_layers
+
+    @cached_property
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of the loaded weights by part of the model; heads stay in float32."""
+        sizes: dict[str, int] = {}
+        for name, shape in model_shapes(self.config).items():
+            part = part_of(name)
+            dtype = "float32" if part.endswith("head") else self.dtype
+            sizes[part] = sizes.get(part, 0) + count_parameters({name: shape}) * BYTES_PER_VALUE[dtype]
+        return sizes
 
     def image_bytes(self, layer: int) -> float:
         """Bytes of an item's pictures behind so many vision layers."""

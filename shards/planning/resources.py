@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 # Sums of the same costs in another order differ in the last digits; what is this close counts as equal.
 TIE = 1e-9
 
-NUM_HALVINGS = 60  # to the last digit of a float
+NUM_HALVINGS = 50  # to the last digits of a float
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ STEP = 1e-9
 TRICKLE = 1e-9
 NEAR = 1.02  # throughputs this close are tried one above the other, others by halving
 # How often prices are changed on a grid before its stages are listed.
-COARSE_ROUNDS, FINE_ROUNDS = 20, 4
+COARSE_ROUNDS, FINE_ROUNDS = 20, 1
+REACH = 1.05  # finer cuts seldom gain more than this at once
 FEW = 2_000  # steps, above which it pays to look for those that the last find has closed
 # Parts of the vision and of the text tower in the first rounds.
 COARSE_CUTS = ((8, 6), (16, 12))
@@ -115,13 +116,14 @@ def _first_prices(problem: Problem, resources: Resources) -> Floats:
 def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
     """Raise `low`, which is possible, until no path is faster; returns the steps that are left open."""
     prices = state.prices
+    reach = REACH if state.path is not None else np.inf
     if state.path is None and not _try(steps, resources, state, state.low, prices):
         return steps
     high, halve = state.high, True
     while high > state.low * (1 + STEP):
         # Far from the end halving is quick; near it, one look at what is just above may end the search.
         halve = not halve or high > state.low * NEAR
-        rate = (state.low + high) / 2 if halve else state.low * (1 + STEP)
+        rate = min((state.low + high) / 2, state.low * reach) if halve else state.low * (1 + STEP)
         if not _try(steps, resources, state, rate, prices):
             high = rate
         elif len(steps.stages) > FEW:

@@ -6,7 +6,8 @@ import pytest
 
 from shards.costs import text_costs, vision_costs
 from shards.errors import ModelError
-from shards.plan import MIXED_SLACK, TIE, LayerRange, ShardPlan, ShardSpec, check_plan, plan_shards, plan_specs
+from shards.plan import MIXED_SLACK, LayerRange, ShardPlan, ShardSpec, check_plan, plan_shards, plan_specs
+from shards.planning.resources import TIE
 
 BIG_TEXT = {"num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072, "embedding_size": 128}
 
@@ -66,9 +67,9 @@ def test_costs_of_a_vit_small_are_those_of_the_literature(make_config):
 
 def test_large_models_are_planned_at_once(make_config):
     config = make_config({"depth": 48}, {"num_hidden_layers": 24})
-    began = time.perf_counter()
+    began = time.process_time()
     plan_shards(config, 4)
-    assert time.perf_counter() - began < 1.0  # 0.04 s on an idle core
+    assert time.process_time() - began < 1.0  # a tenth of it on an idle core
 
 
 def test_every_number_of_stages_up_to_the_layers_works_and_one_more_is_refused(make_config):
