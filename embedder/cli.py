@@ -129,7 +129,7 @@ def plan(
     model: ModelUri = None,
     num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
-    devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU; else here.")] = None,
+    devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="By operations and bandwidth: measure nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="How busy each stage is, who spends CPU, why.")] = False,

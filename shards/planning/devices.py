@@ -62,6 +62,7 @@ LINK_SHARE = 0.5
 def _gpu(name: str, half: float, single: float, memory_gb: int, link_gb: float, *, has_bf16: bool = True) -> DeviceType:
     """Make a table entry from a datasheet: dense tera-operations per second, GB, GB/s in one direction."""
     flops = {"float32": single * 1e12 * FLOAT32_SHARE, "float16": half * 1e12 * TENSOR_CORE_SHARE}
+    flops["int8"] = flops["float16"]
     if has_bf16:
         flops["bfloat16"] = flops["float16"]
     return DeviceType(name, "gpu", flops, memory_gb * GB, link_gb * GB * LINK_SHARE)
@@ -69,7 +70,8 @@ def _gpu(name: str, half: float, single: float, memory_gb: int, link_gb: float, 
 
 # Source: NVIDIA's datasheets of the SXM (V100, A100, H100, H200) and PCIe cards (T4, A10, L4, L40S); rates without
 # sparsity. A CPU core: what one AVX-512 core of a cloud server was measured to reach in this package's towers
-# (float32), twice that with AVX512-BF16; float16 is not for CPUs. 4 GiB a core is what such servers come with.
+# (float32), twice that with AVX512-BF16; float16 is not for CPUs. 4 GiB a core is what such servers come with. int8
+# counts no faster than the dtype that it replaces: small weights are what it is for.
 DEVICES = {
     device.name: device
     for device in (
@@ -81,7 +83,7 @@ DEVICES = {
         _gpu("A100", 312, 19.5, 40, 32),
         _gpu("H100", 989, 67, 80, 64),
         _gpu("H200", 989, 67, 141, 64),
-        DeviceType("CPU", "cpu", {"float32": 3e10, "bfloat16": 6e10}, 4 * GIB, 5e9),
+        DeviceType("CPU", "cpu", {"float32": 3e10, "bfloat16": 6e10, "int8": 3e10}, 4 * GIB, 5e9),
     )
 }
 

@@ -6,14 +6,13 @@ from functools import cached_property
 
 from shards.config import ModelConfig
 from shards.costs import (
-    BYTES_PER_VALUE,
     Dtype,
-    count_parameters,
     cut_bytes_per_caption,
     cut_bytes_per_image,
+    tensor_bytes,
     weight_bytes,
 )
-from shards.parameters import model_shapes, part_of
+from shards.parameters import held_dtype, model_shapes, part_of
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.devices import DeviceType, Fleet
 from shards.planning.mix import DataMix
@@ -93,12 +92,11 @@ class Problem:
 
     @cached_property
     def part_bytes(self) -> dict[str, int]:
-        """Bytes of the loaded weights by part of the model; heads stay in float32."""
+        """Bytes of the loaded weights by part of the model."""
         sizes: dict[str, int] = {}
         for name, shape in model_shapes(self.config).items():
             part = part_of(name)
-            dtype = "float32" if part.endswith("head") else self.dtype
-            sizes[part] = sizes.get(part, 0) + count_parameters({name: shape}) * BYTES_PER_VALUE[dtype]
+            sizes[part] = sizes.get(part, 0) + tensor_bytes(shape, held_dtype(name, shape, self.dtype))
         return sizes
 
     def image_bytes(self, layer: int) -> float:

@@ -42,7 +42,9 @@ def test_costs_survive_json_and_strangers_are_refused(make_config):
 
 
 def test_a_device_refuses_a_dtype_that_it_does_not_compute_in(make_config):
-    with pytest.raises(ModelError, match=r"T4: it doesn't compute in bfloat16; give --dtype float16 or float32"):
+    with pytest.raises(
+        ModelError, match=r"T4: it doesn't compute in bfloat16; give --dtype float16 or float32 or int8"
+    ):
         estimate_costs(make_config(), DEVICES["T4"], "bfloat16")
 
 
@@ -79,7 +81,7 @@ def test_a_fleet_that_is_none_is_refused(text, message):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_grid_has_the_costs_of_each_of_its_stages(make_config, groups, dtype):
     config = make_config({"depth": 3}, {"num_hidden_layers": 5, "num_hidden_groups": groups})
     fleet = parse_devices("1xA10, 4xCPU")
