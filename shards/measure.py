@@ -1,0 +1,141 @@
+"""What layers cost on the device at hand: seconds and workspace bytes for one input, measured; needs torch, not Ray.
+
+One block of each tower is loaded at a time, so that a model larger than memory can be measured; all blocks of a tower
+have the same shape.
+
+Legend: `F` frames, `L` tokens of one picture, `R` captions, `T` tokens of one caption, `D` width.
+"""
+
+from pathlib import Path
+
+import torch
+
+from shards.config import ModelConfig, load_model_config
+from shards.planning.costs import ModelCosts, TowerSeconds
+from shards.ranges import LayerRange, ShardSpec
+from shards.shard import Shard, load_shard
+from shards.timing import Part, Setting, measure_copy, measure_part
+
+__all__ = ["Setting", "measure_costs"]
+
+NOTHING = LayerRange(0, 0)
+
+
+def measure_costs(folder: str | Path, setting: Setting, model_fingerprint: str | None = None) -> ModelCosts:
+    """Measure both towers: fronts, one layer of each, heads, and a copy through memory.
+
+    Args:
+        folder: a local model folder.
+        setting: how the layers will run.
+        model_fingerprint: recorded in what is returned.
+
+    Raises:
+        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
+    """
+    config = load_model_config(folder)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(setting.num_threads)
+    try:
+        vision, vision_bytes = _measure_vision(folder, config, setting)
+        text, text_bytes = _measure_text(folder, config, setting)
+        copy_s = measure_copy()
+    finally:
+        torch.set_num_threads(threads)
+    return ModelCosts(
+        model_fingerprint=model_fingerprint,
+        device=setting.device_name,
+        dtype=setting.dtype,
+        source="measured",
+        caption_tokens=setting.caption_tokens,
+        vision=vision,
+        text=text,
+        send_s_per_byte=copy_s,
+        call_s=0.0,
+        workspace_bytes_per_image=vision_bytes,
+        workspace_bytes_per_caption=text_bytes,
+    )
+
+
+def _measure_vision(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
+    """One block in memory at a time: the front and a layer, then the head."""
+    x_FLD = _activation(setting, (config.vision.num_tokens, config.vision.width))
+    front, layer = _vision_layer(folder, config, setting, x_FLD)
+    return _tower(front, layer, _vision_head(folder, config, setting, x_FLD))
+
+
+def _vision_layer(folder: str | Path, config: ModelConfig, setting: Setting, x_FLD: torch.Tensor) -> tuple[Part, Part]:
+    from shards.vision import embed_pixels, run_vit_blocks
+
+    size_px = config.vision.image_size
+    pixels_FHWC = torch.randint(0, 256, (setting.num_rows, size_px, size_px, 3), dtype=torch.uint8)
+    shard = _load(folder, setting, vision=LayerRange(0, 1))
+    front = measure_part(lambda n: embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:n], shard.dtype)), setting)
+    return front, measure_part(lambda n: run_vit_blocks(shard.vision, x_FLD[:n]), setting)
+
+
+def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting, x_FLD: torch.Tensor) -> Part:
+    from shards.heads import unit_rows
+    from shards.vision import pool_vit_tokens
+
+    shard = _load(folder, setting, vision=LayerRange(config.vision.depth - 1, config.vision.depth))
+    lengths = torch.ones(setting.num_rows, dtype=torch.int64)
+    return measure_part(
+        lambda n: unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:n])), lengths[:n]), setting
+    )
+
+
+def _measure_text(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
+    num_tokens = min(setting.caption_tokens, config.text.max_position_embeddings)
+    x_RTD = _activation(setting, (num_tokens, config.text.hidden_size))
+    # Captions of one batch differ in length, and all are padded to the longest: that one counts.
+    lengths = torch.linspace(num_tokens, num_tokens / 2, setting.num_rows).ceil().long()
+    front, layer = _text_layer(folder, config, setting, x_RTD, lengths)
+    return _tower(front, layer, _text_head(folder, config, setting, x_RTD, lengths))
+
+
+def _text_layer(
+    folder: str | Path, config: ModelConfig, setting: Setting, x_RTD: torch.Tensor, lengths: torch.Tensor
+) -> tuple[Part, Part]:
+    from shards.text import Padding, embed_tokens, run_albert_layers
+
+    layers = LayerRange(0, 1)
+    shard = _load(folder, setting, text=layers)
+    mask = Padding.of(lengths, torch.device(setting.device)).mask
+    ids_RT = torch.zeros(x_RTD.shape[:2], dtype=torch.int64, device=setting.device)
+
+    def run(num_rows: int) -> torch.Tensor:
+        rows_mask = None if mask is None else mask[:num_rows]
+        return run_albert_layers(shard.text, config.text, layers, x_RTD[:num_rows], rows_mask)
+
+    return measure_part(lambda n: embed_tokens(shard.text, ids_RT[:n]), setting), measure_part(run, setting)
+
+
+def _text_head(
+    folder: str | Path, config: ModelConfig, setting: Setting, x_RTD: torch.Tensor, lengths: torch.Tensor
+) -> Part:
+    from shards.heads import unit_rows
+    from shards.text import pool_albert_tokens
+
+    depth = config.text.num_hidden_layers
+    shard = _load(folder, setting, text=LayerRange(depth - 1, depth))
+
+    def run(num_rows: int) -> torch.Tensor:
+        pooled = pool_albert_tokens(shard.text, config.text, x_RTD[:num_rows], lengths[:num_rows])
+        return unit_rows(shard.text_head(pooled), torch.ones(num_rows, dtype=torch.int64))
+
+    return measure_part(run, setting)
+
+
+def _load(folder: str | Path, setting: Setting, vision: LayerRange = NOTHING, text: LayerRange = NOTHING) -> Shard:
+    return load_shard(folder, ShardSpec(vision, text), dtype=setting.dtype, device=setting.device)
+
+
+def _activation(setting: Setting, shape: tuple[int, ...]) -> torch.Tensor:
+    """Values of the size that norms leave behind; zeros would take short cuts in some kernels."""
+    values = torch.randn((setting.num_rows, *shape), generator=torch.Generator().manual_seed(0))
+    return values.to(setting.device, getattr(torch, setting.dtype))
+
+
+def _tower(front: Part, layer: Part, head: Part) -> tuple[TowerSeconds, int]:
+    workspace_bytes = max(part.workspace_bytes for part in (front, layer, head))
+    return TowerSeconds(front.seconds, layer.seconds, head.seconds), workspace_bytes

@@ -1,0 +1,160 @@
+"""Seconds and workspace bytes of a piece of computation, on the device at hand; needs torch.
+
+A CPU is measured the way it will be used: by as many replicas at once as its cores will hold, so that they share caches
+and memory bandwidth; a replica of one thread by its own CPU clock, which what else runs on the machine doesn't touch.
+"""
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+# Of one part (a tower's front, one of its layers, its head): the median of so many calls, or of what fits the time.
+MAX_CALLS, MIN_CALLS = 9, 3
+PART_S = 0.3
+# A batch that takes longer than this is measured with fewer inputs, which fill the device as well.
+LONG_CALL_S = 0.1
+COPY_BYTES = 16 << 20  # beyond the caches, as activations in the object store are
+
+# Runs a part on the first so many inputs of a batch.
+Step = Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the layers run.
+
+    Attributes:
+        dtype: compute dtype of embeddings and layers.
+        device: torch device.
+        num_threads: torch threads of one replica.
+        num_replicas: replicas that compute at once on this machine.
+        num_rows: inputs of one batch.
+        caption_tokens: tokens of one caption.
+    """
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_threads: int = 1
+    num_replicas: int = 1
+    num_rows: int = 32
+    caption_tokens: int = 16
+
+    @property
+    def device_name(self) -> str:
+        """What `ModelCosts.device` says: torch's name of a GPU, or the CPU with its threads."""
+        return f"cpu x{self.num_threads}" if self.device == "cpu" else torch.cuda.get_device_name(self.device)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part costs for one input."""
+
+    seconds: float
+    workspace_bytes: int
+
+
+def measure_copy() -> float:
+    """Seconds for one byte copied from memory to memory: the least that a hand-over between processes takes."""
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    target = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    return _median_s(lambda: target.copy_(source), time.perf_counter) / COPY_BYTES
+
+
+def measure_part(run: Step, setting: Setting) -> Part:
+    """Time one part by whole batches, and find what it allocates beside its output."""
+    clock = time.thread_time if setting.device == "cpu" and setting.num_threads == 1 else time.perf_counter
+    with torch.inference_mode():
+        num_rows = _fitting_rows(run, setting)
+        workspace_bytes = _workspace_bytes(run, num_rows, setting.device)
+
+    def measure() -> float:
+        return _median_s(lambda: _finish(run, num_rows, setting.device), clock)
+
+    return Part(_at_once(measure, setting.num_replicas) / num_rows, workspace_bytes // num_rows)
+
+
+def _fitting_rows(run: Step, setting: Setting) -> int:
+    """Inputs whose batch takes about `LONG_CALL_S`, at most all: by whole batches a large model would take minutes."""
+    num_rows = 1
+    _finish(run, num_rows, setting.device)  # the first call of all loads kernels
+    while True:
+        started_s = time.perf_counter()
+        _finish(run, num_rows, setting.device)
+        if num_rows == setting.num_rows or time.perf_counter() - started_s > LONG_CALL_S / 2:
+            return num_rows
+        num_rows = min(2 * num_rows, setting.num_rows)
+
+
+def _finish(run: Step, num_rows: int, device: str) -> None:
+    run(num_rows)
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _median_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Median seconds of a call, the first one left out."""
+    call()
+    seconds: list[float] = []
+    ends_s = time.perf_counter() + PART_S
+    while len(seconds) < MIN_CALLS or (len(seconds) < MAX_CALLS and time.perf_counter() < ends_s):
+        started_s = clock()
+        call()
+        seconds.append(clock() - started_s)
+    return statistics.median(seconds)
+
+
+def _at_once(measure: Callable[[], float], num_replicas: int) -> float:
+    """The mean of what several threads measure at the same time; torch leaves Python's lock while it computes."""
+    seconds: list[float] = []
+
+    def replica() -> None:
+        with torch.inference_mode():  # each thread has its own
+            seconds.append(measure())
+
+    threads = [threading.Thread(target=replica) for _ in range(num_replicas)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return statistics.fmean(seconds)
+
+
+def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
+    """Peak of what a call allocates, without its output, which is counted as the activation that leaves."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        output_bytes = run(num_rows).nbytes
+        return int(max(torch.cuda.max_memory_allocated(device) - before - output_bytes, 0))
+    with _silent_stderr(), torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profile:
+        output_bytes = run(num_rows).nbytes
+    events = profile.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = peak = 0
+    for _, num_bytes in changes:
+        held += num_bytes
+        peak = max(peak, held)
+    return max(peak - output_bytes, 0)
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep what torch's profiler prints from the terminal; it writes past Python."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nowhere)
