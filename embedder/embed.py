@@ -15,6 +15,7 @@ from embedder.errors import ConfigError, RunFailed, SourceError
 from embedder.retrieval.indexing import keep_index
 from embedder.rows import carried_schema
 from embedder.run import machine
+from embedder.run.cpu_use import CpuUse
 from embedder.run.diff import Difference, diff
 from embedder.run.engine import Choice, choose_engine
 from embedder.run.int8 import check_int8
@@ -31,7 +32,7 @@ from embedder.run.job import (
 from embedder.run.known import known_items
 from embedder.run.monitor import RunMonitor
 from embedder.run.report import Report, count_items, split_loads, step_reports
-from embedder.run.resources import Available, check_cpus, object_store_bytes, requested
+from embedder.run.resources import Available, check_cpus, describe_limits, object_store_bytes, requested
 from embedder.run.stopping import stop_on_signals
 from embedder.sources.listing import list_sources
 from embedder.store.binding import bind_store
@@ -65,6 +66,7 @@ class Outcome:
     choice: Choice
     wall_s: float
     peak_memory_bytes: int
+    cpu_use: CpuUse
 
 
 def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False) -> Report:
@@ -157,6 +159,8 @@ def _run_engine(
     store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
     with _engine(choice.engine, config, store_bytes) as (available, run_job):
         job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
+        if limits := describe_limits(config, job.allocation):
+            watcher.say(limits)
         with (
             stop_on_signals(run, watcher.say),
             watcher.progress(to_embed.num_rows) as on_progress,
@@ -164,7 +168,7 @@ def _run_engine(
         ):
             if to_embed.num_rows:
                 run_job([to_embed], job)
-    return Outcome(job, choice, time.perf_counter() - begun_s, monitor.peak_memory_bytes)
+    return Outcome(job, choice, time.perf_counter() - begun_s, monitor.peak_memory_bytes, monitor.cpu_use)
 
 
 RunJob = Callable[[list[pa.Table], Job], None]
@@ -193,7 +197,10 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
     session = [entry for entry in entries if entry.name.startswith(job.run.session)]
     loads, trace = split_loads(call for entry in session for call in entry.trace)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
-    steps, window_s = step_reports(trace, replicas)
+    steps, window = step_reports(trace, replicas)
+    window_s = window[1] - window[0]
+    is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
+    engine_cpu_s = outcome.cpu_use.between(*window) - sum(call["cpu_s"] for call in trace) if is_here else None
     first_s = min((call["started_s"] for call in trace), default=started_s)
     return Report(
         run_id=job.run.run_id,
@@ -210,6 +217,8 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
         num_rejected=num_rejected,
         num_vectors=num_vectors,
         items_per_s=sum(entry.num_items for entry in session) / window_s if window_s else 0.0,
+        engine_cpu_s=engine_cpu_s,
+        window_s=window_s,
         peak_memory_bytes=outcome.peak_memory_bytes,
         steps=tuple(steps),
         loads=tuple(loads),

@@ -103,7 +103,7 @@ def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: st
     decoder, fetcher = _decoder_for(spec)
     for start in range(0, table.num_rows, spec.rows_per_batch):
         part = table.slice(start, spec.rows_per_batch)
-        with measure("decode") as measurement:
+        with measure("decode", decoder.cpu_s) as measurement:
             images = _cells(part, image)
             captions = _cells(part, caption)
             rows = [_decode_row(decoder, fetcher, *cells) for cells in zip(images, captions, strict=True)]

@@ -21,13 +21,17 @@ TRACE = pa.list_(
     pa.struct(
         {
             "step": pa.string(),  # decode, stage 0, stage 1, ...; load 0, load 1, ... where a stage begins
+            "node": pa.string(),
+            "pid": pa.int64(),
             "started_s": pa.float64(),  # Unix time
             "wall_s": pa.float64(),
-            "cpu_s": pa.float64(),  # of the process, its threads included
+            "cpu_s": pa.float64(),  # of the process with its threads; of decode, the thread and its decoding child
             "num_rows": pa.int64(),
+            "num_images": pa.int64(),  # decode's alone, as the next two: pictures and video frames
+            "num_captions": pa.int64(),
+            "num_tokens": pa.int64(),  # each caption counted as long as the longest in its batch, as it is computed
             "bytes_out": pa.int64(),  # tensors handed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
-            "pid": pa.int64(),
         }
     )
 )

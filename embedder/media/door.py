@@ -7,6 +7,7 @@ the process that asked.
 
 import contextlib
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -82,6 +83,11 @@ class DecodeDoor:
     def child_pid(self) -> int | None:
         """Process id of the decoding child, or None while there is none."""
         return None if self._child is None else self._child.pid
+
+    def child_cpu_s(self) -> float:
+        """CPU seconds of this process's children so far, those that ended included, with the system's 10 ms ticks."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime + (0.0 if self._child is None else self._child.cpu_s())
 
     def close(self) -> None:
         """End the child and free the shared memory; the door opens again with the next file."""

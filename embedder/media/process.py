@@ -73,6 +73,16 @@ class DecoderProcess:
         """Process id."""
         return self._process.pid
 
+    def cpu_s(self) -> float:
+        """CPU seconds that the child has taken so far; none once it has ended."""
+        import psutil
+
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
+
     def send(self, message: Message) -> None:
         """Send one message.
 

@@ -1,6 +1,7 @@
 """What this machine gives us, as the operating system tells it; asked only when a run starts."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -25,10 +26,15 @@ def memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def process_tree_pss_bytes() -> int:
-    """Memory of this process and all its descendants, each shared page counted once (proportional set size)."""
+def process_tree() -> list[psutil.Process]:
+    """This process and all its descendants."""
     here = psutil.Process()
-    return sum(_pss_bytes(process) for process in (here, *here.children(recursive=True)))
+    return [here, *here.children(recursive=True)]
+
+
+def pss_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Memory of several processes, each shared page counted once (proportional set size)."""
+    return sum(_pss_bytes(process) for process in processes)
 
 
 def _pss_bytes(process: psutil.Process) -> int:

@@ -1,17 +1,18 @@
 """What a run did and how long each step took, computed from the rows' own measurements."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from embedder.run.replicas import replica_seconds, timeline
 from embedder.steps.trace import LOAD
 from embedder.store.journal import JournalEntry
 
 
 class StepReport(BaseModel):
-    """One step: decode, stage 0, stage 1, ..."""
+    """One step: decode, stage 0, stage 1, ..., write."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -21,12 +22,19 @@ class StepReport(BaseModel):
     wall_s: float
     cpu_s: float
     wall_share: float
-    """Share of the run's steady window that one replica spent inside the step."""
+    """Share of the time that it had which one replica spent inside the step."""
     cpu_share: float
-    """CPU seconds over the same window; above 1 where several threads or processes worked."""
+    """CPU seconds over the same time; above 1 where several threads or processes worked."""
     bytes_out: int
     bytes_per_row: float
     peak_rss_bytes: int
+    replicas: tuple[tuple[float, int], ...] = ()
+    """Of a stage: how many replicas were at work, as (seconds since the first call, number) whenever it changed."""
+
+    @property
+    def max_replicas(self) -> int:
+        """The most replicas at work at once."""
+        return max((number for _, number in self.replicas), default=1)
 
 
 class LoadReport(BaseModel):
@@ -64,6 +72,10 @@ class Report(BaseModel):
     num_vectors: int
     items_per_s: float
     """Items of this session over its steady window, start-up left out."""
+    window_s: float = 0.0
+    """From the first call of a step to the end of the last."""
+    engine_cpu_s: float | None = None
+    """CPU seconds of all processes in the steady window that no step accounts for: Ray's own; none on a cluster."""
     peak_memory_bytes: int
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     steps: tuple[StepReport, ...]
@@ -91,31 +103,36 @@ def split_loads(trace: Iterable[dict[str, Any]]) -> tuple[list[LoadReport], list
     return sorted(loads, key=lambda load: (load.stage, load.started_s)), calls
 
 
-def step_reports(trace: Iterable[dict[str, Any]], num_replicas: dict[str, int]) -> tuple[list[StepReport], float]:
+def step_reports(
+    trace: Iterable[dict[str, Any]], num_replicas: Mapping[str, int]
+) -> tuple[list[StepReport], tuple[float, float]]:
     """Sum up the measurements of a run.
 
     Args:
         trace: `embedder.steps.trace.Measurement` values.
-        num_replicas: processes that worked on a step at once, 1 where left out.
+        num_replicas: of each step with replicas of its own, how many there are from the start; others count as one.
 
     Returns:
-        One report a step, in the order of the flow, and the window in seconds, from the first call to the last's end.
+        One report a step, in the order of the flow, and the window: Unix times of the first call and of the last's end.
     """
     calls = list(trace)
     if not calls:
-        return [], 0.0
+        return [], (0.0, 0.0)
     start_s = min(call["started_s"] for call in calls)
     stop_s = max(call["started_s"] + call["wall_s"] for call in calls)
-    window_s = max(stop_s - start_s, 1e-9)
+    window = start_s, max(stop_s, start_s + 1e-9)
     by_step: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         by_step.setdefault(call["step"], []).append(call)
-    steps = [_step(name, by_step[name], window_s * num_replicas.get(name, 1)) for name in sorted(by_step)]
-    return steps, window_s
+    return [_step(name, by_step[name], window, num_replicas.get(name)) for name in sorted(by_step)], window
 
 
-def _step(name: str, calls: list[dict[str, Any]], replica_s: float) -> StepReport:
+def _step(name: str, calls: list[dict[str, Any]], window: tuple[float, float], num_at_start: int | None) -> StepReport:
     sums = {key: sum(call[key] for call in calls) for key in ("num_rows", "wall_s", "cpu_s", "bytes_out")}
+    replica_s = window[1] - window[0]
+    line: list[tuple[float, int]] = []
+    if num_at_start is not None:
+        replica_s, line = replica_seconds(calls, window, num_at_start), timeline(calls, window[0])
     return StepReport(
         step=name,
         num_calls=len(calls),
@@ -123,6 +140,7 @@ def _step(name: str, calls: list[dict[str, Any]], replica_s: float) -> StepRepor
         cpu_share=sums["cpu_s"] / replica_s,
         bytes_per_row=sums["bytes_out"] / sums["num_rows"],
         peak_rss_bytes=max(call["peak_rss_bytes"] for call in calls),
+        replicas=tuple(line),
         **sums,
     )
 

@@ -5,7 +5,7 @@ ever, and so does the run. So all minimum requests together must fit before the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embedder.config import Replicas, RunConfig, StageConfig
 from embedder.errors import ConfigError
@@ -21,6 +21,7 @@ OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide 
 MIN_OBJECT_STORE_BYTES = 256 << 20
 BATCHES_IN_FLIGHT = 64
 TOLERANCE = 1e-6  # sums of fractions
+RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,12 @@ class Allocation:
     @property
     def min_cpus(self) -> float:
         """CPUs without which the run would hang: all actors, and the largest task beside them."""
-        actors = sum(stage.min_replicas * stage.num_cpus for stage in self.stages)
-        return actors + max(self.decode_cpus, self.write_cpus)
+        return sum(stage.min_replicas * stage.num_cpus for stage in self.stages) + self.task_cpus
+
+    @property
+    def task_cpus(self) -> float:
+        """CPUs of the largest task."""
+        return max(self.decode_cpus, self.write_cpus)
 
     @property
     def min_gpus(self) -> float:
@@ -69,7 +74,7 @@ class Allocation:
 
 
 def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
-    """Fill in what the configuration leaves out, and refuse what could not run.
+    """Fill in what the configuration leaves out, refuse what could not run, and lower what could not grow.
 
     Args:
         config: the run.
@@ -81,7 +86,7 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
     """
     allocation = requested(config, available, planned)
     check_fits(allocation, available)
-    return allocation
+    return growing_within(allocation, available)
 
 
 def requested(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
@@ -89,8 +94,8 @@ def requested(config: RunConfig, available: Available, planned: Sequence[Planned
     requests = config.stage or (StageConfig(),) * (len(planned) or config.num_stages)
     if planned:
         requests = tuple(_as_planned(request, stage) for request, stage in zip(requests, planned, strict=True))
-    num_actors = sum(request.replicas.min for request in requests)
-    stages = tuple(_stage(request, len(requests), num_actors, available) for request in requests)
+    num_replicas = sum(request.replicas.max for request in requests)
+    stages = tuple(_stage(request, len(requests), num_replicas, available) for request in requests)
     decode_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
     return Allocation(stages, decode_cpus, num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER)))
 
@@ -104,13 +109,15 @@ def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
     return request.model_copy(update=left_out)
 
 
-def _stage(request: StageConfig, num_stages: int, num_actors: int, available: Available) -> StageResources:
+def _stage(request: StageConfig, num_stages: int, num_replicas: int, available: Available) -> StageResources:
     num_gpus = request.num_gpus
     if num_gpus is None:
         num_gpus = min(1.0, int(available.num_gpus * 100 / num_stages) / 100)
     num_cpus = request.num_cpus
     if num_cpus is None:
-        num_cpus = min(1.0, available.num_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_actors)
+        # Grown as far as they may, the stages leave half of the CPUs to decoding.
+        num_cpus = min(1.0, available.num_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_replicas)
+        num_cpus = int(num_cpus / RAY_CPU_UNIT) * RAY_CPU_UNIT
     return StageResources(
         min_replicas=request.replicas.min,
         max_replicas=request.replicas.max,
@@ -118,6 +125,41 @@ def _stage(request: StageConfig, num_stages: int, num_actors: int, available: Av
         num_gpus=num_gpus,
         num_threads=request.num_threads or max(1, int(available.num_cpus // (num_stages * request.replicas.min))),
     )
+
+
+def growing_within(allocation: Allocation, available: Available) -> Allocation:
+    """Lower `max_replicas` until all stages can have grown, and the largest task still finds its CPUs.
+
+    Ray lets a stage grow into CPUs that no task holds at that moment, and what a replica holds it keeps. So the same
+    configuration can serve a cluster and a laptop. The stage with the most replicas gives one up first.
+    """
+    stages = list(allocation.stages)
+    while not _room_for_all(replace(allocation, stages=tuple(stages)), available):
+        can_shrink = [index for index, stage in enumerate(stages) if stage.max_replicas > stage.min_replicas]
+        if not can_shrink:
+            break
+        index = max(can_shrink, key=lambda index: stages[index].max_replicas)
+        stages[index] = replace(stages[index], max_replicas=stages[index].max_replicas - 1)
+    return replace(allocation, stages=tuple(stages))
+
+
+def _room_for_all(allocation: Allocation, available: Available) -> bool:
+    num_cpus = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages) + allocation.task_cpus
+    num_gpus = sum(stage.max_replicas * stage.num_gpus for stage in allocation.stages)
+    return num_cpus <= available.num_cpus + TOLERANCE and num_gpus <= available.num_gpus + TOLERANCE
+
+
+def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
+    """Which stages may not grow as far as the configuration says, in a line; none where all may."""
+    pairs = list(zip(config.stage, allocation.stages, strict=False))
+    lowered = [
+        f"stage {index} to {stage.max_replicas} instead of {request.replicas.max} replicas"
+        for index, (request, stage) in enumerate(pairs)
+        if stage.max_replicas < request.replicas.max
+    ]
+    if not lowered:
+        return None
+    return f"the CPUs and GPUs let {', '.join(lowered)} grow: a decode task needs {allocation.decode_cpus:g} CPU beside"
 
 
 def check_fits(allocation: Allocation, available: Available) -> None:

@@ -7,15 +7,17 @@ from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.media.sniff import sniff
 from embedder.rows import DECODED, TENSOR
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
 from embedder.steps.tensors import pack
-from embedder.steps.trace import measure, trace_column
+from embedder.steps.trace import Measurement, measure, trace_column
 from embedder.store.runs import Run
 
+TOKEN_BYTES = 4  # int32
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
@@ -50,12 +52,12 @@ class ItemReader:
         """Tables of decoded rows."""
         rows = self._rows(listing, should_stop)
         while True:
-            with measure("decode") as measurement:
+            with measure("decode", self.decoder.cpu_s) as measurement:
                 batch = list(islice(rows, self.spec.rows_per_batch))
                 if not batch:
                     return
                 table = assemble(listing.drop_columns(list(LISTING_ONLY)), batch)
-                measurement.num_rows = len(batch)
+                count_inputs(measurement, table, self.spec.fit.image_size)
                 measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
             yield table.append_column("trace", trace_column(len(batch), measurement))
 
@@ -125,6 +127,15 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
         array = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)
         carried = carried.append_column(column, array)
     return carried
+
+
+def count_inputs(measurement: Measurement, table: pa.Table, image_size: int) -> None:
+    """Count what the towers will see of a batch."""
+    pixels, tokens = table["pixels"], table["token_ids"]
+    measurement.num_rows = table.num_rows
+    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * image_size**2)
+    measurement.num_captions = table.num_rows - tokens.null_count
+    measurement.num_tokens = measurement.num_captions * (pc.max(pc.binary_length(tokens)).as_py() or 0) // TOKEN_BYTES
 
 
 def content_version(media_hash: str, caption: str | None) -> str:

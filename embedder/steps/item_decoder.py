@@ -1,5 +1,6 @@
 """One item -> its rows: a picture, the segments of a video, a caption, a pair; or what was wrong with it."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,10 @@ class ItemDecoder:
         self.spec = spec
         self.door = DecodeDoor(spec.limits)
         self.captions = CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens)
+
+    def cpu_s(self) -> float:
+        """CPU seconds of this thread and of the decoding child."""
+        return time.thread_time() + self.door.child_cpu_s()
 
     def rows(self, content: Content) -> Iterator[Values]:
         """The item's rows in order; the last one bears `num_vectors` and, where there was one, the problem."""

@@ -1,11 +1,12 @@
 """Time and memory of each step, carried by the rows themselves: what was measured is saved with what was made."""
 
 import os
+import platform
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -19,23 +20,35 @@ class Measurement:
     """One call of one step; filled in when the call ends."""
 
     step: str
+    node: str = field(default_factory=platform.node)
+    pid: int = field(default_factory=os.getpid)
     started_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
     num_rows: int = 0
+    num_images: int = 0
+    num_captions: int = 0
+    num_tokens: int = 0
     bytes_out: int = 0
     peak_rss_bytes: int = 0
-    pid: int = 0
 
 
 @contextmanager
-def measure(step: str) -> Iterator[Measurement]:
-    """Measure the block; the caller sets `num_rows` and `bytes_out`."""
-    measurement = Measurement(step, started_s=time.time(), pid=os.getpid())
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
+def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> Iterator[Measurement]:
+    """Measure the block.
+
+    Args:
+        step: decode, stage 0, stage 1, ..., write.
+        cpu_clock: CPU seconds of all that works on the step.
+
+    Yields:
+        What the caller sets the counts of.
+    """
+    measurement = Measurement(step, started_s=time.time())
+    wall_s, cpu_s = time.perf_counter(), cpu_clock()
     yield measurement
     measurement.wall_s = time.perf_counter() - wall_s
-    measurement.cpu_s = time.process_time() - cpu_s
+    measurement.cpu_s = cpu_clock() - cpu_s
     measurement.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 

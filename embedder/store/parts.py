@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedder.rows import CARRIED
+from embedder.steps.trace import measure
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, Part, write_entry
 from embedder.store.layout import utc_now
@@ -43,21 +44,24 @@ def write_part(files: StoreFiles, stamp: Stamp, task: int, rows: pa.Table) -> Jo
         rows: one row a vector row or item record (`embedder.rows`), with both embedding columns.
     """
     name = f"{stamp.session}-{task:06d}"
-    rows = reject_non_finite(rows)
-    items = item_records(rows, stamp)
-    tables = {"embeddings": vector_rows(rows, stamp), "items": items}
-    parts = [
-        store_part(files, table, f"part-{stamp.run_id}-{name}.parquet", content, stamp.session)
-        for table, content in tables.items()
-        if content.num_rows
-    ]
+    with measure("write") as measurement:
+        rows = reject_non_finite(rows)
+        items = item_records(rows, stamp)
+        tables = {"embeddings": vector_rows(rows, stamp), "items": items}
+        parts = [
+            store_part(files, table, f"part-{stamp.run_id}-{name}.parquet", content, stamp.session)
+            for table, content in tables.items()
+            if content.num_rows
+        ]
+        measurement.num_rows = rows.num_rows
+        measurement.bytes_out = sum(part.size_bytes for part in parts)
     num_rejects = pc.sum(pc.equal(items["state"], "rejected")).as_py() or 0
     entry = JournalEntry(
         name=name,
         parts=tuple(parts),
         num_items=items.num_rows,
         num_rejects=num_rejects,
-        trace=[step for steps in rows["trace"].drop_null().to_pylist() for step in steps],
+        trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
     )
     write_entry(files, stamp.run_id, entry)
     return entry

@@ -101,7 +101,7 @@ def test_a_pinned_plan_is_what_runs(folder, tiny_model, tmp_path, run_embedder):
     code, report, stderr = run_embedder("embed", folder, *options)
     assert code == 0, stderr
     assert [stage["spec"]["vision"] for stage in report["plan"]] == [{"start": 0, "stop": 3}, {"start": 3, "stop": 4}]
-    assert {step["step"] for step in report["steps"]} == {"decode", "stage 0", "stage 1"}
+    assert {step["step"] for step in report["steps"]} == {"decode", "stage 0", "stage 1", "write"}
 
 
 def test_rejects_are_listed_of_a_run_that_was_not_published(folder, tiny_model, tmp_path, run_embedder):

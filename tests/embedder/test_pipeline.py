@@ -68,7 +68,7 @@ def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_clu
         for name in ("image_embedding", "text_embedding"):
             assert (row[name] is None) == (other[name] is None)
             assert row[name] is None or np.allclose(row[name], other[name], atol=1e-6)
-    assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2"}
+    assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2", "write"}
     assert all(step.num_rows == 75 for step in report.steps), "each step saw each row once, rejects and segments too"
     assert all(0 < step.wall_share < 1 for step in report.steps)
     assert [load.stage for load in report.loads] == [0, 1, 2]

@@ -4,7 +4,7 @@ import pytest
 
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.run.resources import Available, allocate, object_store_bytes
+from embedder.run.resources import Available, allocate, describe_limits, object_store_bytes
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])
@@ -52,3 +52,28 @@ def test_the_object_store_grows_with_what_passes_and_has_bounds():
     assert small == 256 << 20
     assert usual == 64 * 32 * 250_000
     assert large == 1 << 30
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2, 4, 16])
+def test_stages_grown_to_their_maximum_leave_a_decode_task_its_cpu(num_cpus):
+    stages = [{"replicas": {"min": 1, "max": 5}}, {}, {"replicas": {"min": 1, "max": 9}}]
+    allocation = allocate(load_config(overrides={"stage": stages}), Available(num_cpus))
+    assert [stage.max_replicas for stage in allocation.stages] == [5, 1, 9], "small requests always fit"
+    held = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages)
+    assert held + allocation.decode_cpus <= num_cpus
+
+
+def test_a_stage_grows_no_further_than_the_machine_allows():
+    stages = [{"num_cpus": 0.5, "replicas": {"min": 1, "max": 8}}, {"num_cpus": 0.25}, {"num_cpus": 0.25}]
+    config = load_config(overrides={"stage": stages, "decode": {"num_cpus": 1.0}})
+    laptop, server = allocate(config, Available(4)), allocate(config, Available(64))
+    assert [stage.max_replicas for stage in laptop.stages] == [5, 1, 1], "5 x 0.5 + 2 x 0.25 + 1 = 4"
+    assert describe_limits(config, laptop).startswith("the CPUs and GPUs let stage 0 to 5 instead of 8 replicas grow")
+    assert [stage.max_replicas for stage in server.stages] == [8, 1, 1]
+    assert describe_limits(config, server) is None
+
+
+def test_gpus_limit_growth_too():
+    stages = [{"num_gpus": 0.5, "replicas": {"min": 1, "max": 4}}] * 2
+    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}), Available(64, num_gpus=2))
+    assert [stage.max_replicas for stage in allocation.stages] == [2, 2]

@@ -1,0 +1,38 @@
+"""CPU seconds of this process and all that it started, over time."""
+
+import time
+from collections.abc import Iterable
+
+import psutil
+
+Identity = tuple[int, float]  # process id and start time: ids are used again
+
+
+class CpuUse:
+    """Adds up the CPU seconds of processes, those that have ended since the last look included."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Identity, float] = {}
+        self._totals: list[tuple[float, float]] = []  # Unix time, seconds so far
+
+    def look(self, processes: Iterable[psutil.Process]) -> None:
+        """Read the clocks of all processes; one that lives shorter than the time between two looks may be missed."""
+        for process in processes:
+            try:
+                times = process.cpu_times()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            self._seconds[process.pid, process.create_time()] = times.user + times.system
+        self._totals.append((time.time(), sum(self._seconds.values())))
+
+    def between(self, start_s: float, stop_s: float) -> float:
+        """CPU seconds between two points of time, by straight lines between the looks; 0 before two looks."""
+        return max(self._total_at(stop_s) - self._total_at(start_s), 0.0)
+
+    def _total_at(self, time_s: float) -> float:
+        before = [look for look in self._totals if look[0] <= time_s]
+        after = [look for look in self._totals if look[0] > time_s]
+        if not before or not after:
+            return before[-1][1] if before else (after[0][1] if after else 0.0)
+        (start_s, start), (stop_s, stop) = before[-1], after[0]
+        return start + (stop - start) * (time_s - start_s) / (stop_s - start_s)
