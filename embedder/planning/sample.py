@@ -1,0 +1,110 @@
+"""A few items of the run, through the real decode step: what the data holds, and what decoding it costs."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.config import RunConfig, SourceConfig
+from embedder.run.job import Model, decode_spec
+from embedder.sources.listing import list_sources
+from embedder.steps.captions import CaptionEncoder
+from embedder.steps.decode import ItemReader
+from shards.planning.mix import DataMix
+
+NUM_ITEMS = 64
+NUM_WARM = 4  # the first ones start the decoding child
+NUM_CAPTIONS = 64
+MAX_S = 3.0  # a sample of long videos ends here
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What some items hold and cost.
+
+    Attributes:
+        mix: means over the items; captions count as long as the longest of their batch, as they are computed.
+        decode_s_per_image: CPU seconds of a picture or frame, with fetching and hashing its file.
+        tokenise_s_per_caption: CPU seconds of a caption; of items without pictures, with all that they need.
+        rows: the decoded rows.
+    """
+
+    mix: DataMix
+    decode_s_per_image: float | None
+    tokenise_s_per_caption: float
+    rows: pa.Table
+
+
+def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = None) -> Sample:
+    """Decode items that stand evenly spread over a listing.
+
+    Args:
+        config: the run.
+        model: what the items are decoded for.
+        listing: of `embedder.sources.listing`, with or without `attempts`; none takes the shipped pictures.
+    """
+    if listing is None or listing.num_rows == 0:
+        listing = shipped_listing()
+    numbers = np.unique(np.linspace(0, listing.num_rows - 1, NUM_ITEMS + NUM_WARM).astype(int))
+    listing = listing.take(pa.array(numbers))
+    reader = ItemReader(decode_spec(config, model))
+    num_warm = min(NUM_WARM, listing.num_rows // 2)
+    ends_s = time.perf_counter() + MAX_S
+    list(reader.decode(listing.slice(0, num_warm), lambda: False))
+    tables = list(reader.decode(listing.slice(num_warm), lambda: time.perf_counter() > ends_s))
+    tables = tables or list(reader.decode(listing.slice(0, 1), lambda: False))  # the first items alone took the time
+    return _sum_up(pa.concat_tables(tables), _captions_s(model, tables))
+
+
+def shipped_listing() -> pa.Table:
+    """The demo's pictures with their captions."""
+    with as_file(files("embedder")) as package:
+        source = SourceConfig(path=str(package / "demo_data" / "noto.tar"), kind="webdataset")
+        return pa.concat_tables(list(list_sources([source])))
+
+
+def _sum_up(rows: pa.Table, encode_s: float) -> Sample:
+    calls = [call for calls in rows["trace"].drop_null().to_pylist() for call in calls]
+    num_images, num_captions, cpu_s = (
+        sum(call[key] for call in calls) for key in ("num_images", "num_captions", "cpu_s")
+    )
+    mix = observed_mix(calls, sum(number is not None for number in rows["num_vectors"].to_pylist()))
+    if num_images == 0:
+        return Sample(mix, None, cpu_s / max(num_captions, 1), rows)
+    return Sample(mix, max(cpu_s - encode_s * num_captions, 0.0) / num_images, encode_s, rows)
+
+
+def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
+    """CPU seconds of tokenising one caption, the median over some."""
+    captions = [text for table in tables for text in table["caption"].to_pylist() if text] or ["a picture of a cat"]
+    encoder = CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens)
+    seconds = []
+    for caption in (captions * NUM_CAPTIONS)[:NUM_CAPTIONS]:
+        started_s = time.thread_time()
+        encoder.encode(caption)
+        seconds.append(time.thread_time() - started_s)
+    return statistics.median(seconds)
+
+
+def observed_mix(calls: Sequence[dict[str, Any]], num_items: int) -> DataMix:
+    """The mix of items that were decoded.
+
+    Args:
+        calls: the decode step's `embedder.steps.trace.Measurement` values.
+        num_items: items that they finished.
+    """
+    num_images, num_captions, num_tokens = (
+        sum(call[key] for call in calls) for key in ("num_images", "num_captions", "num_tokens")
+    )
+    if num_items == 0 or num_images + num_captions == 0:
+        return DataMix()
+    return DataMix(
+        images_per_item=num_images / num_items,
+        captions_per_item=num_captions / num_items,
+        caption_tokens=max(1, round(num_tokens / num_captions)) if num_captions else DataMix.caption_tokens,
+    )
