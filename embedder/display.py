@@ -7,7 +7,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from embedder.run.report import Report
+from embedder.planning.records import Review
+from embedder.run.report import Report, StepReport
 
 MIB = 1 << 20
 
@@ -47,18 +48,66 @@ class TerminalWatcher:
 def step_table(report: Report) -> Table:
     """The steps of a run as a table: how busy each was, and what it handed on."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", "rows", "wall share", "CPU share", "out, KiB/row", "peak RSS, MiB"):
+    for name in ("step", "rows", "replicas", "wall share", "CPU share", "out, KiB/row", "peak RSS, MiB"):
         table.add_column(name, justify="left" if name == "step" else "right")
     for step in report.steps:
         table.add_row(
             step.step,
             f"{step.num_rows:,}",
+            replicas_over_time(step),
             f"{step.wall_share:.2f}",
             f"{step.cpu_share:.2f}",
             f"{step.bytes_per_row / 1024:.1f}",
             f"{step.peak_rss_bytes / MIB:.0f}",
         )
     return table
+
+
+def replicas_over_time(step: StepReport) -> str:
+    """The numbers of replicas in their order, with the seconds at which a stage grew or shrank."""
+    if step.max_replicas == 1:
+        return ""
+    # All go at the end, one after another; that is no news.
+    line = list(step.replicas)
+    while len(line) > 1 and line[-1][1] < line[-2][1]:
+        line.pop()
+    first, *later = line
+    return " ".join([str(first[1]), *(f"> {number} at {time_s:.0f} s" for time_s, number in later)])
+
+
+def review_table(review: Review) -> Table:
+    """Seconds of an item by step: expected and observed, with what the data held."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "expected, ms/item", "observed, ms/item", "observed / expected"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    expected = review.expected.seconds_per_item if review.expected else {}
+    for step, observed_s in sorted(review.observed_seconds_per_item.items()):
+        said_s = expected.get(step)
+        known = ("", "") if not said_s else (f"{1e3 * said_s:.2f}", f"{observed_s / said_s:.2f}")
+        table.add_row(step, known[0], f"{1e3 * observed_s:.2f}", known[1])
+    return table
+
+
+def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
+    """The run against its plan, and the better one where there is one."""
+    parts: list[RenderableType] = [review_table(review)]
+    held = (
+        f"items held {review.images_per_item:.3g} pictures and {review.captions_per_item:.3g} captions of "
+        f"{review.caption_tokens} tokens"
+    )
+    if review.expected:
+        expected = review.expected
+        held += (
+            f"; {expected.source} costs expect {expected.items_per_s:.3g} items/s for that "
+            f"({expected.bottleneck}), {items_per_s:.3g} were reached"
+        )
+    parts.append(held)
+    if review.better:
+        parts.append(
+            f"a better cut for this data, predicted {review.better.gain:.2f}x: {review.better.reason}; "
+            f"run it with --plan {review.better.path}"
+        )
+    return parts
 
 
 def report_parts(report: Report) -> list[RenderableType]:
@@ -69,4 +118,7 @@ def report_parts(report: Report) -> list[RenderableType]:
         f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
         f"peak memory {report.peak_memory_bytes / MIB:,.0f} MiB; run {report.run_id}"
     )
-    return [step_table(report), summary] if report.steps else [summary]
+    if not report.steps:
+        return [summary]
+    review = review_parts(report.review, report.items_per_s) if report.review else []
+    return [step_table(report), *review, summary]

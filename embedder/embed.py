@@ -12,6 +12,9 @@ import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.planning.measured import kept_costs
+from embedder.planning.records import Review
+from embedder.planning.review import Observed, review_run
 from embedder.retrieval.indexing import keep_index
 from embedder.rows import carried_schema
 from embedder.run import machine
@@ -63,6 +66,7 @@ class Outcome:
     """What an engine's run came to, beside its journal."""
 
     job: Job
+    available: Available
     choice: Choice
     wall_s: float
     peak_memory_bytes: int
@@ -168,7 +172,8 @@ def _run_engine(
         ):
             if to_embed.num_rows:
                 run_job([to_embed], job)
-    return Outcome(job, choice, time.perf_counter() - begun_s, monitor.peak_memory_bytes, monitor.cpu_use)
+    wall_s = time.perf_counter() - begun_s
+    return Outcome(job, available, choice, wall_s, monitor.peak_memory_bytes, monitor.cpu_use)
 
 
 RunJob = Callable[[list[pa.Table], Job], None]
@@ -201,6 +206,8 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
     window_s = window[1] - window[0]
     is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
     engine_cpu_s = outcome.cpu_use.between(*window) - sum(call["cpu_s"] for call in trace) if is_here else None
+    decode_calls = [call for call in trace if call["step"] == "decode"]
+    observed = Observed(steps, decode_calls, sum(entry.num_items for entry in session), engine_cpu_s)
     first_s = min((call["started_s"] for call in trace), default=started_s)
     return Report(
         run_id=job.run.run_id,
@@ -223,8 +230,15 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
         steps=tuple(steps),
         loads=tuple(loads),
         plan=[vars(stage) for stage in job.plan.stages],
+        review=_review(outcome, observed) if outcome.choice.engine == "ray" else None,
         versions={name: version(name) for name in LIBRARIES},
     )
+
+
+def _review(outcome: Outcome, observed: Observed) -> Review | None:
+    """On one machine a cut changes nothing in a single process, so only runs on Ray are reviewed."""
+    job = outcome.job
+    return review_run(job, outcome.available, observed, kept_costs(job.config, job.model))
 
 
 def _finish(report: Report, job: Job, watcher: Watcher) -> Report:

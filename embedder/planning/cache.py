@@ -33,13 +33,23 @@ def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], Kept
         key: all that it depends on.
         make: measures anew.
     """
-    path = cache_folder() / f"{kind.__name__}-{_digest(key)}.json"
+    found = kept(kind, key)
+    if found is None:
+        found = make()
+        _keep(_path(kind, key), found.to_json())
+    return found
+
+
+def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
+    """Read what was kept for this key; none where there is nothing whole."""
     try:
-        return kind.from_json(path.read_text(encoding="utf-8"))
+        return kind.from_json(_path(kind, key).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ModelError):
-        made = make()
-    _keep(path, made.to_json())
-    return made
+        return None
+
+
+def _path(kind: type[Kept], key: Mapping[str, object]) -> Path:
+    return cache_folder() / f"{kind.__name__}-{_digest(key)}.json"
 
 
 def cache_folder() -> Path:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.planning.cache import cached
+from embedder.planning.cache import cached, kept
 from embedder.planning.engine import engine_uses, fitted
 from embedder.planning.sample import Sample, sample_items
 from embedder.rows import TENSOR, TRACE, VECTOR
@@ -31,6 +32,9 @@ from embedder.store.parts import Stamp, write_part
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.mix import DataMix
 from shards.ranges import LayerRange, ShardSpec, whole_model
+
+if TYPE_CHECKING:
+    from shards.measure import Setting
 
 SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store lies, too
 SEND_BYTES = 16 << 20
@@ -45,7 +49,7 @@ class Measured:
     Attributes:
         model: seconds of the layers on the stages' device.
         host: CPU seconds of the work around them.
-        mix: of the items that were looked at; of the shipped pictures where no listing was given.
+        mix: of the items that were looked at.
     """
 
     model: ModelCosts
@@ -59,30 +63,45 @@ def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCos
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
     """
-    found = measure(config, model)
-    return found.model, found.host
+    setting = setting_of(config)
+    costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    host = cached(HostCosts, _host_key(config, model), lambda: host_costs(config, model, sample_items(config, model)))
+    return costs, with_engine(config, model, costs, host, DataMix())
 
 
-def measure(config: RunConfig, model: Model, listing: pa.Table | None = None) -> Measured:
-    """Costs on this machine, for these items.
+def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
+    """What `measured_costs` found before, if it did; nothing is measured."""
+    costs = kept(ModelCosts, _model_key(model, setting_of(config)))
+    host = kept(HostCosts, _host_key(config, model))
+    if costs is None or host is None:
+        return None
+    return costs, with_engine(config, model, costs, host, DataMix())
+
+
+def measure(config: RunConfig, model: Model, listing: pa.Table) -> Measured:
+    """Costs on this machine for these items; what they hold and how they decode is never kept.
 
     Args:
         config: the run; its resources say how many threads compute at once.
         model: the model.
-        listing: what is to be embedded; none takes shipped pictures.
+        listing: what is to be embedded.
 
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
     """
-    if listing is not None and listing.num_rows:
-        sample = sample_items(config, model, listing)
-        costs = model_costs(config, model, sample.mix.caption_tokens)
-        host = with_engine(config, model, costs, host_costs(config, model, sample), sample.mix)
-        return Measured(costs, host, sample.mix)
-    costs = model_costs(config, model)
-    key = {**machine_key(), "preprocessing": preprocessing_of(config, model), "rows": config.rows_per_part}
-    host = cached(HostCosts, key, lambda: host_costs(config, model, sample_items(config, model)))
-    return Measured(costs, with_engine(config, model, costs, host, DataMix()), DataMix())
+    sample = sample_items(config, model, listing)
+    setting = setting_of(config, sample.mix.caption_tokens)
+    costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    host = with_engine(config, model, costs, host_costs(config, model, sample), sample.mix)
+    return Measured(costs, host, sample.mix)
+
+
+def _model_key(model: Model, setting: "Setting") -> dict[str, object]:
+    return {**machine_key(), "model": model.fingerprint, "device_name": setting.device_name, **asdict(setting)}
+
+
+def _host_key(config: RunConfig, model: Model) -> dict[str, object]:
+    return {**machine_key(), "preprocessing": preprocessing_of(config, model), "rows": config.rows_per_part}
 
 
 def machine_key() -> dict[str, object]:
@@ -101,20 +120,19 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def model_costs(config: RunConfig, model: Model, caption_tokens: int = DataMix.caption_tokens) -> ModelCosts:
-    """Seconds of the layers in one replica, measured with as many replicas at once as the cores hold, or kept.
+def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "Setting":
+    """How the stages will compute: as many replicas at once as the cores hold.
 
-    Where stages have different numbers of threads, they are for the fewest.
+    Where stages have different numbers of threads, it is the fewest.
     """
     import torch
 
-    from shards.measure import Setting, measure_costs
+    from shards.measure import Setting
 
     num_cpus = machine.num_cpus()
     stages = requested(config, Available(num_cpus, torch.cuda.device_count())).stages
-    num_threads = min(stage.num_threads for stage in stages)
-    device = stages[0].device
-    setting = Setting(
+    num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
+    return Setting(
         dtype=config.dtype,
         device=device,
         num_threads=num_threads,
@@ -123,13 +141,14 @@ def model_costs(config: RunConfig, model: Model, caption_tokens: int = DataMix.c
         caption_tokens=caption_tokens,
     )
 
-    def make() -> ModelCosts:
-        costs = measure_costs(model.folder, setting, model.fingerprint)
-        send_s = 2 * costs.send_s_per_byte if device != "cpu" else 0.0  # to the device and back
-        return replace(costs, send_s_per_byte=send_s + measure_send(), call_s=measure_call(config, model))
 
-    key = {**machine_key(), "model": model.fingerprint, "device_name": setting.device_name, **asdict(setting)}
-    return cached(ModelCosts, key, make)
+def model_costs(config: RunConfig, model: Model, setting: "Setting") -> ModelCosts:
+    """Seconds of the layers in one replica, of a hand-over and of a call."""
+    from shards.measure import measure_costs
+
+    costs = measure_costs(model.folder, setting, model.fingerprint)
+    copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
+    return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))
 
 
 def host_costs(config: RunConfig, model: Model, sample: Sample) -> HostCosts:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from embedder.planning.records import Review
 from embedder.run.replicas import replica_seconds, timeline
 from embedder.steps.trace import LOAD
 from embedder.store.journal import JournalEntry
@@ -82,6 +83,8 @@ class Report(BaseModel):
     loads: tuple[LoadReport, ...] = ()
     """When each stage's process read its weights; on Ray they start together, so these overlap."""
     plan: list[dict[str, Any]]
+    review: Review | None = None
+    """The run against its plan; on Ray only."""
     versions: dict[str, str]
 
     @property

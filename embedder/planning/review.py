@@ -1,0 +1,170 @@
+"""A finished run against what was expected of it, and the better cut for the data that it met."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from embedder.planning.prediction import Host, Prediction, StageShape, predict
+from embedder.planning.records import BetterPlan, Expected, Review
+from embedder.planning.sample import observed_mix
+from embedder.run.job import Job, rows_per_batch
+from embedder.run.report import StepReport
+from embedder.run.resources import Available
+from embedder.store.layout import run_file
+from shards.plan import plan_shards
+from shards.planning.costs import HostCosts, ModelCosts
+from shards.planning.mix import DataMix
+
+PLAN_FILE = "better_plan.json"
+
+# A cut that promises less than this over the one that ran is no reason to change: predictions are no better.
+MIN_GAIN = 1.10
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a run's own measurements say.
+
+    Attributes:
+        steps: sums over the session's calls.
+        decode_calls: the decode step's `embedder.steps.trace.Measurement` values.
+        num_items: that the session finished.
+        engine_cpu_s: Ray's own; none where it is not known.
+    """
+
+    steps: Sequence[StepReport]
+    decode_calls: Sequence[dict[str, Any]]
+    num_items: int
+    engine_cpu_s: float | None
+
+
+def review_run(
+    job: Job, available: Available, observed: Observed, costs: tuple[ModelCosts, HostCosts] | None
+) -> Review | None:
+    """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan beside the report.
+
+    Args:
+        job: what ran, on Ray.
+        available: the machine, or the cluster.
+        observed: what it measured.
+        costs: of the model on such a device, and of the host; none where nobody has measured or estimated them.
+
+    Returns:
+        The review; none where nothing was finished.
+    """
+    if not observed.num_items:
+        return None
+    mix = observed_mix(observed.decode_calls, observed.num_items)
+    seconds = {step.step: _seconds_per_item(job, step, observed.num_items) for step in observed.steps}
+    if observed.engine_cpu_s is not None:
+        seconds["engine"] = observed.engine_cpu_s / observed.num_items
+    expected = better = None
+    if costs is not None:
+        shapes, host = _shapes(job, observed.steps), _host(job, available)
+        found = predict(job.model.config, job.config.dtype, shapes, *costs, mix, host)
+        expected = _expected(found, costs)
+        better = _better_plan(job, shapes, host, mix, _as_observed(costs, found, seconds, mix))
+    return Review(
+        images_per_item=mix.images_per_item,
+        captions_per_item=mix.captions_per_item,
+        caption_tokens=mix.caption_tokens,
+        observed_seconds_per_item=seconds,
+        expected=expected,
+        better=better,
+    )
+
+
+def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
+    """CPU seconds tell what a step needs whatever else is running; of several threads and GPUs the clock does."""
+    by_clock = any(
+        step.step == f"stage {stage.index}" and (stage.device != "cpu" or stage.num_threads > 1) for stage in job.stages
+    )
+    return (step.wall_s if by_clock else step.cpu_s) / num_items
+
+
+def _shapes(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
+    """The cut as it ran: with the most replicas that were at work."""
+    num_replicas = {step.step: step.max_replicas for step in steps}
+    return [
+        StageShape(
+            spec=stage.shard,
+            num_replicas=num_replicas.get(f"stage {stage.index}", 1),
+            num_threads=stage.num_threads if stage.device == "cpu" else 0,
+        )
+        for stage in job.stages
+    ]
+
+
+def _host(job: Job, available: Available) -> Host:
+    allocation = job.allocation
+    left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
+    return Host(
+        num_cores=available.num_cpus if job.config.ray_address is None else None,
+        num_decoders=max(1, int(left_cpus / allocation.decode_cpus)),
+        rows_per_batch=rows_per_batch(job.config),
+    )
+
+
+def _expected(found: Prediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:
+    seconds = {f"stage {index}": stage_s for index, stage_s in enumerate(found.stage_s)}
+    host = costs[1]
+    seconds |= {"decode": found.decode_s, "write": host.write_s_per_item, "engine": host.engine_s_per_item}
+    return Expected(
+        source=costs[0].source, items_per_s=found.items_per_s, bottleneck=found.bottleneck, seconds_per_item=seconds
+    )
+
+
+def _as_observed(
+    costs: tuple[ModelCosts, HostCosts], found: Prediction, seconds: dict[str, float], mix: DataMix
+) -> tuple[ModelCosts, HostCosts]:
+    """The costs brought to the level that the run found: towers all by one factor, the host's work as it was."""
+    observed_s = sum(value for step, value in seconds.items() if step.startswith("stage"))
+    factor = observed_s / sum(found.stage_s)
+    model, host = costs
+    model = replace(
+        model,
+        vision=model.vision.scaled(factor, factor, factor),
+        text=model.text.scaled(factor, factor, factor),
+        send_s_per_byte=model.send_s_per_byte * factor,
+        call_s=model.call_s * factor,
+    )
+    decode_s = found.decode_s or 1.0
+    decode_factor = seconds.get("decode", decode_s) / decode_s
+    host = replace(
+        host,
+        decode_s_per_image=host.decode_s_per_image * decode_factor,
+        tokenise_s_per_caption=host.tokenise_s_per_caption * decode_factor,
+        write_s_per_item=seconds.get("write", host.write_s_per_item),
+        engine_s_per_item=seconds.get("engine", host.engine_s_per_item),
+    )
+    return model, host
+
+
+def _better_plan(
+    job: Job, shapes: Sequence[StageShape], host: Host, mix: DataMix, costs: tuple[ModelCosts, HostCosts]
+) -> BetterPlan | None:
+    """The best cut for the data that came, where it is worth a change."""
+    config, dtype = job.model.config, job.config.dtype
+    plan = plan_shards(
+        config,
+        len(shapes),
+        dtype=dtype,
+        images_per_item=mix.images_per_item,
+        captions_per_item=mix.captions_per_item,
+        caption_tokens=mix.caption_tokens,
+        model_fingerprint=job.model.fingerprint,
+    )
+    cut = [replace(shape, spec=stage.spec) for shape, stage in zip(shapes, plan.stages, strict=True)]
+    now = predict(config, dtype, shapes, *costs, mix, host)
+    then = predict(config, dtype, cut, *costs, mix, host)
+    gain = then.items_per_s / now.items_per_s
+    if gain < MIN_GAIN:
+        return None
+    path = run_file(job.run.run_id, PLAN_FILE)
+    job.files.write(path, plan.to_json().encode())
+    reason = (
+        f"items held {mix.images_per_item:.2g} pictures and {mix.captions_per_item:.2g} captions of "
+        f"{mix.caption_tokens} tokens, and {now.bottleneck} limits this cut to {now.items_per_s:.3g} items/s; "
+        f"the other one would reach {then.items_per_s:.3g}"
+    )
+    return BetterPlan(path=job.files.uri(path), gain=gain, reason=reason)
