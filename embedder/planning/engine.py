@@ -14,8 +14,9 @@ from embedder.store.runs import REPORT_FILE, all_runs
 # Taken on two cores of a cloud server (Ray 2.60) with scripts/compare_predictions.py, which prints what it finds.
 ENGINE_CORES = 0.10
 ENGINE_CALL_S = 0.012
+ENGINE_START_S = 4.0
 NUM_RUNS = 5  # of a store, the last ones
-MIN_WINDOW_S = 5.0  # a shorter run says little
+MIN_WINDOW_S = 20.0  # a shorter run says little: it is all start
 MAX_FACTOR = 4.0  # an observation further off than this had something else in it
 
 
@@ -26,17 +27,19 @@ class EngineShare:
     Attributes:
         cores: CPU seconds a second, whatever is done.
         call_s: CPU seconds of one call of one step.
+        start_s: CPU seconds of a run's processes of tasks, which start when the first of them is needed.
     """
 
     cores: float = ENGINE_CORES
     call_s: float = ENGINE_CALL_S
+    start_s: float = ENGINE_START_S
 
     def seconds(self, window_s: float, num_calls: float) -> float:
         """CPU seconds of a run."""
-        return self.cores * window_s + self.call_s * num_calls
+        return self.cores * window_s + self.call_s * num_calls + self.start_s
 
     def per_item(self, item_s: float, calls_per_item: float, num_cores: float) -> float:
-        """CPU seconds of one item on cores that are busy all the time.
+        """CPU seconds of one item on cores that are busy all the time, in a run so long that its start doesn't count.
 
         An item takes `item_s` beside Ray; with x items a second, x * (item_s + calls) + cores = num_cores.
 
@@ -72,14 +75,14 @@ class _ReportRecord(Record):
 
 
 def fitted(uses: Iterable[EngineUse], start: EngineShare | None = None) -> EngineShare:
-    """Scale the usual share to what runs have found; both of its parts alike."""
+    """Scale the usual share to what runs have found; all of its parts alike."""
     start = start or EngineShare()
     told = [use for use in uses if use.window_s >= MIN_WINDOW_S]
     expected_s = sum(start.seconds(use.window_s, use.num_calls) for use in told)
     if not expected_s:
         return start
     factor = min(max(sum(use.cpu_s for use in told) / expected_s, 1 / MAX_FACTOR), MAX_FACTOR)
-    return EngineShare(start.cores * factor, start.call_s * factor)
+    return EngineShare(start.cores * factor, start.call_s * factor, start.start_s * factor)
 
 
 def engine_uses(store: str | None) -> list[EngineUse]:

@@ -22,11 +22,13 @@ class StageShape:
         spec: its layers.
         num_replicas: processes.
         num_threads: cores that one keeps busy; 0 on a GPU.
+        share: the part of its time that one may compute, below 1 under a CPU quota.
     """
 
     spec: ShardSpec
     num_replicas: int = 1
     num_threads: int = 1
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def predict(
         seconds * stage.num_threads for seconds, stage in zip(stage_s, stages, strict=True)
     )
     rates = {
-        f"stage {index}": stage.num_replicas / seconds
+        f"stage {index}": stage.num_replicas * stage.share / seconds
         for index, (seconds, stage) in enumerate(zip(stage_s, stages, strict=True))
     }
     if decode_s:

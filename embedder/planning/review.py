@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from embedder.config import RunConfig
 from embedder.planning.prediction import Host, Prediction, StageShape, predict
 from embedder.planning.records import BetterPlan, Expected, Review
 from embedder.planning.sample import observed_mix
 from embedder.run.job import Job, rows_per_batch
 from embedder.run.report import StepReport
-from embedder.run.resources import Available
+from embedder.run.resources import Allocation, Available
 from embedder.store.layout import run_file
 from shards.plan import plan_shards
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.mix import DataMix
+from shards.ranges import ShardSpec
 
 PLAN_FILE = "better_plan.json"
 
@@ -60,7 +62,7 @@ def review_run(
         seconds["engine"] = observed.engine_cpu_s / observed.num_items
     expected = better = None
     if costs is not None:
-        shapes, host = _shapes(job, observed.steps), _host(job, available)
+        shapes, host = _as_run(job, observed.steps), host_of(job.config, job.allocation, available)
         found = predict(job.model.config, job.config.dtype, shapes, *costs, mix, host)
         expected = _expected(found, costs)
         better = _better_plan(job, shapes, host, mix, _as_observed(costs, found, seconds, mix))
@@ -82,27 +84,29 @@ def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
     return (step.wall_s if by_clock else step.cpu_s) / num_items
 
 
-def _shapes(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
-    """The cut as it ran: with the most replicas that were at work."""
-    num_replicas = {step.step: step.max_replicas for step in steps}
+def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageShape]:
+    """How the stages of a cut start: with their threads, and the fewest replicas."""
     return [
-        StageShape(
-            spec=stage.shard,
-            num_replicas=num_replicas.get(f"stage {stage.index}", 1),
-            num_threads=stage.num_threads if stage.device == "cpu" else 0,
-        )
-        for stage in job.stages
+        StageShape(spec, stage.min_replicas, stage.num_threads if stage.device == "cpu" else 0)
+        for spec, stage in zip(specs, allocation.stages, strict=True)
     ]
 
 
-def _host(job: Job, available: Available) -> Host:
-    allocation = job.allocation
+def host_of(config: RunConfig, allocation: Allocation, available: Available) -> Host:
+    """What the stages leave to decoding, and what all share."""
     left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
     return Host(
-        num_cores=available.num_cpus if job.config.ray_address is None else None,
+        num_cores=available.num_cpus if config.ray_address is None else None,
         num_decoders=max(1, int(left_cpus / allocation.decode_cpus)),
-        rows_per_batch=rows_per_batch(job.config),
+        rows_per_batch=rows_per_batch(config),
     )
+
+
+def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
+    """The cut with the most replicas that were at work."""
+    num_replicas = {step.step: step.max_replicas for step in steps}
+    shapes = shapes_of([stage.shard for stage in job.stages], job.allocation)
+    return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]
 
 
 def _expected(found: Prediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:

@@ -1,5 +1,7 @@
 """A stage that can't keep up gets more replicas while the run goes on, on a real Ray with two CPUs."""
 
+from itertools import pairwise
+
 import pytest
 import samples
 from embedding_runs import embedded
@@ -28,10 +30,7 @@ def heavy_pictures(tmp_path):
     config = ModelConfig(name="heavy", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
     folder = init_model(config, tmp_path / "heavy", seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
     cuts = [(0, 0), (0, 1), (12, 1), (12, 2)]
-    specs = [
-        ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1]))
-        for start, stop in zip(cuts, cuts[1:], strict=False)
-    ]
+    specs = [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
     (tmp_path / "plan.json").write_text(plan_specs(config, specs).to_json())
     return {"model": str(folder), "plan": str(tmp_path / "plan.json")}
 

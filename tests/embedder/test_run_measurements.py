@@ -91,9 +91,9 @@ def test_ray_s_share_of_an_item_fills_the_cores():
 
 
 def test_ray_s_share_follows_what_runs_found_within_reason():
-    usual = EngineShare(cores=0.1, call_s=0.01)
-    found = fitted([EngineUse(cpu_s=4.0, window_s=10.0, num_calls=100)], usual)
+    usual = EngineShare(cores=0.1, call_s=0.01, start_s=3.0)
+    found = fitted([EngineUse(cpu_s=14.0, window_s=30.0, num_calls=100)], usual)
     assert (found.cores, found.call_s) == (pytest.approx(0.2), pytest.approx(0.02))
-    assert fitted([EngineUse(cpu_s=1000.0, window_s=10.0, num_calls=100)], usual).cores == pytest.approx(0.4)
+    assert fitted([EngineUse(cpu_s=1000.0, window_s=30.0, num_calls=100)], usual).cores == pytest.approx(0.4)
     assert fitted([EngineUse(cpu_s=9.0, window_s=1.0, num_calls=1)], usual) == usual, "too short to tell"
     assert fitted([], usual) == usual

@@ -43,6 +43,7 @@ def spec(vision, text):
     return ShardSpec(LayerRange(*vision), LayerRange(*text))
 
 
+PAIRS = DataMix()
 CUT = (spec((0, 2), (0, 1)), spec((2, 4), (1, 4)))  # of 4 + 4 layers: 22 and 26 ms for a pair
 
 
@@ -51,7 +52,7 @@ def model(tiny_model):
     return open_model(str(tiny_model))
 
 
-def predicted(model, host=CORES, mix=DataMix(), costs=COSTS, **changes):
+def predicted(model, host=CORES, mix=PAIRS, costs=COSTS, **changes):
     shapes = [StageShape(each, **changes) for each in CUT]
     return predict(model.config, "float32", shapes, costs, HOST, mix, host)
 

@@ -1,0 +1,193 @@
+"""The planned cut against each tower in thirds, where a stage or the data is uneven: predicted, and measured in turn.
+
+    python scripts/compare_cuts.py [SETTING] [SECONDS]     # first-half, middle-half or captions; 30 s a run
+
+first-half   the first of three stages may use half a core (a CPU quota); the model has the default's conv stem
+middle-half  the second one may; a ViT of 10 layers has its thirds at 3, 4 and 3
+captions     nine of ten items are captions alone; all stages are equal
+
+Runs take turns, thirds and planned, twice each; the best of each counts: about four minutes on two quiet cores.
+
+On paper: three stages on two cores can't be faster than the cores, 2 / (CPU seconds of an item). Thirds of equal layers
+give each stage a third of them, so with a stage on half a core they reach 0.5 / (1/3) = 1.5 where all cores together
+reach at most 2: never more than 4/3 is to be won there. A conv stem, or layers that three doesn't divide, put more into
+the slow stage, and the gain grows. And whatever the mix, thirds of both towers stay thirds: with equal stages they are
+as good as any cut but for the stem, so `captions` gains nothing, which it says.
+
+The quota is that of Linux's CPU bandwidth control, done without its privileges: a helper stops the stage's process
+when it has used its part of the time, and wakes it when it has some again. The planned cut is the best of all cuts by
+the same prediction, for stages that may use so much. The last line is one JSON document.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from bench_runs import Items, configured, make_model, run, warm_ray, write_items
+
+from embedder import pipeline
+from embedder.planning.measured import Measured, measure
+from embedder.planning.prediction import Prediction, StageShape, predict
+from embedder.planning.review import host_of
+from embedder.run import machine
+from embedder.run.resources import Available, allocate
+from embedder.sources.listing import list_sources
+from embedder.steps.stage import Stage
+from embedder.steps.stage_spec import StageSpec
+from shards.config import ModelConfig
+from shards.plan import plan_specs
+from shards.ranges import LayerRange, ShardSpec
+
+PROMISE = 1.3
+NUM_STAGES = 3
+NUM_TURNS = 2
+
+# Stops a process whenever it is ahead of its part of the time; unused time is kept for a tenth of a second at most.
+QUOTA = """
+import os, signal, sys, time, psutil
+pid, share, period_s = int(sys.argv[1]), float(sys.argv[2]), 0.1
+process = psutil.Process(pid)
+begun_s, before_s, stopped = time.monotonic(), sum(process.cpu_times()[:2]), False
+while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+    used_s, allowed_s = sum(process.cpu_times()[:2]) - before_s, share * (time.monotonic() - begun_s)
+    if allowed_s - used_s > share * period_s:
+        begun_s += (allowed_s - used_s) / share - period_s
+    if stopped != (used_s > allowed_s):
+        stopped = not stopped
+        os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+    time.sleep(0.005)
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is uneven."""
+
+    vision: dict
+    items: Items
+    shares: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+
+SQUARE = {"image_size": 128, "width": 256, "num_heads": 4}
+SETTINGS = {
+    "first-half": Setting({"patch_size": 8, "depth": 6, "stem": "conv", **SQUARE}, Items(), (0.5, 1.0, 1.0)),
+    "middle-half": Setting({"patch_size": 8, "depth": 10, **SQUARE}, Items(), (1.0, 0.5, 1.0)),
+    "captions": Setting({"patch_size": 8, "depth": 6, **SQUARE}, Items(picture_every=10, captions=3)),
+}
+TEXT = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "num_hidden_layers": 6}
+
+
+class LimitedStage(Stage):
+    """A stage that may use a part of a core."""
+
+    def __init__(self, spec: StageSpec, shares: Sequence[float]) -> None:
+        super().__init__(spec)
+        if shares[spec.index] < 1:
+            subprocess.Popen([sys.executable, "-c", QUOTA, str(os.getpid()), str(shares[spec.index])])
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "first-half"
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    setting = SETTINGS[name]
+    with tempfile.TemporaryDirectory(prefix="compare-cuts-") as root, warm_ray():
+        # The pipeline makes its actors of this class; Ray sends it to them by value.
+        pipeline.Stage = partial_class(setting.shares)
+        result = compare(setting, Path(root), seconds)
+    print(json.dumps({"setting": name, "shares": setting.shares, **result}))
+
+
+def partial_class(shares: Sequence[float]) -> type[Stage]:
+    """Stages of this run, which take nothing but their spec."""
+
+    class RunStage(LimitedStage):
+        def __init__(self, spec: StageSpec) -> None:
+            super().__init__(spec, shares)
+
+    return RunStage
+
+
+def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
+    """Measure the costs, cut twice, run each cut in turn."""
+    folder = make_model(root / "model", setting.vision, TEXT)
+    sample = write_items(root / "sample", 100, setting.items)
+    config, model = configured(folder, sample, root / "store-sample", batch_size=8)
+    found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
+    available = Available(machine.num_cpus())
+    host = host_of(config, allocate(config, available), available)
+    expect = partial(expected, model.config, config.dtype, setting.shares, found, host)
+    cuts = {"thirds": thirds(model.config), "planned": best_cut(model.config, expect)}
+    predicted = {name: expect(cut) for name, cut in cuts.items()}
+    for name, cut in cuts.items():
+        ranges = ", ".join(
+            f"{spec.vision.start}-{spec.vision.stop} + {spec.text.start}-{spec.text.stop}" for spec in cut
+        )
+        print(f"{name:8} {ranges}: predicted {predicted[name].items_per_s:.1f} items/s, {predicted[name].bottleneck}")
+        (root / f"{name}.json").write_text(plan_specs(model.config, cut).to_json())
+    num_items = max(64, int(seconds * predicted["planned"].items_per_s))
+    source = write_items(root / "in", num_items, setting.items)
+    measured: dict[str, list[float]] = {name: [] for name in cuts}
+    run(config)  # starts the processes of tasks
+    for turn, name in itertools.product(range(NUM_TURNS), cuts):
+        settings = {"batch_size": 8, "plan": str(root / f"{name}.json")}
+        report = run(configured(folder, source, root / f"store-{name}-{turn}", **settings)[0])
+        measured[name].append(report.items_per_s)
+        print(f"{name:8} {report.items_per_s:.1f} items/s", flush=True)
+    gain = max(measured["planned"]) / max(measured["thirds"])
+    paper = predicted["planned"].items_per_s / predicted["thirds"].items_per_s
+    print(f"planned over thirds: {gain:.2f}x measured, {paper:.2f}x predicted")
+    return {"items_per_s": measured, "gain": gain, "predicted_gain": paper, "within_promise": gain >= PROMISE}
+
+
+def expected(
+    config: ModelConfig, dtype: str, shares: Sequence[float], found: Measured, host: object, cut: Sequence[ShardSpec]
+) -> Prediction:
+    """Predict one cut."""
+    shapes = [StageShape(spec, share=share) for spec, share in zip(cut, shares, strict=True)]
+    return predict(config, dtype, shapes, found.model, found.host, found.mix, host)
+
+
+def thirds(config: ModelConfig) -> list[ShardSpec]:
+    """Each tower in three parts, as equal as its layers allow."""
+    depths = config.vision.depth, config.text.num_hidden_layers
+    cuts = [tuple(round(depth * part / NUM_STAGES) for depth in depths) for part in range(NUM_STAGES + 1)]
+    return specs_of(cuts)
+
+
+def best_cut(config: ModelConfig, expect: partial) -> list[ShardSpec]:
+    """The cut that is predicted fastest, and the one with the most even stages among equals."""
+
+    def merit(cut: list[ShardSpec]) -> tuple[float, float]:
+        found = expect(cut)
+        return round(found.items_per_s, 6), -max(found.stage_s)
+
+    return max(all_cuts(config), key=merit)
+
+
+def all_cuts(config: ModelConfig) -> Iterator[list[ShardSpec]]:
+    """Every way to give three stages all layers in order, each at least one."""
+    depths = config.vision.depth, config.text.num_hidden_layers
+    places = list(itertools.product(range(depths[0] + 1), range(depths[1] + 1)))
+    for first, second in itertools.product(places, places):
+        cuts = [(0, 0), first, second, depths]
+        if all(a != b and a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(cuts)):
+            yield specs_of(cuts)
+
+
+def specs_of(cuts: Sequence[tuple[int, ...]]) -> list[ShardSpec]:
+    return [
+        ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1]))
+        for start, stop in itertools.pairwise(cuts)
+    ]
+
+
+if __name__ == "__main__":
+    main()

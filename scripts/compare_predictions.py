@@ -1,0 +1,129 @@
+"""What the planner's costs predict against what runs reach: three models through three stages on Ray.
+
+    python scripts/compare_predictions.py [SECONDS]      # of a run; 45 by default: six minutes on two quiet cores
+
+Layers, decoding, writing and hand-overs are measured on this machine and on the run's own items, then the run is
+predicted, then it is made. On few cores the bound is the cores themselves: they hold so many CPU seconds a second, and
+an item needs those of decoding, of all stages, of writing and of Ray. So the table also sets CPU seconds of an item
+side by side, which other work on the machine doesn't change much; items/s need a machine that does nothing else.
+
+A run's actors are up before its first item (Ray Data's `wait_for_min_actors_s`), and a run that is thrown away starts
+the processes of its tasks. The last line is one JSON document.
+"""
+
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from bench_runs import DEMO_MODEL, NUM_WARM, Items, configured, make_model, run, warm_ray, write_items
+
+from embedder.planning.measured import measure
+from embedder.planning.prediction import Prediction, predict
+from embedder.planning.review import host_of, shapes_of
+from embedder.run import machine
+from embedder.run.job import make_plan
+from embedder.run.report import Report
+from embedder.run.resources import Available, allocate
+from embedder.sources.listing import list_sources
+
+PROMISE = 0.20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its items."""
+
+    name: str
+    model: Path
+    items: Items
+    batch_size: int
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 45.0
+    with tempfile.TemporaryDirectory(prefix="compare-predictions-") as root, warm_ray():
+        rows = [compare(case, Path(root), seconds) for case in cases(Path(root))]
+    print(f"{'model':28} {'items/s':>9} {'predicted':>9} {'ratio':>6} {'CPU ms/item':>12} {'predicted':>9}  limited by")
+    for row in rows:
+        print(
+            f"{row['model']:28} {row['items_per_s']:9.2f} {row['predicted_items_per_s']:9.2f} {row['ratio']:6.2f} "
+            f"{row['cpu_ms']:12.2f} {row['predicted_cpu_ms']:9.2f}  {row['bottleneck']}"
+        )
+    worst = max(abs(row["ratio"] - 1) for row in rows)
+    print(json.dumps({"rows": rows, "worst_error": round(worst, 3), "within_promise": worst <= PROMISE}))
+
+
+def cases(root: Path) -> list[Case]:
+    """The shipped model; a ViT-S/16 with an ALBERT of its width; a deep text tower that sees mostly captions."""
+    square = {"width": 384, "num_heads": 6}
+    text = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "embedding_size": 128}
+    vit_s = {"image_size": 224, "patch_size": 16, "depth": 12, **square}
+    small = {"image_size": 64, "patch_size": 8, "depth": 4, "width": 192, "num_heads": 3, "stem": "conv"}
+    return [
+        Case("demo: conv stem, 6 + 4", DEMO_MODEL, Items(), 32),
+        Case(
+            "ViT-S/16 + ALBERT, 12 + 12",
+            make_model(root / "vit-s", vit_s, text | {"num_hidden_layers": 12}),
+            Items(),
+            8,
+        ),
+        Case(
+            "captions: small ViT, 4 + 18",
+            make_model(root / "captions", small, text | {"num_hidden_layers": 18}),
+            Items(picture_every=8, captions=4),
+            16,
+        ),
+    ]
+
+
+def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
+    """Measure, predict, run."""
+    place = root / case.name.replace(" ", "-").replace("/", "-").replace(":", "")
+    settings = {"batch_size": case.batch_size, "num_stages": 3}
+    warm = write_items(place / "warm", NUM_WARM, case.items)
+    config, model = configured(case.model, warm, place / "store-warm", **settings)
+    run(config)
+    found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
+    available = Available(machine.num_cpus())
+    allocation = allocate(config, available)
+    shapes = shapes_of([stage.spec for stage in make_plan(config, model).stages], allocation)
+    predicted = predict(
+        model.config, config.dtype, shapes, found.model, found.host, found.mix, host_of(config, allocation, available)
+    )
+    num_items = max(4 * NUM_WARM, int(seconds * predicted.items_per_s))
+    config, _ = configured(case.model, write_items(place / "in", num_items, case.items), place / "store", **settings)
+    report = run(config)
+    print_steps(case, predicted, report)
+    observed_s = sum(report.review.observed_seconds_per_item.values())
+    return {
+        "model": case.name,
+        "num_items": num_items,
+        "items_per_s": report.items_per_s,
+        "predicted_items_per_s": predicted.items_per_s,
+        "ratio": predicted.items_per_s / report.items_per_s,
+        "cpu_ms": 1e3 * observed_s,
+        "predicted_cpu_ms": 1e3 * predicted.cpu_s,
+        "bottleneck": predicted.bottleneck,
+        "engine_cpu_s": report.engine_cpu_s,
+        "window_s": report.window_s,
+        "num_calls": sum(step.num_calls for step in report.steps),
+    }
+
+
+def print_steps(case: Case, predicted: Prediction, report: Report) -> None:
+    """CPU milliseconds of an item by step."""
+    print(f"{case.name}: {report.num_items:,} items in {report.window_s:.0f} s; CPU ms/item, observed (predicted)")
+    said = {f"stage {index}": seconds for index, seconds in enumerate(predicted.stage_s)}
+    said |= {"decode": predicted.decode_s}
+    rest_s = predicted.cpu_s - sum(said.values())
+    observed = dict(report.review.observed_seconds_per_item)
+    other_s = sum(value for step, value in observed.items() if step not in said)
+    steps = [f"{step} {1e3 * observed[step]:.2f} ({1e3 * said[step]:.2f})" for step in sorted(said)]
+    print("   ", ", ".join([*steps, f"write and Ray {1e3 * other_s:.2f} ({1e3 * rest_s:.2f})"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
