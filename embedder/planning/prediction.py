@@ -5,13 +5,19 @@ them: decoding, stages on the CPU, writing, Ray itself. The least of these is wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shards.config import ModelConfig
-from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image
+from shards.costs import Dtype
 from shards.planning.costs import HostCosts, ModelCosts
+from shards.planning.devices import DeviceType
 from shards.planning.mix import DataMix
+from shards.planning.planner import specs_between
+from shards.planning.problem import Pool, Problem
+from shards.planning.search import best_placement
 from shards.ranges import ShardSpec
+
+BOUNDLESS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -85,34 +91,53 @@ def predict(
         mix: what the items hold.
         host: the machine.
     """
-    costs = costs.at_tokens(mix.caption_tokens, config)
-    stage_s = tuple(stage_seconds(config, dtype, stage.spec, costs, mix, host.rows_per_batch) for stage in stages)
-    decode_s = host_costs.decode_s(mix)
-    cpu_s = host_costs.item_s(mix) + sum(
+    problem = problem_of(config, dtype, costs, host_costs, mix, host)
+    (pool,) = problem.pools
+    stage_s = tuple(problem.load(pool, stage.spec).seconds for stage in stages)
+    cpu_s = problem.host_seconds + sum(
         seconds * stage.num_threads for seconds, stage in zip(stage_s, stages, strict=True)
     )
     rates = {
         f"stage {index}": stage.num_replicas * stage.share / seconds
         for index, (seconds, stage) in enumerate(zip(stage_s, stages, strict=True))
     }
-    if decode_s:
-        rates["decode"] = host.num_decoders / decode_s
+    if problem.decode_seconds:
+        rates["decode"] = host.num_decoders / problem.decode_seconds
     if host.num_cores is not None:
         rates["shared cores"] = host.num_cores / cpu_s
     bottleneck = min(rates, key=lambda name: rates[name])
-    return Prediction(stage_s, decode_s, cpu_s, rates[bottleneck], bottleneck)
+    return Prediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
 
 
-def stage_seconds(
-    config: ModelConfig, dtype: Dtype, spec: ShardSpec, costs: ModelCosts, mix: DataMix, rows_per_batch: int
-) -> float:
-    """Seconds of one item in a stage: its layers, half of each hand-over at its two ends, its part of a call."""
-    layers_s = mix.images_per_item * costs.vision.of(spec.vision, config.vision.depth)
-    layers_s += mix.captions_per_item * costs.text.of(spec.text, config.text.num_hidden_layers)
-    passing = mix.images_per_item * sum(
-        cut_bytes_per_image(config, layer, dtype) for layer in (spec.vision.start, spec.vision.stop)
+def balanced_cut(
+    config: ModelConfig,
+    dtype: Dtype,
+    num_stages: int,
+    costs: ModelCosts,
+    host_costs: HostCosts,
+    mix: DataMix,
+    host: Host,
+) -> list[ShardSpec]:
+    """The cut whose slowest stage is the fastest, for one replica of each stage on equal devices."""
+    problem = problem_of(config, dtype, costs, host_costs, mix, host)
+    pools = (replace(problem.pools[0], num=num_stages),)
+    placement = best_placement(replace(problem, pools=pools), num_stages)
+    if placement is None:
+        raise RuntimeError("every model can be cut where nothing limits its stages")
+    return specs_between(placement.cuts)
+
+
+def problem_of(
+    config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, host: Host
+) -> Problem:
+    """The planner's problem with a device of its own for each stage, of any size."""
+    device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
+    return Problem(
+        config=config,
+        dtype=dtype,
+        mix=mix,
+        pools=(Pool(1, device, costs.at_tokens(mix.caption_tokens, config), max_shares=1),),
+        host_seconds=host_costs.item_s(mix),
+        decode_seconds=host_costs.decode_s(mix),
+        rows_per_batch=host.rows_per_batch,
     )
-    passing += mix.captions_per_item * sum(
-        cut_bytes_per_caption(config, layer, dtype, mix.caption_tokens) for layer in (spec.text.start, spec.text.stop)
-    )
-    return layers_s + passing * costs.send_s_per_byte / 2 + costs.call_s / rows_per_batch

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from embedder.config import RunConfig
-from embedder.planning.prediction import Host, Prediction, StageShape, predict
+from embedder.planning.prediction import Host, Prediction, StageShape, balanced_cut, predict
 from embedder.planning.records import BetterPlan, Expected, Review
 from embedder.planning.sample import observed_mix
 from embedder.run.job import Job, rows_per_batch
 from embedder.run.report import StepReport
 from embedder.run.resources import Allocation, Available
 from embedder.store.layout import run_file
-from shards.plan import plan_shards
+from shards.plan import plan_specs
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.mix import DataMix
 from shards.ranges import ShardSpec
@@ -149,22 +149,18 @@ def _better_plan(
 ) -> BetterPlan | None:
     """The best cut for the data that came, where it is worth a change."""
     config, dtype = job.model.config, job.config.dtype
-    plan = plan_shards(
-        config,
-        len(shapes),
-        dtype=dtype,
-        images_per_item=mix.images_per_item,
-        captions_per_item=mix.captions_per_item,
-        caption_tokens=mix.caption_tokens,
-        model_fingerprint=job.model.fingerprint,
-    )
-    cut = [replace(shape, spec=stage.spec) for shape, stage in zip(shapes, plan.stages, strict=True)]
+    specs = balanced_cut(config, dtype, len(shapes), *costs, mix, host)
+    cut = [replace(shape, spec=spec) for shape, spec in zip(shapes, specs, strict=True)]
     now = predict(config, dtype, shapes, *costs, mix, host)
     then = predict(config, dtype, cut, *costs, mix, host)
     gain = then.items_per_s / now.items_per_s
     if gain < MIN_GAIN:
         return None
     path = run_file(job.run.run_id, PLAN_FILE)
+    plan = plan_specs(
+        config, specs, dtype=dtype, caption_tokens=mix.caption_tokens, model_fingerprint=job.model.fingerprint
+    )
+    plan = replace(plan, mix=mix, costs=costs[0].source, items_per_s=then.items_per_s, bottleneck=then.bottleneck)
     job.files.write(path, plan.to_json().encode())
     reason = (
         f"items held {mix.images_per_item:.2g} pictures and {mix.captions_per_item:.2g} captions of "
