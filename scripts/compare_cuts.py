@@ -78,7 +78,7 @@ class Setting:
 
 SQUARE = {"image_size": 128, "width": 256, "num_heads": 4}
 SETTINGS = {
-    "first-half": Setting({"patch_size": 8, "depth": 6, "stem": "conv", **SQUARE}, Items(), (0.5, 1.0, 1.0)),
+    "first-half": Setting({"patch_size": 16, "depth": 6, "stem": "conv", **SQUARE}, Items(), (0.5, 1.0, 1.0)),
     "middle-half": Setting({"patch_size": 8, "depth": 10, **SQUARE}, Items(), (1.0, 0.5, 1.0)),
     "captions": Setting({"patch_size": 8, "depth": 6, **SQUARE}, Items(picture_every=10, captions=3)),
 }

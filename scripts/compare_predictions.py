@@ -102,7 +102,7 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
     predicted = predict(
         model.config, config.dtype, shapes, found.model, found.host, found.mix, host_of(config, allocation, available)
     )
-    num_items = max(4 * NUM_WARM, int(seconds * predicted.items_per_s))
+    num_items = max(NUM_WARM, int(seconds * predicted.items_per_s))
     config, _ = configured(case.model, write_items(place / "in", num_items, case.items), place / "store", **settings)
     report = run(config)
     print_steps(case, predicted, report)
