@@ -58,26 +58,27 @@ def measure_costs(folder: str | Path, setting: Setting, model_fingerprint: str |
 
 def _measure_vision(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
     """One block in memory at a time: the front and a layer, then the head."""
-    x_FLD = _activation(setting, (config.vision.num_tokens, config.vision.width))
-    front, layer = _vision_layer(folder, config, setting, x_FLD)
-    return _tower(front, layer, _vision_head(folder, config, setting, x_FLD))
+    front, layer = _vision_layer(folder, config, setting)
+    return _tower(front, layer, _vision_head(folder, config, setting))
 
 
-def _vision_layer(folder: str | Path, config: ModelConfig, setting: Setting, x_FLD: torch.Tensor) -> tuple[Part, Part]:
+def _vision_layer(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[Part, Part]:
     from shards.vision import embed_pixels, run_vit_blocks
 
+    shard = _load(folder, setting, vision=LayerRange(0, 1))
     size_px = config.vision.image_size
     pixels_FHWC = torch.randint(0, 256, (setting.num_rows, size_px, size_px, 3), dtype=torch.uint8)
-    shard = _load(folder, setting, vision=LayerRange(0, 1))
+    x_FLD = _activation(shard, setting, (config.vision.num_tokens, config.vision.width))
     front = measure_part(lambda n: embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:n], shard.dtype)), setting)
     return front, measure_part(lambda n: run_vit_blocks(shard.vision, x_FLD[:n]), setting)
 
 
-def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting, x_FLD: torch.Tensor) -> Part:
+def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting) -> Part:
     from shards.heads import unit_rows
     from shards.vision import pool_vit_tokens
 
     shard = _load(folder, setting, vision=LayerRange(config.vision.depth - 1, config.vision.depth))
+    x_FLD = _activation(shard, setting, (config.vision.num_tokens, config.vision.width))
     lengths = torch.ones(setting.num_rows, dtype=torch.int64)
     return measure_part(
         lambda n: unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:n])), lengths[:n]), setting
@@ -86,20 +87,18 @@ def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting, x_FL
 
 def _measure_text(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
     num_tokens = min(setting.caption_tokens, config.text.max_position_embeddings)
-    x_RTD = _activation(setting, (num_tokens, config.text.hidden_size))
     # Captions of one batch differ in length, and all are padded to the longest: that one counts.
     lengths = torch.linspace(num_tokens, num_tokens / 2, setting.num_rows).ceil().long()
-    front, layer = _text_layer(folder, config, setting, x_RTD, lengths)
-    return _tower(front, layer, _text_head(folder, config, setting, x_RTD, lengths))
+    front, layer = _text_layer(folder, config, setting, lengths)
+    return _tower(front, layer, _text_head(folder, config, setting, lengths))
 
 
-def _text_layer(
-    folder: str | Path, config: ModelConfig, setting: Setting, x_RTD: torch.Tensor, lengths: torch.Tensor
-) -> tuple[Part, Part]:
+def _text_layer(folder: str | Path, config: ModelConfig, setting: Setting, lengths: torch.Tensor) -> tuple[Part, Part]:
     from shards.text import Padding, embed_tokens, run_albert_layers
 
     layers = LayerRange(0, 1)
     shard = _load(folder, setting, text=layers)
+    x_RTD = _activation(shard, setting, (int(lengths[0]), config.text.hidden_size))
     mask = Padding.of(lengths, torch.device(setting.device)).mask
     ids_RT = torch.zeros(x_RTD.shape[:2], dtype=torch.int64, device=setting.device)
 
@@ -110,14 +109,13 @@ def _text_layer(
     return measure_part(lambda n: embed_tokens(shard.text, ids_RT[:n]), setting), measure_part(run, setting)
 
 
-def _text_head(
-    folder: str | Path, config: ModelConfig, setting: Setting, x_RTD: torch.Tensor, lengths: torch.Tensor
-) -> Part:
+def _text_head(folder: str | Path, config: ModelConfig, setting: Setting, lengths: torch.Tensor) -> Part:
     from shards.heads import unit_rows
     from shards.text import pool_albert_tokens
 
     depth = config.text.num_hidden_layers
     shard = _load(folder, setting, text=LayerRange(depth - 1, depth))
+    x_RTD = _activation(shard, setting, (int(lengths[0]), config.text.hidden_size))
 
     def run(num_rows: int) -> torch.Tensor:
         pooled = pool_albert_tokens(shard.text, config.text, x_RTD[:num_rows], lengths[:num_rows])
@@ -130,10 +128,10 @@ def _load(folder: str | Path, setting: Setting, vision: LayerRange = NOTHING, te
     return load_shard(folder, ShardSpec(vision, text), dtype=setting.dtype, device=setting.device)
 
 
-def _activation(setting: Setting, shape: tuple[int, ...]) -> torch.Tensor:
+def _activation(shard: Shard, setting: Setting, shape: tuple[int, ...]) -> torch.Tensor:
     """Values of the size that norms leave behind; zeros would take short cuts in some kernels."""
     values = torch.randn((setting.num_rows, *shape), generator=torch.Generator().manual_seed(0))
-    return values.to(setting.device, getattr(torch, setting.dtype))
+    return values.to(setting.device, shard.dtype)
 
 
 def _tower(front: Part, layer: Part, head: Part) -> tuple[TowerSeconds, int]:

@@ -2,15 +2,16 @@
 
 from embedder.config import RunConfig
 from embedder.run.job import Model
-from shards.planning.costs import HostCosts, ModelCosts, estimate_costs, estimate_host
-from shards.planning.devices import DEVICES
+from shards.planning.costs import HostCosts, ModelCosts
 
 
 def costs_for_this_machine(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts]:
-    """Seconds of the model on a device of this machine, and of its items on the host.
+    """Seconds of the model on a device of this machine, and of its items on the host: measured, or as kept from before.
 
     Args:
         config: the run.
         model: the model folder.
     """
-    return estimate_costs(model.config, DEVICES["CPU"], config.dtype), estimate_host(model.config)
+    from embedder.planning.measured import measured_costs
+
+    return measured_costs(config, model)

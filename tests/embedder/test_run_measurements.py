@@ -13,12 +13,13 @@ from embedder.run.replicas import replica_seconds, timeline
 from embedder.run.report import step_reports
 
 
-def call(step, replica, started_s, wall_s, **changes):
+def call(step, pid, started_s, wall_s, **changes):
     """One measurement of a step, of ten rows."""
     counts = {"num_rows": 10, "num_images": 10, "num_captions": 0, "num_tokens": 0}
     return {
         "step": step,
-        "replica": replica,
+        "node": "here",
+        "pid": pid,
         "started_s": started_s,
         "wall_s": wall_s,
         "cpu_s": wall_s / 2,
@@ -30,10 +31,10 @@ def call(step, replica, started_s, wall_s, **changes):
 
 
 GROWING = [
-    call("stage 0", "a:1", 100.0, 2.0),
-    call("stage 0", "a:1", 104.0, 6.0),
-    call("stage 0", "b:1", 105.0, 3.0),
-    call("stage 0", "b:1", 108.0, 1.0),
+    call("stage 0", 1, 100.0, 2.0),
+    call("stage 0", 1, 104.0, 6.0),
+    call("stage 0", 2, 105.0, 3.0),
+    call("stage 0", 2, 108.0, 1.0),
 ]
 
 
@@ -47,7 +48,7 @@ def test_a_replica_that_came_later_had_less_time():
 
 
 def test_shares_of_a_grown_stage_are_those_of_one_replica():
-    decode = [call("decode", "c:1", 100.0, 1.0)]
+    decode = [call("decode", 3, 100.0, 1.0)]
     steps, window = step_reports([*decode, *GROWING], {"stage 0": 1})
     assert window == (100.0, 110.0)
     assert [step.step for step in steps] == ["decode", "stage 0"]
