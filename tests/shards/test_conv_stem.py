@@ -151,3 +151,21 @@ def test_a_residual_block_costs_two_convolutions_of_its_map(make_config):
     # One block of 8 channels on 8 x 8 places, two of 12 on 4 x 4.
     blocks = 2 * 2 * (8 * 8 * 9 * 8 * 8 + 2 * 4 * 4 * 9 * 12 * 12)
     assert vision_costs(make_config(RESIDUAL)).front == plain + blocks
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_the_stem_stays_in_float32_whatever_the_dtype(make_config, make_model, make_batch, dtype):
+    """In bfloat16, rounding its maps on their way turned vectors further than all layers do."""
+    config = make_config(RESIDUAL)
+    folder = make_model(config)
+    batch = make_batch(config, frames=[1] * 8, tokens=[3] * 8)
+    shard, exact = (load_shard(folder, whole_model(config), dtype=name) for name in (dtype, "float32"))
+    stem = {name: tensor for name, tensor in shard.state_dict().items() if ".backbone." in name}
+    assert {tensor.dtype for name, tensor in stem.items() if "num_batches" not in name} == {torch.float32}
+    assert shard.weight_bytes == weight_bytes(config, whole_model(config), dtype)
+    pixels = exact.normalise(batch.vision.values, torch.float32)
+    maps = shard.vision.patch_embed.backbone(pixels)
+    assert maps.dtype == shard.dtype
+    assert torch.equal(maps, exact.vision.patch_embed.backbone(pixels).to(shard.dtype))
+    found, expected = shard(batch), exact(batch)
+    assert torch.cosine_similarity(found.vision.values, expected.vision.values).min() >= 0.999

@@ -128,6 +128,19 @@ def test_a_batch_of_int8_rows_is_the_same_alone_and_together(make_config, make_m
     assert torch.allclose(alone.text.values[0], together.text.values[3], atol=5e-3)
 
 
+def test_one_thread_and_two_give_the_same_vectors(make_config, make_model, make_batch):
+    """The engines differ in their threads; integer sums don't depend on them, and float32 sums of these sizes don't."""
+    config = make_config({"width": 256, "num_heads": 4}, {"hidden_size": 256, "num_attention_heads": 4})
+    shard = load_shard(make_model(config), whole_model(config), dtype="int8")
+    batch = make_batch(config, frames=[1] * 24, tokens=[7] * 24)
+    one = shard(batch)
+    torch.set_num_threads(2)
+    two = shard(batch)
+    torch.set_num_threads(1)
+    assert torch.equal(one.vision.values, two.vision.values)
+    assert torch.equal(one.text.values, two.text.values)
+
+
 PEAKS = """
 import sys
 from shards.ranges import vision_only, whole_model
