@@ -18,7 +18,7 @@ from embedder.planning.review import Observed, review_run
 from embedder.retrieval.indexing import keep_index
 from embedder.rows import carried_schema
 from embedder.run import machine
-from embedder.run.cpu_use import CpuUse
+from embedder.run.cpu_use import CpuUse, beside_steps
 from embedder.run.diff import Difference, diff
 from embedder.run.engine import Choice, choose_engine
 from embedder.run.int8 import check_int8
@@ -34,7 +34,7 @@ from embedder.run.job import (
 )
 from embedder.run.known import known_items
 from embedder.run.monitor import RunMonitor
-from embedder.run.report import Report, count_items, split_loads, step_reports
+from embedder.run.report import Report, count_items, first_loads, split_loads, step_reports
 from embedder.run.resources import Available, check_cpus, describe_limits, object_store_bytes, requested
 from embedder.run.stopping import stop_on_signals
 from embedder.sources.listing import list_sources
@@ -205,9 +205,12 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
     steps, window = step_reports(trace, replicas)
     window_s = window[1] - window[0]
     is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
-    engine_cpu_s = outcome.cpu_use.between(*window) - sum(call["cpu_s"] for call in trace) if is_here else None
+    all_up_s = max((load.started_s + load.wall_s for load in first_loads(loads)), default=0.0)
+    engine = beside_steps(outcome.cpu_use, trace, all_up_s, window[1]) if is_here else None
     decode_calls = [call for call in trace if call["step"] == "decode"]
-    observed = Observed(steps, decode_calls, sum(entry.num_items for entry in session), engine_cpu_s)
+    num_done = sum(entry.num_items for entry in session)
+    engine_share = engine[0] / engine[1] if engine else None
+    observed = Observed(steps, decode_calls, num_done, engine_share and engine_share * window_s)
     first_s = min((call["started_s"] for call in trace), default=started_s)
     return Report(
         run_id=job.run.run_id,
@@ -223,9 +226,9 @@ def _report(outcome: Outcome, difference: Difference, started_s: float) -> Repor
         num_items=num_items,
         num_rejected=num_rejected,
         num_vectors=num_vectors,
-        items_per_s=sum(entry.num_items for entry in session) / window_s if window_s else 0.0,
-        engine_cpu_s=engine_cpu_s,
+        items_per_s=num_done / window_s if window_s else 0.0,
         window_s=window_s,
+        engine_cores=engine_share,
         peak_memory_bytes=outcome.peak_memory_bytes,
         steps=tuple(steps),
         loads=tuple(loads),

@@ -60,8 +60,8 @@ def main() -> None:
 
 def print_engine(rows: list[dict[str, float]]) -> None:
     """Ray's share that fits these runs best, for the constants of embedder/planning/engine.py."""
-    left = np.array([[row["window_s"], row["num_calls"]] for row in rows])
-    cores, call_s = np.linalg.lstsq(left, np.array([row["engine_cpu_s"] for row in rows]), rcond=None)[0]
+    calls_per_s, engine_cores = ([row[name] for row in rows] for name in ("calls_per_s", "engine_cores"))
+    call_s, cores = np.polyfit(calls_per_s, engine_cores, 1)
     print(f"Ray itself: {cores:.3f} of a core, and {1e3 * call_s:.1f} ms of CPU for each call of a step")
 
 
@@ -116,9 +116,8 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
         "cpu_ms": 1e3 * observed_s,
         "predicted_cpu_ms": 1e3 * predicted.cpu_s,
         "bottleneck": predicted.bottleneck,
-        "engine_cpu_s": report.engine_cpu_s,
-        "window_s": report.window_s,
-        "num_calls": sum(step.num_calls for step in report.steps),
+        "engine_cores": report.engine_cores,
+        "calls_per_s": sum(step.num_calls for step in report.steps) / report.window_s,
     }
 
 

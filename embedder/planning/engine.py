@@ -14,7 +14,6 @@ from embedder.store.runs import REPORT_FILE, all_runs
 # Taken on two cores of a cloud server (Ray 2.60) with scripts/compare_predictions.py, which prints what it finds.
 ENGINE_CORES = 0.10
 ENGINE_CALL_S = 0.012
-ENGINE_START_S = 4.0
 NUM_RUNS = 5  # of a store, the last ones
 MIN_WINDOW_S = 20.0  # a shorter run says little: it is all start
 MAX_FACTOR = 4.0  # an observation further off than this had something else in it
@@ -27,16 +26,14 @@ class EngineShare:
     Attributes:
         cores: CPU seconds a second, whatever is done.
         call_s: CPU seconds of one call of one step.
-        start_s: CPU seconds of a run's processes of tasks, which start when the first of them is needed.
     """
 
     cores: float = ENGINE_CORES
     call_s: float = ENGINE_CALL_S
-    start_s: float = ENGINE_START_S
 
-    def seconds(self, window_s: float, num_calls: float) -> float:
-        """CPU seconds of a run."""
-        return self.cores * window_s + self.call_s * num_calls + self.start_s
+    def at(self, calls_per_s: float) -> float:
+        """CPU seconds a second at so many calls a second."""
+        return self.cores + self.call_s * calls_per_s
 
     def per_item(self, item_s: float, calls_per_item: float, num_cores: float) -> float:
         """CPU seconds of one item on cores that are busy all the time, in a run so long that its start doesn't count.
@@ -55,11 +52,20 @@ class EngineShare:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """What one run found: CPU seconds that no step accounts for, in a window of so many seconds and calls."""
+    """What one run found: CPU seconds a second that no step accounts for, and calls a second."""
 
-    cpu_s: float
-    window_s: float
-    num_calls: int
+    cores: float
+    calls_per_s: float
+
+
+def fitted(uses: Iterable[EngineUse], start: EngineShare | None = None) -> EngineShare:
+    """Scale the usual share to what runs have found; both of its parts alike."""
+    start, uses = start or EngineShare(), list(uses)
+    if not uses:
+        return start
+    factor = sum(use.cores for use in uses) / sum(start.at(use.calls_per_s) for use in uses)
+    factor = min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
+    return EngineShare(start.cores * factor, start.call_s * factor)
 
 
 class _StepRecord(Record):
@@ -69,31 +75,20 @@ class _StepRecord(Record):
 class _ReportRecord(Record):
     """The part of a report that counts here; older ones lack some of it."""
 
-    engine_cpu_s: float | None = None
+    engine_cores: float | None = None
     window_s: float = 0.0
     steps: tuple[_StepRecord, ...] = ()
 
 
-def fitted(uses: Iterable[EngineUse], start: EngineShare | None = None) -> EngineShare:
-    """Scale the usual share to what runs have found; all of its parts alike."""
-    start = start or EngineShare()
-    told = [use for use in uses if use.window_s >= MIN_WINDOW_S]
-    expected_s = sum(start.seconds(use.window_s, use.num_calls) for use in told)
-    if not expected_s:
-        return start
-    factor = min(max(sum(use.cpu_s for use in told) / expected_s, 1 / MAX_FACTOR), MAX_FACTOR)
-    return EngineShare(start.cores * factor, start.call_s * factor, start.start_s * factor)
-
-
 def engine_uses(store: str | None) -> list[EngineUse]:
-    """What the last runs of a store found; nothing where there is no store yet."""
+    """What the last runs of a store found; nothing where there is no store yet, or none ran for long."""
     if store is None:
         return []
     files = StoreFiles(store)
     found = []
     for run in all_runs(files)[-NUM_RUNS:]:
         report = read_record(files, run_file(run.run_id, REPORT_FILE), _ReportRecord)
-        if report is not None and report.engine_cpu_s is not None:
+        if report is not None and report.engine_cores is not None and report.window_s >= MIN_WINDOW_S:
             num_calls = sum(step.num_calls for step in report.steps)
-            found.append(EngineUse(report.engine_cpu_s, report.window_s, num_calls))
+            found.append(EngineUse(report.engine_cores, num_calls / report.window_s))
     return found

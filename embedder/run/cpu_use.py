@@ -1,10 +1,12 @@
 """CPU seconds of this process and all that it started, over time."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import psutil
 
+MIN_UP_S = 1.0  # stages that were up for less say nothing
 Identity = tuple[int, float]  # process id and start time: ids are used again
 
 
@@ -36,3 +38,24 @@ class CpuUse:
             return before[-1][1] if before else (after[0][1] if after else 0.0)
         (start_s, start), (stop_s, stop) = before[-1], after[0]
         return start + (stop - start) * (time_s - start_s) / (stop_s - start_s)
+
+
+def beside_steps(
+    use: CpuUse, calls: Sequence[dict[str, Any]], all_up_s: float, stop_s: float
+) -> tuple[float, float] | None:
+    """CPU seconds that no step accounts for while all stages were up, and how long that was.
+
+    Args:
+        use: CPU of all processes.
+        calls: `embedder.steps.trace.Measurement` values.
+        all_up_s: Unix time when the last stage had loaded its weights; importing libraries is no running cost.
+        stop_s: Unix time of the last call's end.
+
+    Returns:
+        None where they were up too briefly to tell.
+    """
+    start_s = max(all_up_s, min((call["started_s"] for call in calls), default=stop_s))
+    if stop_s - start_s < MIN_UP_S:
+        return None
+    in_steps_s = sum(call["cpu_s"] for call in calls if call["started_s"] >= start_s)
+    return max(use.between(start_s, stop_s) - in_steps_s, 0.0), stop_s - start_s

@@ -75,8 +75,8 @@ class Report(BaseModel):
     """Items of this session over its steady window, start-up left out."""
     window_s: float = 0.0
     """From the first call of a step to the end of the last."""
-    engine_cpu_s: float | None = None
-    """CPU seconds of all processes in the steady window that no step accounts for: Ray's own; none on a cluster."""
+    engine_cores: float | None = None
+    """CPU seconds a second that no step accounts for, once all stages were up: Ray's own; none on a cluster."""
     peak_memory_bytes: int
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     steps: tuple[StepReport, ...]
@@ -104,6 +104,15 @@ def split_loads(trace: Iterable[dict[str, Any]]) -> tuple[list[LoadReport], list
         else:
             calls.append(call)
     return sorted(loads, key=lambda load: (load.stage, load.started_s)), calls
+
+
+def first_loads(loads: Iterable[LoadReport]) -> list[LoadReport]:
+    """Of each stage, the start of its first process; later ones join a run under way."""
+    found: dict[int, LoadReport] = {}
+    for load in loads:
+        if load.stage not in found or load.started_s < found[load.stage].started_s:
+            found[load.stage] = load
+    return list(found.values())
 
 
 def step_reports(

@@ -93,7 +93,7 @@ def test_more_cpus_than_there_are_is_exit_2_and_one_line_with_the_cure(folder, t
 
 def test_a_pinned_plan_is_what_runs(folder, tiny_model, tmp_path, run_embedder):
     plan = tmp_path / "plan.json"
-    assert run_embedder("plan", "--model", tiny_model, "--stages", 2, "--out", plan)[0] == 0
+    assert run_embedder("plan", "--model", tiny_model, "--stages", 2, "--estimate", "--out", plan)[0] == 0
     tree = json.loads(plan.read_text())
     tree["stages"][0]["spec"]["vision"]["stop"] = tree["stages"][1]["spec"]["vision"]["start"] = 3
     plan.write_text(json.dumps(tree))

@@ -71,6 +71,11 @@ def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_clu
     assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2", "write"}
     assert all(step.num_rows == 75 for step in report.steps), "each step saw each row once, rejects and segments too"
     assert all(0 < step.wall_share < 1 for step in report.steps)
+    review = report.review
+    assert review.images_per_item == pytest.approx((70 + 2 * 2 * 4) / 73), "two segments a clip, four frames each"
+    assert review.captions_per_item == pytest.approx(35 / 73)
+    assert {"decode", "stage 0", "stage 1", "stage 2", "write"} <= review.observed_seconds_per_item.keys()
+    assert (review.expected, review.better) == (None, None), "nobody has measured this model here"
     assert [load.stage for load in report.loads] == [0, 1, 2]
     assert len({load.pid for load in report.loads}) == 3, "a process each"
     # Stages start together: the last one begins to load before the first one is done.

@@ -1,16 +1,20 @@
 """What a run's report is computed from: replicas over time, CPU of all processes, Ray's share."""
 
+import json
 import subprocess
 import sys
 import time
 
 import psutil
 import pytest
+from store_samples import begin
 
-from embedder.planning.engine import EngineShare, EngineUse, fitted
-from embedder.run.cpu_use import CpuUse
+from embedder.planning.engine import EngineShare, EngineUse, engine_uses, fitted
+from embedder.run.cpu_use import CpuUse, beside_steps
 from embedder.run.replicas import replica_seconds, timeline
 from embedder.run.report import step_reports
+from embedder.store.files import StoreFiles
+from embedder.store.layout import run_file
 
 
 def call(step, pid, started_s, wall_s, **changes):
@@ -92,9 +96,28 @@ def test_ray_s_share_of_an_item_fills_the_cores():
 
 
 def test_ray_s_share_follows_what_runs_found_within_reason():
-    usual = EngineShare(cores=0.1, call_s=0.01, start_s=3.0)
-    found = fitted([EngineUse(cpu_s=14.0, window_s=30.0, num_calls=100)], usual)
+    usual = EngineShare(cores=0.1, call_s=0.01)
+    found = fitted([EngineUse(cores=0.4, calls_per_s=10)], usual)
     assert (found.cores, found.call_s) == (pytest.approx(0.2), pytest.approx(0.02))
-    assert fitted([EngineUse(cpu_s=1000.0, window_s=30.0, num_calls=100)], usual).cores == pytest.approx(0.4)
-    assert fitted([EngineUse(cpu_s=9.0, window_s=1.0, num_calls=1)], usual) == usual, "too short to tell"
+    assert fitted([EngineUse(cores=100.0, calls_per_s=10)], usual).cores == pytest.approx(0.4)
     assert fitted([], usual) == usual
+
+
+def test_ray_s_share_leaves_out_the_start_of_the_stages():
+    use = CpuUse()
+    use._totals = [(100.0, 0.0), (104.0, 40.0), (110.0, 52.0)]
+    calls = [call("decode", 1, 100.0, 4.0), call("stage 0", 2, 105.0, 4.0)]  # 2 CPU seconds each
+    assert beside_steps(use, calls, all_up_s=104.0, stop_s=110.0) == (pytest.approx(12.0 - 2.0), pytest.approx(6.0))
+    assert beside_steps(use, calls, all_up_s=109.5, stop_s=110.0) is None
+
+
+def test_a_store_s_earlier_runs_tell_ray_s_share(tmp_path):
+    files = StoreFiles(tmp_path / "store")
+    run, _ = begin(files)
+    assert engine_uses(str(tmp_path / "store")) == []
+    report = {"engine_cores": 0.3, "window_s": 60.0, "steps": [{"num_calls": 100}, {"num_calls": 20}], "more": 1}
+    files.write(run_file(run.run_id, "report.json"), json.dumps(report).encode())
+    assert engine_uses(str(tmp_path / "store")) == [EngineUse(cores=0.3, calls_per_s=2.0)]
+    files.write(run_file(run.run_id, "report.json"), json.dumps(report | {"window_s": 3.0}).encode())
+    assert engine_uses(str(tmp_path / "store")) == [], "too short to tell"
+    assert engine_uses(None) == []
