@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from embedder.planning.records import Review
+from embedder.planning.records import Expected, Review
 from embedder.run.report import Report, StepReport
 
 MIB = 1 << 20
@@ -47,14 +47,17 @@ class TerminalWatcher:
 
 def step_table(report: Report) -> Table:
     """The steps of a run as a table: how busy each was, and what it handed on."""
+    replicas = [replicas_over_time(step) for step in report.steps]
+    has_grown = any(replicas)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", "rows", "replicas", "wall share", "CPU share", "out, KiB/row", "peak RSS, MiB"):
+    shown = ["replicas"] if has_grown else []
+    for name in ("step", "rows", *shown, "wall share", "CPU share", "out, KiB/row", "peak RSS, MiB"):
         table.add_column(name, justify="left" if name == "step" else "right")
-    for step in report.steps:
+    for step, numbers in zip(report.steps, replicas, strict=True):
         table.add_row(
             step.step,
             f"{step.num_rows:,}",
-            replicas_over_time(step),
+            *([numbers] if has_grown else []),
             f"{step.wall_share:.2f}",
             f"{step.cpu_share:.2f}",
             f"{step.bytes_per_row / 1024:.1f}",
@@ -75,33 +78,29 @@ def replicas_over_time(step: StepReport) -> str:
     return " ".join([str(first[1]), *(f"> {number} at {time_s:.0f} s" for time_s, number in later)])
 
 
-def review_table(review: Review) -> Table:
-    """Seconds of an item by step: expected and observed, with what the data held."""
+def review_table(review: Review, expected: Expected) -> Table:
+    """Seconds of an item by step: expected and observed."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("step", "expected, ms/item", "observed, ms/item", "observed / expected"):
         table.add_column(name, justify="left" if name == "step" else "right")
-    expected = review.expected.seconds_per_item if review.expected else {}
     for step, observed_s in sorted(review.observed_seconds_per_item.items()):
-        said_s = expected.get(step)
+        said_s = expected.seconds_per_item.get(step)
         known = ("", "") if not said_s else (f"{1e3 * said_s:.2f}", f"{observed_s / said_s:.2f}")
         table.add_row(step, known[0], f"{1e3 * observed_s:.2f}", known[1])
     return table
 
 
 def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
-    """The run against its plan, and the better one where there is one."""
-    parts: list[RenderableType] = [review_table(review)]
-    held = (
-        f"items held {review.images_per_item:.3g} pictures and {review.captions_per_item:.3g} captions of "
-        f"{review.caption_tokens} tokens"
-    )
+    """The run against what was expected of it, where costs were measured; and the better plan where there is one."""
+    parts: list[RenderableType] = []
     if review.expected:
         expected = review.expected
-        held += (
-            f"; {expected.source} costs expect {expected.items_per_s:.3g} items/s for that "
-            f"({expected.bottleneck}), {items_per_s:.3g} were reached"
+        held = (
+            f"items held {review.images_per_item:.3g} pictures and {review.captions_per_item:.3g} captions of "
+            f"{review.caption_tokens} tokens; {expected.source} costs expect {expected.items_per_s:.3g} items/s for "
+            f"that ({expected.bottleneck}), {items_per_s:.3g} were reached"
         )
-    parts.append(held)
+        parts += [review_table(review, expected), held]
     if review.better:
         parts.append(
             f"a better cut for this data, predicted {review.better.gain:.2f}x: {review.better.reason}; "

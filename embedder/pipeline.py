@@ -54,7 +54,8 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     """The graph up to the last stage; lazy."""
-    dataset = ray.data.from_arrow(list(blocks_of(listing, job.config.decode.items_per_task)))
+    # Not `from_arrow`, which asks a task of one CPU about each block.
+    dataset = ray.data.from_blocks(list(blocks_of(listing, job.config.decode.items_per_task)))
     dataset = dataset.map_batches(
         partial(decode, spec=job.decode, run=job.run),
         batch_format="pyarrow",
