@@ -67,15 +67,22 @@ def measure_copy() -> float:
     return _median_s(lambda: target.copy_(source), time.perf_counter) / COPY_BYTES
 
 
-def measure_part(run: Step, setting: Setting) -> Part:
-    """Time one part by whole batches, and find what it allocates beside its output."""
+def measure_part(make: Callable[[], Step], setting: Setting) -> Part:
+    """Time one part by whole batches, and find what it allocates beside its output.
+
+    Args:
+        make: makes the part for one replica, with weights and inputs of its own.
+        setting: how it runs.
+    """
     clock = time.thread_time if setting.device == "cpu" and setting.num_threads == 1 else time.perf_counter
     with torch.inference_mode():
+        run = make()
         num_rows = _fitting_rows(run, setting)
         workspace_bytes = _workspace_bytes(run, num_rows, setting.device)
 
     def measure() -> float:
-        return _median_s(lambda: _finish(run, num_rows, setting.device), clock)
+        replica = make()
+        return _median_s(lambda: _finish(replica, num_rows, setting.device), clock)
 
     return Part(_at_once(measure, setting.num_replicas) / num_rows, workspace_bytes // num_rows)
 

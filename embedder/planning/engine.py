@@ -12,8 +12,9 @@ from embedder.store.layout import Record, read_record, run_file
 from embedder.store.runs import REPORT_FILE, all_runs
 
 # Taken on two cores of a cloud server (Ray 2.60) with scripts/compare_predictions.py, which prints what it finds.
-ENGINE_CORES = 0.15
-ENGINE_CALL_S = 0.012
+ENGINE_CORES = 0.12
+ENGINE_CALL_S = 0.008
+ENGINE_START_S = 5.0
 NUM_RUNS = 5  # of a store, the last ones
 MIN_WINDOW_S = 20.0  # a shorter run says little: it is all start
 MAX_FACTOR = 4.0  # an observation further off than this had something else in it
@@ -26,14 +27,16 @@ class EngineShare:
     Attributes:
         cores: CPU seconds a second, whatever is done.
         call_s: CPU seconds of one call of one step.
+        start_s: CPU seconds of a run's decode and write processes, which start when they are first needed.
     """
 
     cores: float = ENGINE_CORES
     call_s: float = ENGINE_CALL_S
+    start_s: float = ENGINE_START_S
 
-    def at(self, calls_per_s: float) -> float:
-        """CPU seconds a second at so many calls a second."""
-        return self.cores + self.call_s * calls_per_s
+    def at(self, calls_per_s: float, window_s: float) -> float:
+        """CPU seconds a second, at so many calls a second, over a run of so many seconds."""
+        return self.cores + self.call_s * calls_per_s + self.start_s / window_s
 
     def per_item(self, item_s: float, calls_per_item: float, num_cores: float) -> float:
         """CPU seconds of one item on cores that are busy all the time, in a run so long that its start doesn't count.
@@ -52,20 +55,21 @@ class EngineShare:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """What one run found: CPU seconds a second that no step accounts for, and calls a second."""
+    """What one run of `window_s` found: CPU seconds a second that no step accounts for, and calls a second."""
 
     cores: float
     calls_per_s: float
+    window_s: float
 
 
 def fitted(uses: Iterable[EngineUse], start: EngineShare | None = None) -> EngineShare:
-    """Scale the usual share to what runs have found; both of its parts alike."""
+    """Scale the usual share to what runs have found; all of its parts alike."""
     start, uses = start or EngineShare(), list(uses)
     if not uses:
         return start
-    factor = sum(use.cores for use in uses) / sum(start.at(use.calls_per_s) for use in uses)
+    factor = sum(use.cores for use in uses) / sum(start.at(use.calls_per_s, use.window_s) for use in uses)
     factor = min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
-    return EngineShare(start.cores * factor, start.call_s * factor)
+    return EngineShare(start.cores * factor, start.call_s * factor, start.start_s * factor)
 
 
 class _StepRecord(Record):
@@ -90,5 +94,5 @@ def engine_uses(store: str | None) -> list[EngineUse]:
         report = read_record(files, run_file(run.run_id, REPORT_FILE), _ReportRecord)
         if report is not None and report.engine_cores is not None and report.window_s >= MIN_WINDOW_S:
             num_calls = sum(step.num_calls for step in report.steps)
-            found.append(EngineUse(report.engine_cores, num_calls / report.window_s))
+            found.append(EngineUse(report.engine_cores, num_calls / report.window_s, report.window_s))
     return found

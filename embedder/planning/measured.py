@@ -121,7 +121,7 @@ def cpu_name() -> str:
 
 
 def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "Setting":
-    """How the stages will compute: as many replicas at once as the cores hold.
+    """How the stages will compute: all at once, taking turns where there are fewer cores, as in a run.
 
     Where stages have different numbers of threads, it is the fewest.
     """
@@ -136,7 +136,7 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
         dtype=config.dtype,
         device=device,
         num_threads=num_threads,
-        num_replicas=max(1, min(num_cpus // num_threads, len(stages))) if device == "cpu" else 1,
+        num_replicas=len(stages) if device == "cpu" else 1,
         num_rows=rows_per_batch(config),
         caption_tokens=caption_tokens,
     )

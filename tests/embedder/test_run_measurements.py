@@ -96,10 +96,10 @@ def test_ray_s_share_of_an_item_fills_the_cores():
 
 
 def test_ray_s_share_follows_what_runs_found_within_reason():
-    usual = EngineShare(cores=0.1, call_s=0.01)
-    found = fitted([EngineUse(cores=0.4, calls_per_s=10)], usual)
+    usual = EngineShare(cores=0.1, call_s=0.01, start_s=3.0)
+    found = fitted([EngineUse(cores=0.5, calls_per_s=10, window_s=60)], usual)
     assert (found.cores, found.call_s) == (pytest.approx(0.2), pytest.approx(0.02))
-    assert fitted([EngineUse(cores=100.0, calls_per_s=10)], usual).cores == pytest.approx(0.4)
+    assert fitted([EngineUse(cores=100.0, calls_per_s=10, window_s=60)], usual).cores == pytest.approx(0.4)
     assert fitted([], usual) == usual
 
 
@@ -117,7 +117,7 @@ def test_a_store_s_earlier_runs_tell_ray_s_share(tmp_path):
     assert engine_uses(str(tmp_path / "store")) == []
     report = {"engine_cores": 0.3, "window_s": 60.0, "steps": [{"num_calls": 100}, {"num_calls": 20}], "more": 1}
     files.write(run_file(run.run_id, "report.json"), json.dumps(report).encode())
-    assert engine_uses(str(tmp_path / "store")) == [EngineUse(cores=0.3, calls_per_s=2.0)]
+    assert engine_uses(str(tmp_path / "store")) == [EngineUse(cores=0.3, calls_per_s=2.0, window_s=60.0)]
     files.write(run_file(run.run_id, "report.json"), json.dumps(report | {"window_s": 3.0}).encode())
     assert engine_uses(str(tmp_path / "store")) == [], "too short to tell"
     assert engine_uses(None) == []
