@@ -1,7 +1,7 @@
 """Seconds and workspace bytes of a piece of computation, on the device at hand; needs torch.
 
-A CPU is measured the way it will be used: by as many replicas at once as its cores will hold, so that they share caches
-and memory bandwidth; a replica of one thread by its own CPU clock, which what else runs on the machine doesn't touch.
+A replica of one thread is measured by its own CPU clock, which what else runs on the machine hardly touches. Several
+replicas at once share caches and memory bandwidth; on two cores they were no slower than one.
 """
 
 import os
@@ -119,6 +119,9 @@ def _median_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 def _at_once(measure: Callable[[], float], num_replicas: int) -> float:
     """The mean of what several threads measure at the same time; torch leaves Python's lock while it computes."""
+    if num_replicas == 1:
+        with torch.inference_mode():
+            return measure()
     seconds: list[float] = []
 
     def replica() -> None:

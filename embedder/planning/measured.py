@@ -26,6 +26,7 @@ from embedder.rows import TENSOR, TRACE, VECTOR
 from embedder.run import machine
 from embedder.run.job import Model, preprocessing_of, rows_per_batch
 from embedder.run.resources import Available, requested
+from embedder.steps.memory import keep_freed_memory
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
 from embedder.store.parts import Stamp, write_part
@@ -121,7 +122,7 @@ def cpu_name() -> str:
 
 
 def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "Setting":
-    """How the stages will compute: all at once, taking turns where there are fewer cores, as in a run.
+    """How the stages will compute.
 
     Where stages have different numbers of threads, it is the fewest.
     """
@@ -136,7 +137,6 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
         dtype=config.dtype,
         device=device,
         num_threads=num_threads,
-        num_replicas=len(stages) if device == "cpu" else 1,
         num_rows=rows_per_batch(config),
         caption_tokens=caption_tokens,
     )
@@ -146,6 +146,7 @@ def model_costs(config: RunConfig, model: Model, setting: "Setting") -> ModelCos
     """Seconds of the layers in one replica, of a hand-over and of a call."""
     from shards.measure import measure_costs
 
+    keep_freed_memory()  # as stages do
     costs = measure_costs(model.folder, setting, model.fingerprint)
     copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
     return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))

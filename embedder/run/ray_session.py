@@ -85,6 +85,8 @@ def start_ray(
 def _set_environment(address: str | None) -> None:
     """What Ray reads when it is imported; what the user has set stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray ends a task's process that idles for a second, and write tasks come every few: each would start one anew.
+    os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "120000")
     # Ray's core calls each restartable actor of Ray Data an error on the terminal, and nobody can act on it.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     has_token = TOKEN_FILE.expanduser().exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from embedder.steps.memory import keep_freed_memory
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.tensors import pack_flat, pack_vectors, unpack
 from embedder.steps.trace import LOAD, Measurement, measure, trace_column
@@ -32,6 +33,7 @@ class Stage:
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
         self._load_to_tell: Measurement | None = load
+        keep_freed_memory()
 
     def _load(self, folder: Path) -> Shard | TwinTower:
         return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
