@@ -6,6 +6,7 @@ import ctypes
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 NEVER = (1 << 31) - 1  # the largest that they take, bytes
+LARGEST_ONCE = 32 << 20  # that older versions take
 
 
 def keep_freed_memory() -> None:
@@ -17,5 +18,6 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, NEVER)
+        if not mallopt(M_MMAP_THRESHOLD, NEVER):
+            mallopt(M_MMAP_THRESHOLD, LARGEST_ONCE)
         mallopt(M_TRIM_THRESHOLD, NEVER)
