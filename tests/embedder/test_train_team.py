@@ -84,7 +84,9 @@ def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source
 
     def kill_one(step):
         if step == 4:
-            workers = [each for each in psutil.process_iter() if "ray::Replica" in " ".join(each.cmdline())]
+            # `info` is None of a process that ends just now.
+            processes = psutil.process_iter(["cmdline"])
+            workers = [each for each in processes if "ray::Replica" in " ".join(each.info["cmdline"] or ())]
             mine = [each for each in workers if psutil.Process() in each.parents()]
             assert len(mine) == 2
             mine[1].kill()
