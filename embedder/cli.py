@@ -3,35 +3,28 @@
 Exit 0: done. Exit 2: the user's mistake, in one line. Exit 1: anything else.
 """
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from embedder import commands
+from embedder import commands, store_cli
+from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUri, print_result
 from embedder.config import RunConfig, load_config
-from embedder.errors import EmbedderError, RunFailed
-from index.errors import RetrievalError
-from shards.errors import ModelError
+from embedder.errors import USER_MISTAKES, RunFailed
+from embedder.refresh import cli as refresh_cli
 
 DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
 
-USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 index_app = typer.Typer(no_args_is_help=True, help="Build an index, see its versions.")
 model_app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
 app.add_typer(index_app, name="index")
 app.add_typer(model_app, name="model")
-
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file that describes the run.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The last line of standard output is one JSON document.")]
-StoreUri = Annotated[str | None, typer.Option("--store", help="Folder that holds the results.")]
-ModelUri = Annotated[str | None, typer.Option("--model", help="Model folder: local, s3:// or hub id.")]
+refresh_cli.add_to(app)
+store_cli.add_to(app)
 
 
 @app.command()
@@ -44,7 +37,7 @@ def demo(
     """Embed the shipped emoji through three stages, index them, and search."""
     from embedder.demo import run_demo
 
-    _print(as_json, run_demo(load_config(config, settings=settings or ()), out))
+    print_result(as_json, run_demo(load_config(config, settings=settings or ()), out))
 
 
 @app.command()
@@ -84,7 +77,7 @@ def embed(
         },
         settings or (),
     )
-    _print(as_json, commands.embed(run, retry_rejects=retry_rejects))
+    print_result(as_json, commands.embed(run, retry_rejects=retry_rejects))
 
 
 @index_app.command("build")
@@ -96,7 +89,7 @@ def index_build(
     as_json: AsJson = False,
 ) -> None:
     """Build an index of the published embeddings, and publish it with them."""
-    _print(as_json, commands.index_build(_store(config, store, settings), kind))
+    print_result(as_json, commands.index_build(_store(config, store, settings), kind))
 
 
 @index_app.command("status")
@@ -104,7 +97,7 @@ def index_status(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """List the versions of the index, and which one is published."""
-    _print(as_json, commands.index_status(_store(config, store, settings)))
+    print_result(as_json, commands.index_status(_store(config, store, settings)))
 
 
 @app.command()
@@ -114,6 +107,7 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
     image: Annotated[Path | None, typer.Option(help="Search with a picture instead of a text.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write the hits as a contact sheet (PNG).")] = None,
+    version: Annotated[str | None, typer.Option(metavar="RUN_ID", help="As it was published by that run.")] = None,
     model: ModelUri = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -121,7 +115,7 @@ def search(
 ) -> None:
     """Find pictures and video segments that fit a text or a picture."""
     run = load_config(config, {"store": store, "model": model}, settings or ())
-    _print(as_json, commands.search(run, query, image, k, sheet))
+    print_result(as_json, commands.search(run, query, image, k, sheet, version))
 
 
 @app.command()
@@ -162,7 +156,7 @@ def plan(
         out=out,
     )
     run = load_config(config, {"model": model, "num_stages": num_stages, "dtype": dtype}, settings or ())
-    _print(as_json, commands.plan(run, options))
+    print_result(as_json, commands.plan(run, options))
 
 
 @app.command()
@@ -185,7 +179,7 @@ def verify(
     overrides = {"model": model, "source": sources, "plan": plan, "num_stages": num_stages, "dtype": dtype}
     run = load_config(config, overrides, settings or ())
     result = commands.verify(run, num_items, tolerance, min_cosine, device)
-    _print(as_json, result)
+    print_result(as_json, result)
     if not result.data["passed"]:
         raise RunFailed(f"verify: {'; '.join(result.data['failures'])}")
 
@@ -202,7 +196,7 @@ def model_import(
 ) -> None:
     """Turn a checkpoint into a model folder."""
     load_config(config, settings=settings or ())
-    _print(as_json, commands.model_import(source, out, albert, embedding_dim))
+    print_result(as_json, commands.model_import(source, out, albert, embedding_dim))
 
 
 @model_app.command("info")
@@ -214,7 +208,7 @@ def model_info(
 ) -> None:
     """Print towers, parameters, bytes and fingerprints."""
     run = load_config(config, {"model": folder}, settings or ())
-    _print(as_json, commands.model_info(run))
+    print_result(as_json, commands.model_info(run))
 
 
 @model_app.command("apply-delta")
@@ -228,7 +222,7 @@ def model_apply_delta(
 ) -> None:
     """Make a model folder of a base and the layers that somebody trained over it; both stay as they are."""
     load_config(config, settings=settings or ())
-    _print(as_json, commands.model_apply_delta(base, delta, out))
+    print_result(as_json, commands.model_apply_delta(base, delta, out))
 
 
 @app.command()
@@ -241,45 +235,17 @@ def train(
     """Align or fine-tune the towers on pairs of pictures and captions, through the same pipeline."""
     from embedder.training.config import load_train_config
 
-    _print(as_json, commands.train(load_train_config(config, settings=settings or ()), resume=resume))
-
-
-@app.command()
-def rejects(
-    store: StoreUri = None,
-    run_id: Annotated[str | None, typer.Option("--run", help="Of a run that was not published.")] = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """List what could not be embedded, and why."""
-    _print(as_json, commands.rejects(_store(config, store, settings), run_id))
+    print_result(as_json, commands.train(load_train_config(config, settings=settings or ()), resume=resume))
 
 
 @app.command()
 def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
     """Print versions, devices, memory, and what would be chosen."""
-    _print(as_json, commands.doctor(load_config(config, settings=settings or ())))
+    print_result(as_json, commands.doctor(load_config(config, settings=settings or ())))
 
 
 def _store(config: Path | None, store: str | None, settings: list[str] | None) -> RunConfig:
     return load_config(config, {"store": store}, settings or ())
-
-
-def _print(as_json: bool, result: commands.Result) -> None:
-    """Print the result for a person, or as one line of JSON."""
-    if as_json:
-        sys.stdout.write(json.dumps(result.data, default=_plain) + "\n")
-        return
-    # Into a file or a pipe, tables are not folded to the width of a screen.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)
-    for part in result.shown:
-        console.print(part, soft_wrap=True)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not know: times and paths as text."""
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def main() -> None:

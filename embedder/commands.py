@@ -86,17 +86,14 @@ def _index_kind(kind: str) -> Any:
 
 def index_status(config: RunConfig) -> Result:
     """List the index versions."""
-    from embedder.retrieval.indexing import index_root
+    from embedder.retrieval.index_store import list_manifests
     from embedder.store.binding import published
-    from index.manifest import read_manifest
-    from index.versions import list_versions, version_path
 
     files = open_files(config)
     current = published(files)
     table = _table("version", "kind", "vectors", "recall@10", "MiB", "embeddings version", "built at", "published")
     versions = []
-    for number in list_versions(index_root(files)):
-        manifest = read_manifest(version_path(index_root(files), number))
+    for number, manifest in list_manifests(files):
         is_published = number == current.index
         versions.append({"index": number, "published": is_published, **manifest.model_dump()})
         table.add_row(
@@ -113,11 +110,13 @@ def index_status(config: RunConfig) -> Result:
     return Result({"versions": versions, "published": current.index}, [shown])
 
 
-def search(config: RunConfig, query: str | None, image: Path | None, k: int, sheet: Path | None) -> Result:
+def search(
+    config: RunConfig, query: str | None, image: Path | None, k: int, sheet: Path | None, version: str | None = None
+) -> Result:
     """Search by text or picture."""
     if (query is None) == (image is None):
         raise ConfigError("search with a text or with --image FILE: give one of the two")
-    store = open_published(config)
+    store = open_published(config, version)
     vector = store.encode_text([query])[0] if query is not None else store.encode_image([str(image)])[0]
     hits = store.search(vector, k)
     table = _table("score", "item", "caption", "time", "uri")
@@ -239,21 +238,6 @@ def model_info(config: RunConfig) -> Result:
     return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
 
 
-def rejects(config: RunConfig, run_id: str | None) -> Result:
-    """List rejects: of what is published, or of a run that was not."""
-    from embedder.run.known import rejected_items
-
-    found = rejected_items(open_files(config), run_id)
-    table = _table("item", "step", "error", "transient", "attempts")
-    for row in found.to_pylist():
-        error = f"{row['error_type']}: {row['error']}"
-        table.add_row(
-            escape(row["item_id"]), row["step"], escape(error), "yes" if row["transient"] else "", str(row["attempts"])
-        )
-    shown: RenderableType = table if found.num_rows else "no rejects"
-    return Result({"rejects": found.to_pylist()}, [shown])
-
-
 def doctor(config: RunConfig) -> Result:
     """Look at this machine."""
     from embedder.doctor import examine
@@ -278,11 +262,11 @@ def open_files(config: RunConfig) -> "StoreFiles":
     return StoreFiles(config.store)
 
 
-def open_published(config: RunConfig) -> "Store":
-    """What that store has published."""
+def open_published(config: RunConfig, version: str | None = None) -> "Store":
+    """What that store has published, or had by some run."""
     from embedder.retrieval.opened_store import Store
 
-    return Store(open_files(config), config.model)
+    return Store(open_files(config), config.model, version)
 
 
 def _required_model(config: RunConfig) -> str:

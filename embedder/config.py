@@ -72,7 +72,16 @@ class DecodeConfig(Section):
     memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of the decoding child process")
     max_pixels: int = Field(100_000_000, ge=1, description="decoded pixels of one picture or one frame")
     max_file_bytes: int = Field(512 << 20, ge=1, description="encoded size of one picture; videos are streamed")
+    max_video_bytes: int = Field(16 << 30, ge=1, description="encoded size of one video, or of any other file")
     items_per_task: int = Field(64, ge=1, description="items that one decode task takes")
+
+
+class OnFailure(Section):
+    """Who is told when a run fails; both get the run's one-line JSON record."""
+
+    command: tuple[str, ...] = Field((), description="program and arguments; the record comes on standard input")
+    webhook: str | None = Field(None, pattern=r"^https?://", description="address to POST the record to")
+    timeout_s: float = Field(30.0, gt=0, le=600, description="the command, and the webhook, are given up after it")
 
 
 class RunConfig(Section):
@@ -91,10 +100,20 @@ class RunConfig(Section):
     rows_per_part: int = Field(512, ge=1, description="rows gathered into one part file; also the step of progress")
     segment_s: float = Field(5.0, gt=0, description="length of one video segment, in seconds")
     frames_per_segment: int = Field(4, ge=1, description="frames embedded of each segment, spread evenly")
-    max_reject_fraction: float = Field(0.01, ge=0, le=1, description="above it the run fails, nothing is published")
+    max_reject_fraction: float = Field(
+        0.01, ge=0, le=1, description="above it nothing is published; after the first time of 100 items at least"
+    )
+    max_attempts: int = Field(5, ge=1, description="tries of what fails in passing; later ones only on demand")
     max_retire_fraction: float = Field(0.05, ge=0, le=1, description="a listing that lost more is refused")
+    min_vector_spread: float = Field(1e-4, ge=0, description="new vectors that lie closer together are not published")
+    min_vector_directions: float = Field(1.1, ge=0, description="new vectors must spread over more; 1 is a line")
+    max_retrieval_drop: float = Field(0.25, ge=0, le=1, description="share of the published R@10 that may be lost")
     no_progress_timeout_s: float = Field(300.0, gt=0, description="a run that finishes nothing for so long ends")
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
+    log_file: str | None = Field(None, description="file to append the log to; else it stands in the run's folder")
+    runs_file: str | None = Field(None, description="file to append one JSON line a run to; else STORE/runs.jsonl")
+    metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")
+    on_failure: OnFailure = OnFailure()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

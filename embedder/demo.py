@@ -11,12 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.commands import Result
-from embedder.config import RunConfig, SourceConfig
+from embedder.config import RunConfig
 from embedder.display import TerminalWatcher, report_parts
 from embedder.embed import embed
 from embedder.retrieval.evaluation import KS, Recall, caption_recall, text_recall
 from embedder.retrieval.indexing import build_store_index, pictures
 from embedder.retrieval.opened_store import Store, open_store
+from embedder.sources.shipped import shipped_source
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 
@@ -28,13 +29,10 @@ UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which nobody read i
 def run_demo(config: RunConfig, out: Path) -> Result:
     """Run the whole system on shipped data; a second run finds everything done."""
     store = out / "store"
-    with as_file(files("embedder")) as package:
-        source = SourceConfig(
-            path=str(package / "demo_data" / "noto.tar"), kind="webdataset", carryover=(UNSEEN_TAGS, "group")
-        )
+    with as_file(files("embedder") / "demo_model") as model, shipped_source((UNSEEN_TAGS, "group")) as source:
         run = config.model_copy(
             update={
-                "model": config.model or str(package / "demo_model"),
+                "model": config.model or str(model),
                 "store": str(store),
                 "source": (source,),
                 "engine": "ray" if config.engine == "auto" else config.engine,

@@ -111,13 +111,29 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
 
 def report_parts(report: Report) -> list[RenderableType]:
     """The report as a person reads it."""
+    if report.run_id is None:
+        return [f"{report.outcome}: {report.num_unchanged:,} items unchanged; {report.wall_s:.1f} s in all"]
     embedded = report.num_items - report.num_rejected
     summary = (
         f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
         f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
         f"peak memory {report.peak_memory_bytes / MIB:,.0f} MiB; run {report.run_id}"
     )
+    last = [summary, *_besides(report)]
     if not report.steps:
-        return [summary]
+        return last
     review = review_parts(report.review, report.items_per_s) if report.review else []
-    return [step_table(report), *review, summary]
+    return [step_table(report), *review, *last]
+
+
+def _besides(report: Report) -> list[RenderableType]:
+    """What a refresh does beside embedding, and how it ended where that is no matter of course."""
+    counts = {
+        "equal though touched": report.num_equal,
+        "retired": report.num_retired,
+        "rejected and stale": report.num_stale,
+    }
+    named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
+    forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
+    ended = [] if report.outcome == "published" else [report.outcome]
+    return [*([named] if named else []), *forced, *ended]

@@ -1,8 +1,11 @@
 """The user's mistakes, as one family.
 
 `shards` and `index` stand below this package and have roots of their own (`shards.ModelError`, `index.RetrievalError`);
-the command line reports all three in one line and exits with 2. Anything else keeps its traceback.
+the command line reports all three (`USER_MISTAKES`) in one line and exits with 2. Anything else keeps its traceback.
 """
+
+from index.errors import RetrievalError
+from shards.errors import ModelError
 
 
 class EmbedderError(ValueError):
@@ -19,6 +22,9 @@ class SourceError(EmbedderError):
 
 class StoreError(EmbedderError):
     """A store can't be used as asked: missing, of an unknown format, locked, or of another model."""
+
+
+USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
 
 
 class RunFailed(Exception):

@@ -16,20 +16,23 @@ import pyarrow as pa
 import ray.data
 from ray.data import ActorPoolStrategy, Dataset
 from ray.data.exceptions import ExecutionTimeoutError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.annotations import RayDeprecationWarning
 
-from embedder.errors import RunFailed
+from embedder.errors import EmbedderError, RunFailed
 from embedder.run.job import Job
 from embedder.run.resources import Allocation
 from embedder.sink import PartSink
 from embedder.steps.decode import decode
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
+from shards.errors import ModelError
 
 # Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
 # and again is no passing trouble. Ray 2.60 calls the arguments that bound them deprecated and has no others yet;
 # pyproject.toml keeps Ray below 2.64, which drops them.
 MAX_RETRIES = 3
+MAX_ERROR_CHARACTERS = 200  # of what Ray says
 warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", category=RayDeprecationWarning)
 
 
@@ -37,7 +40,8 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
     """Run the graph to its end; Ray must be up (`embedder.run.ray_session`).
 
     Raises:
-        RunFailed: no step finished anything for `no_progress_timeout_s`.
+        RunFailed: no step finished anything for `no_progress_timeout_s`, or Ray lost a process for good.
+        EmbedderError: as a task raised it.
     """
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
@@ -50,6 +54,20 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
             "cluster lost the CPUs that the run needs; what is finished is kept, and the same command goes on (slow "
             "items need a larger no_progress_timeout_s)"
         ) from None
+    except RayError as error:
+        raise as_ours(error) from None
+
+
+def as_ours(error: RayError) -> Exception:
+    """What a task raised, as it was raised; a process that Ray lost, as a failed run; a bug keeps its traceback."""
+    if isinstance(error, RayTaskError):
+        cause = getattr(error, "cause", None)
+        return cause if isinstance(cause, EmbedderError | RunFailed | ModelError) else error
+    first_line = str(error).strip().partition("\n")[0]
+    return RunFailed(
+        f"Ray lost a process that the run needs, more often than it is tried again ({type(error).__name__}: "
+        f"{first_line[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
+    )
 
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:

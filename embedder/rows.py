@@ -50,6 +50,7 @@ DECODED = pa.schema(
         "error_type": pa.string(),
         "error": pa.string(),
         "transient": pa.bool_(),
+        "unchanged": pa.bool_(),  # the content is that of the published rows, so these stay
         "pixels": TENSOR,  # uint8 (F, H, W, 3)
         "token_ids": TENSOR,  # int32 (T,)
         "trace": TRACE,

@@ -7,6 +7,7 @@ from ray.data import Datasink
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.block import Block
 
+from embedder.operations.ray_metrics import count_part
 from embedder.store.files import StoreFiles
 from embedder.store.parts import Stamp, write_part
 
@@ -21,7 +22,7 @@ class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
         """Write one part; the same task again writes the same files."""
         tables = [block for block in blocks if block.num_rows]
         if tables:
-            write_part(self.files, self.stamp, ctx.task_idx, pa.concat_tables(tables))
+            count_part(write_part(self.files, self.stamp, ctx.task_idx, pa.concat_tables(tables)))
 
     @property
     def min_rows_per_write(self) -> int:

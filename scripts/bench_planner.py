@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+from embedder.steps.memory import keep_freed_memory
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.plan import DataMix, plan_placement
 from shards.planning.costs import estimate_costs, estimate_host
@@ -53,6 +54,7 @@ def median_s(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    keep_freed_memory()  # as `embedder plan` does
     figures = {}
     for devices, dtype in FLEETS.items():
         problem = problem_on(devices, dtype)

@@ -1,11 +1,12 @@
 """What the benchmarks of plans share: models, items, and a run on Ray whose actors are up before it begins."""
 
 import json
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+
+from shipped_pictures import read_shipped
 
 from embedder.config import RunConfig, load_config
 from embedder.embed import embed
@@ -56,21 +57,13 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
 def write_items(folder: Path, num_items: int, items: Items) -> Path:
     """Write pictures with captions, or captions alone, from the shipped emoji."""
     folder.mkdir(parents=True)
-    pictures, captions = _shipped()
+    pictures, captions = read_shipped()
     for number in range(num_items):
         words = (captions[(number + k * 7) % len(captions)] for k in range(items.captions))
         (folder / f"{number:06d}.txt").write_text(", ".join(words), encoding="utf-8")
         if number % items.picture_every == 0:
             (folder / f"{number:06d}.png").write_bytes(pictures[number % len(pictures)])
     return folder
-
-
-def _shipped() -> tuple[list[bytes], list[str]]:
-    with tarfile.open(PACKAGE / "demo_data" / "noto.tar") as tar:
-        files = {member.name: file.read() for member in tar if (file := tar.extractfile(member)) is not None}
-    names = sorted(name for name in files if name.endswith(".png"))
-    captions = [json.loads(files[name.removesuffix("png") + "json"])["caption"] for name in names]
-    return [files[name] for name in names], captions
 
 
 @contextmanager

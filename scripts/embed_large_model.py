@@ -18,19 +18,18 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import psutil
+from shipped_pictures import read_shipped
 
 import embedder
 from shards.plan import ShardPlan
 
 ROOT = Path(__file__).parents[1]
-TAR = ROOT / "embedder" / "demo_data" / "noto.tar"
 DTYPE = "bfloat16"
 ALLOWANCE_BYTES = 5 << 28  # 1.25 GiB
 INTERVAL_S = 0.3
@@ -115,13 +114,10 @@ def check_cap(root: Path, cap_gib: float) -> ShardPlan:
 def write_items(folder: Path, num_items: int) -> None:
     """Pictures with captions, taken evenly from the shipped ones."""
     folder.mkdir()
-    with tarfile.open(TAR) as tar:
-        members = {member.name: member for member in tar}
-        names = sorted(name.removesuffix(".png") for name in members if name.endswith(".png"))
-        for name in names[:: len(names) // num_items][:num_items]:
-            picture, about = (tar.extractfile(members[f"{name}{suffix}"]).read() for suffix in (".png", ".json"))
-            (folder / f"{name}.png").write_bytes(picture)
-            (folder / f"{name}.txt").write_text(json.loads(about)["caption"])
+    pictures, captions = read_shipped()
+    for number in range(0, len(pictures), len(pictures) // num_items)[:num_items]:
+        (folder / f"{number:04d}.png").write_bytes(pictures[number])
+        (folder / f"{number:04d}.txt").write_text(captions[number])
 
 
 def embed_watched(root: Path) -> tuple[dict, dict[int, int], dict[int, float]]:

@@ -10,12 +10,12 @@ torch, about 0.7 GiB each) and by what Ray lets wait between the steps. The last
 import json
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
+from shipped_pictures import read_shipped
+
 PACKAGE = Path(__file__).parents[1] / "embedder"
-TAR = PACKAGE / "demo_data" / "noto.tar"
 GROWTH = 5
 
 
@@ -42,9 +42,7 @@ def measure(folder: Path, num_items: int) -> dict:
 def write_pictures(folder: Path, num_items: int) -> None:
     """Write the shipped emoji again and again under new names."""
     folder.mkdir(parents=True)
-    with tarfile.open(TAR) as tar:
-        files = [tar.extractfile(member) for member in tar if member.name.endswith(".png")]
-        pictures = [file.read() for file in files if file is not None]
+    pictures, _ = read_shipped()
     for number in range(num_items):
         (folder / f"{number:06d}.png").write_bytes(pictures[number % len(pictures)])
 

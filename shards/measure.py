@@ -6,7 +6,6 @@ have the same shape.
 Legend: `F` frames, `L` tokens of one picture, `R` captions, `T` tokens of one caption, `D` width.
 """
 
-from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from shards.config import ModelConfig, load_model_config
 from shards.planning.costs import ModelCosts, TowerSeconds
 from shards.ranges import LayerRange, ShardSpec
 from shards.shard import Shard, load_shard
-from shards.timing import Part, Setting, Step, measure_copy, measure_part
+from shards.timing import Part, Setting, measure_copy, measure_part
 
 __all__ = ["Setting", "measure_costs"]
 
@@ -66,34 +65,24 @@ def _measure_vision(folder: str | Path, config: ModelConfig, setting: Setting) -
 def _vision_layer(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[Part, Part]:
     from shards.vision import embed_pixels, run_vit_blocks
 
-    loaded = _load(folder, setting, vision=LayerRange(0, 1))
+    shard = _load(folder, setting, vision=LayerRange(0, 1))
     size_px = config.vision.image_size
-
-    def front() -> Step:
-        shard, pixels_FHWC = deepcopy(loaded), torch.randint(0, 256, (setting.num_rows, size_px, size_px, 3)).byte()
-        return lambda n: embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:n], shard.dtype))
-
-    def layer() -> Step:
-        shard = deepcopy(loaded)
-        x_FLD = _activation(shard, setting, (config.vision.num_tokens, config.vision.width))
-        return lambda n: run_vit_blocks(shard.vision, x_FLD[:n])
-
-    return measure_part(front, setting), measure_part(layer, setting)
+    pixels_FHWC = torch.randint(0, 256, (setting.num_rows, size_px, size_px, 3)).byte()
+    x_FLD = _activation(shard, setting, (config.vision.num_tokens, config.vision.width))
+    front = measure_part(lambda n: embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:n], shard.dtype)), setting)
+    return front, measure_part(lambda n: run_vit_blocks(shard.vision, x_FLD[:n]), setting)
 
 
 def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting) -> Part:
     from shards.heads import unit_rows
     from shards.vision import pool_vit_tokens
 
-    loaded = _load(folder, setting, vision=LayerRange(config.vision.depth - 1, config.vision.depth))
+    shard = _load(folder, setting, vision=LayerRange(config.vision.depth - 1, config.vision.depth))
     lengths = torch.ones(setting.num_rows, dtype=torch.int64)
-
-    def head() -> Step:
-        shard = deepcopy(loaded)
-        x_FLD = _activation(shard, setting, (config.vision.num_tokens, config.vision.width))
-        return lambda n: unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:n])), lengths[:n])
-
-    return measure_part(head, setting)
+    x_FLD = _activation(shard, setting, (config.vision.num_tokens, config.vision.width))
+    return measure_part(
+        lambda n: unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:n])), lengths[:n]), setting
+    )
 
 
 def _measure_text(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
@@ -108,22 +97,16 @@ def _text_layer(folder: str | Path, config: ModelConfig, setting: Setting, lengt
     from shards.text import Padding, embed_tokens, run_albert_layers
 
     layers = LayerRange(0, 1)
-    loaded = _load(folder, setting, text=layers)
+    shard = _load(folder, setting, text=layers)
     mask = Padding.of(lengths, torch.device(setting.device)).mask
+    ids_RT = torch.zeros((setting.num_rows, int(lengths[0])), dtype=torch.int64, device=setting.device)
+    x_RTD = _activation(shard, setting, (int(lengths[0]), config.text.hidden_size))
 
-    def front() -> Step:
-        shard = deepcopy(loaded)
-        ids_RT = torch.zeros((setting.num_rows, int(lengths[0])), dtype=torch.int64, device=setting.device)
-        return lambda n: embed_tokens(shard.text, ids_RT[:n])
+    def layer(num_rows: int) -> torch.Tensor:
+        some = None if mask is None else mask[:num_rows]
+        return run_albert_layers(shard.text, config.text, layers, x_RTD[:num_rows], some)
 
-    def layer() -> Step:
-        shard = deepcopy(loaded)
-        x_RTD = _activation(shard, setting, (int(lengths[0]), config.text.hidden_size))
-        return lambda n: run_albert_layers(
-            shard.text, config.text, layers, x_RTD[:n], None if mask is None else mask[:n]
-        )
-
-    return measure_part(front, setting), measure_part(layer, setting)
+    return measure_part(lambda n: embed_tokens(shard.text, ids_RT[:n]), setting), measure_part(layer, setting)
 
 
 def _text_head(folder: str | Path, config: ModelConfig, setting: Setting, lengths: torch.Tensor) -> Part:
@@ -131,18 +114,13 @@ def _text_head(folder: str | Path, config: ModelConfig, setting: Setting, length
     from shards.text import pool_albert_tokens
 
     depth = config.text.num_hidden_layers
-    loaded = _load(folder, setting, text=LayerRange(depth - 1, depth))
+    shard = _load(folder, setting, text=LayerRange(depth - 1, depth))
+    x_RTD = _activation(shard, setting, (int(lengths[0]), config.text.hidden_size))
+    ones = torch.ones_like(lengths)
 
-    def head() -> Step:
-        shard = deepcopy(loaded)
-        x_RTD = _activation(shard, setting, (int(lengths[0]), config.text.hidden_size))
-        ones = torch.ones_like(lengths)
-
-        def run(num_rows: int) -> torch.Tensor:
-            pooled = pool_albert_tokens(shard.text, config.text, x_RTD[:num_rows], lengths[:num_rows])
-            return unit_rows(shard.text_head(pooled), ones[:num_rows])
-
-        return run
+    def head(num_rows: int) -> torch.Tensor:
+        pooled = pool_albert_tokens(shard.text, config.text, x_RTD[:num_rows], lengths[:num_rows])
+        return unit_rows(shard.text_head(pooled), ones[:num_rows])
 
     return measure_part(head, setting)
 

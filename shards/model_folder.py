@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import ModelError
+from shards.object_stores import OBJECT_STORES, ObjectStoreError, named_errors, open_place, without_credentials
 from shards.saving import staged_folder
 
 # Data only: no pickles, no code. The last three patterns are for checkpoints that `embedder model import` reads.
 ALLOWED_FILES = ("*.safetensors", "*.json", "spiece.model", "vocab.txt", "merges.txt")
 
-OBJECT_STORES = ("s3://", "gs://")
 HUB_SCHEMES = ("hf://", "hf-hub:")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 16 << 20
 
 
 def resolve_model(uri: str | Path, *, cache: Path | None = None) -> Path:
@@ -50,7 +50,10 @@ def resolve_model(uri: str | Path, *, cache: Path | None = None) -> Path:
         raise ModelError(f"{text}: this is a file; give the model folder that it lies in")
     if isinstance(uri, str) and _HUB_ID.fullmatch(text) and not text.startswith("."):
         return _fetch_hub(text)
-    raise ModelError(f"{text!r}: there is no such folder; give a model folder, s3://, gs://, or a hub id org/name")
+    raise ModelError(
+        f"{without_credentials(text)!r}: there is no such folder; give a model folder, s3://, gs://, az://, or a hub "
+        "id org/name"
+    )
 
 
 def _fetch_hub(hub_id: str) -> Path:
@@ -69,14 +72,14 @@ def _fetch_hub(hub_id: str) -> Path:
 
 
 def _fetch_prefix(uri: str, cache: Path) -> Path:
-    from obstore.exceptions import BaseError
-    from obstore.store import from_url
-
     try:
-        return fetch_store(from_url(uri), uri, cache)
-    except (BaseError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{uri}: can't be fetched ({reason}); check the URI, the credentials and the region") from None
+        return fetch_store(open_place(uri), uri, cache)
+    except ObjectStoreError as error:
+        raise ModelError(f"model {error.message}") from None
+    except OSError as error:
+        raise ModelError(
+            f"{uri}: can't be kept in {cache} ({error.strerror}); free space there, or set XDG_CACHE_HOME"
+        ) from None
 
 
 def fetch_store(store: Any, uri: str, cache: Path) -> Path:
@@ -92,7 +95,8 @@ def fetch_store(store: Any, uri: str, cache: Path) -> Path:
     """
     import obstore
 
-    found = obstore.list_with_delimiter(store)["objects"]
+    with named_errors(uri):
+        found = obstore.list_with_delimiter(store)["objects"]
     objects = sorted((item for item in found if _is_allowed(item["path"])), key=lambda item: item["path"])
     if not objects:
         raise ModelError(f"{uri}: found no model files there; give the URI of the folder that holds config.json")
@@ -103,16 +107,21 @@ def fetch_store(store: Any, uri: str, cache: Path) -> Path:
         if not folder.is_dir():
             with staged_folder(folder) as stage:
                 for item in objects:
-                    _fetch_object(store, item["path"], stage)
+                    _fetch_object(store, uri, item, stage)
     return folder
 
 
-def _fetch_object(store: Any, path: str, folder: Path) -> None:
+def _fetch_object(store: Any, uri: str, item: Any, folder: Path) -> None:
+    """Fetch piece by piece, so that no request has to carry all of a large file in its time; of one version."""
     import obstore
 
-    with (folder / Path(path).name).open("wb") as file:
-        for chunk in obstore.get(store, path).stream(min_chunk_size=CHUNK_BYTES):
-            file.write(chunk)
+    condition = {"if_match": item["e_tag"]} if item["e_tag"] else {}
+    with (folder / Path(item["path"]).name).open("wb") as file:
+        for start in range(0, item["size"], CHUNK_BYTES):
+            options: Any = {"range": (start, min(start + CHUNK_BYTES, item["size"])), **condition}
+            with named_errors(f"{uri}/{item['path']}"):
+                piece = obstore.get(store, item["path"], options=options).bytes()
+            file.write(piece)
 
 
 def _is_allowed(path: str) -> bool:

@@ -71,8 +71,16 @@ def quantise_rows(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantise_weight(name: str, weight_OI: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantise one layer's weight; the int8 values under its name, the float32 scales (O,) under that of the scale."""
-    values_OI, scale_O1 = quantise_rows(weight_OI.to(torch.float32))
+    """Quantise one layer's weight; the int8 values under its name, the float32 scales (O,) under that of the scale.
+
+    By blocks of rows: copies as large as the weight leave the allocator with holes among what is kept, and the process
+    was seen to hold three times its shard.
+    """
+    values_OI = torch.empty(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
+    scale_O1 = torch.empty((len(weight_OI), 1), device=weight_OI.device)
+    for start in range(0, len(weight_OI), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        values_OI[rows], scale_O1[rows] = quantise_rows(weight_OI[rows].to(torch.float32))
     return {name: values_OI, name + SCALE_SUFFIX: scale_O1.squeeze(1)}
 
 

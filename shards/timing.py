@@ -1,23 +1,20 @@
 """Seconds and workspace bytes of a piece of computation, on the device at hand; needs torch.
 
-A replica of one thread is measured by its own CPU clock, which what else runs on the machine hardly touches. Several
-replicas at once share caches and memory bandwidth; on two cores they were no slower than one.
+A replica of one thread is measured by its own CPU clock, which what else runs on the machine hardly touches.
 """
 
-import os
 import statistics
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from shards.stderr import silent_stderr
+
 # Of one part (a tower's front, one of its layers, its head): the median of so many calls, or of what fits the time.
-MAX_CALLS, MIN_CALLS = 9, 3
-PART_S = 0.3
+MAX_CALLS, MIN_CALLS = 15, 5
+PART_S = 0.5
 # A batch that takes longer than this is measured with fewer inputs, which fill the device as well.
 LONG_CALL_S = 0.1
 COPY_BYTES = 16 << 20  # beyond the caches, as activations in the object store are
@@ -34,7 +31,6 @@ class Setting:
         dtype: compute dtype of embeddings and layers.
         device: torch device.
         num_threads: torch threads of one replica.
-        num_replicas: replicas that compute at once on this machine.
         num_rows: inputs of one batch.
         caption_tokens: tokens of one caption.
     """
@@ -42,7 +38,6 @@ class Setting:
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    num_replicas: int = 1
     num_rows: int = 32
     caption_tokens: int = 16
 
@@ -67,24 +62,19 @@ def measure_copy() -> float:
     return _median_s(lambda: target.copy_(source), time.perf_counter) / COPY_BYTES
 
 
-def measure_part(make: Callable[[], Step], setting: Setting) -> Part:
+def measure_part(run: Step, setting: Setting) -> Part:
     """Time one part by whole batches, and find what it allocates beside its output.
 
     Args:
-        make: makes the part for one replica, with weights and inputs of its own.
+        run: the part.
         setting: how it runs.
     """
     clock = time.thread_time if setting.device == "cpu" and setting.num_threads == 1 else time.perf_counter
     with torch.inference_mode():
-        run = make()
         num_rows = _fitting_rows(run, setting)
         workspace_bytes = _workspace_bytes(run, num_rows, setting.device)
-
-    def measure() -> float:
-        replica = make()
-        return _median_s(lambda: _finish(replica, num_rows, setting.device), clock)
-
-    return Part(_at_once(measure, setting.num_replicas) / num_rows, workspace_bytes // num_rows)
+        seconds = _median_s(lambda: _finish(run, num_rows, setting.device), clock)
+    return Part(seconds / num_rows, workspace_bytes // num_rows)
 
 
 def _fitting_rows(run: Step, setting: Setting) -> int:
@@ -117,25 +107,6 @@ def _median_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
     return statistics.median(seconds)
 
 
-def _at_once(measure: Callable[[], float], num_replicas: int) -> float:
-    """The mean of what several threads measure at the same time; torch leaves Python's lock while it computes."""
-    if num_replicas == 1:
-        with torch.inference_mode():
-            return measure()
-    seconds: list[float] = []
-
-    def replica() -> None:
-        with torch.inference_mode():  # each thread has its own
-            seconds.append(measure())
-
-    threads = [threading.Thread(target=replica) for _ in range(num_replicas)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return statistics.fmean(seconds)
-
-
 def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
     """Peak of what a call allocates, without its output, which is counted as the activation that leaves."""
     if device != "cpu":
@@ -144,7 +115,7 @@ def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         output_bytes = run(num_rows).nbytes
         return int(max(torch.cuda.max_memory_allocated(device) - before - output_bytes, 0))
-    with _silent_stderr(), torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profile:
+    with silent_stderr(), torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profile:
         output_bytes = run(num_rows).nbytes
     events = profile.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
@@ -153,18 +124,3 @@ def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
         held += num_bytes
         peak = max(peak, held)
     return max(peak - output_bytes, 0)
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Keep what torch's profiler prints from the terminal; it writes past Python."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        os.close(nowhere)

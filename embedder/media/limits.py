@@ -14,6 +14,7 @@ class DecodeLimits:
             more with the torchvision resampler.
         max_pixels: decoded pixels of one picture or of one frame.
         max_file_bytes: encoded size of one picture; videos are streamed.
+        max_video_bytes: encoded size of one video; it is read whole, to tell by its hash whether it has changed.
     """
 
     timeout_s: float = 30.0
@@ -21,3 +22,4 @@ class DecodeLimits:
     memory_bytes: int = 4 << 30
     max_pixels: int = 100_000_000
     max_file_bytes: int = 512 << 20
+    max_video_bytes: int = 16 << 30

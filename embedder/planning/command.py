@@ -6,13 +6,15 @@ from pathlib import Path
 from embedder.config import RunConfig
 from embedder.planning.options import PlanOptions
 from embedder.run import machine
+from embedder.run.job import rows_per_batch
+from embedder.steps.memory import keep_freed_memory
 from shards.config import ModelConfig, load_model_config
 from shards.model_folder import resolve_model
 from shards.plan import ShardPlan, plan_placement
 from shards.planning.compare import Comparison, compare_with_equal_parts
 from shards.planning.costs import HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
-from shards.planning.problem import ROWS_PER_BATCH, Problem, make_problem
+from shards.planning.problem import Problem, make_problem
 from shards.planning.what_if import WhatIf, what_if
 
 
@@ -39,6 +41,7 @@ def make_answer(config: RunConfig, model: str, options: PlanOptions) -> Answer:
     Raises:
         shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
     """
+    keep_freed_memory()  # the search goes over the same large arrays again and again
     folder = resolve_model(model)
     model_config = load_model_config(folder)
     fleet, costs, host = _costs(config, folder, model_config, options)
@@ -51,7 +54,7 @@ def make_answer(config: RunConfig, model: str, options: PlanOptions) -> Answer:
         dtype=config.dtype,
         memory_cap_bytes=options.memory_cap_bytes,
         weights_cap_bytes=options.weights_cap_bytes,
-        rows_per_batch=ROWS_PER_BATCH if config.batch_size == "auto" else config.batch_size,
+        rows_per_batch=rows_per_batch(config),
     )
     plan = plan_placement(problem, config.num_stages, model_fingerprint=_fingerprint(folder, options))
     return Answer(
@@ -74,10 +77,10 @@ def _costs(
     fleet = ((machine.num_cpus(), core),)
     if options.estimate or not _has_weights(folder):
         return fleet, {core.name: estimate_costs(model, core, config.dtype)}, estimate_host(model)
-    from embedder.planning.costs import costs_for_this_machine
+    from embedder.planning.measured import measured_costs
     from embedder.run.job import open_model
 
-    measured, host = costs_for_this_machine(config, open_model(str(folder)))
+    measured, host = measured_costs(config, open_model(str(folder)))
     return fleet, {core.name: measured}, host
 
 

@@ -13,7 +13,7 @@ from embedder.store.runs import REPORT_FILE, all_runs
 
 # Taken on two cores of a cloud server (Ray 2.60) with scripts/compare_predictions.py, which prints what it finds.
 ENGINE_CORES = 0.12
-ENGINE_CALL_S = 0.008
+ENGINE_CALL_S = 0.010
 ENGINE_START_S = 5.0
 NUM_RUNS = 5  # of a store, the last ones
 MIN_WINDOW_S = 20.0  # a shorter run says little: it is all start

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.config import RunConfig
+from embedder.planning.busy import busy_machine
 from embedder.planning.cache import cached, kept
 from embedder.planning.engine import engine_uses, fitted
 from embedder.planning.sample import Sample, sample_items
@@ -30,7 +31,7 @@ from embedder.steps.memory import keep_freed_memory
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
 from embedder.store.parts import Stamp, write_part
-from shards.planning.costs import HostCosts, ModelCosts
+from shards.planning.costs import STARTUP_S, HostCosts, ModelCosts
 from shards.planning.mix import DataMix
 from shards.ranges import LayerRange, ShardSpec, whole_model
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store lies, too
 SEND_BYTES = 16 << 20
 NUM_CALLS = 7
-STARTUP_S = 15.0  # of Ray, the imports of its actors and the drain at the end; see embedder.run.engine
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,11 @@ def model_costs(config: RunConfig, model: Model, setting: "Setting") -> ModelCos
     from shards.measure import measure_costs
 
     keep_freed_memory()  # as stages do
-    costs = measure_costs(model.folder, setting, model.fingerprint)
-    copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
-    return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))
+    # By the clock on the wall, which several threads and GPUs are measured by, others would only be in the way.
+    with busy_machine(machine.num_cpus() if setting.device == "cpu" and setting.num_threads == 1 else 0):
+        costs = measure_costs(model.folder, setting, model.fingerprint)
+        copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
+        return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))
 
 
 def host_costs(config: RunConfig, model: Model, sample: Sample) -> HostCosts:

@@ -12,12 +12,10 @@ from shards.costs import Dtype
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.devices import DeviceType
 from shards.planning.mix import DataMix
-from shards.planning.planner import specs_between
+from shards.planning.planner import BOUNDLESS, specs_between
 from shards.planning.problem import Pool, Problem
 from shards.planning.search import best_placement
 from shards.ranges import ShardSpec
-
-BOUNDLESS = 1 << 62
 
 
 @dataclass(frozen=True)

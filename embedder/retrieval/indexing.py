@@ -9,26 +9,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
+from embedder.retrieval.index_store import add_version, has_version
 from embedder.steps.tensors import unpack_vectors
-from embedder.store.binding import published, read_store_info
+from embedder.store.binding import check_writable, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, read_current, utc_now, write_record
+from embedder.store.layout import Current, read_current
 from embedder.store.lock import write_lock
+from embedder.store.swap import swap_index
 from embedder.store.tables import RecordTable
 from index.build import build_index
 from index.choose import KindWish
 from index.manifest import Manifest
-from index.versions import next_version, version_path
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 MAX_RECALL_QUERIES = 1000
-INDEX_FOLDER = "index"
-
-
-def index_root(files: StoreFiles) -> Path:
-    """Folder of the numbered versions."""
-    return files.root / INDEX_FOLDER
 
 
 def build_store_index(files: StoreFiles, *, kind: KindWish = "auto") -> tuple[int, Manifest]:
@@ -39,17 +34,30 @@ def build_store_index(files: StoreFiles, *, kind: KindWish = "auto") -> tuple[in
     """
     with write_lock(files):
         current = published(files)
-        number, manifest = _build(files, current.embeddings, kind)
-        update = current.model_copy(update={"index": number, "published_at": utc_now()})
-        write_record(files, CURRENT_FILE, update)
+        info = read_store_info(files)
+        check_writable(files, info)
+        fingerprint = served_info(info, current).model_fingerprint
+        built = _build(files, current.embeddings, fingerprint, kind)
+        if built is None:
+            raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
+        number, manifest = built
+        swap_index(files, number)
     return number, manifest
 
 
-def keep_index(files: StoreFiles, embeddings_version: int, say: Callable[[str], None]) -> int | None:
+def keep_index(
+    files: StoreFiles, embeddings_version: int, model_fingerprint: str | None, say: Callable[[str], None]
+) -> int | None:
     """Number of the index that goes with an embeddings version about to be published.
 
     A store that has an index keeps one: it is built anew where the table has changed. Before the first
-    `embedder index build` there is none, and search compares with every vector.
+    `embedder index build`, and where no picture is left, there is none, and search compares with every vector.
+
+    Args:
+        files: the store.
+        embeddings_version: what is about to be published.
+        model_fingerprint: whose vectors those are; by default those that are served now.
+        say: is told when an index is built.
     """
     current = read_current(files)
     if current is None or current.index is None:
@@ -57,27 +65,45 @@ def keep_index(files: StoreFiles, embeddings_version: int, say: Callable[[str], 
     if current.embeddings == embeddings_version:
         return current.index
     say("building the index of the new version")
-    return _build(files, embeddings_version, "auto")[0]
+    fingerprint = model_fingerprint or served_info(read_store_info(files), current).model_fingerprint
+    built = _build(files, embeddings_version, fingerprint, "auto")
+    return built[0] if built is not None else None
 
 
-def _build(files: StoreFiles, embeddings_version: int, kind: KindWish) -> tuple[int, Manifest]:
+def kept_or_built(files: StoreFiles, say: Callable[[str], None]) -> Callable[[Current], int | None]:
+    """How a publication that has been before gets its index: the one it had, where that is there, else as any other."""
+
+    def choose(candidate: Current) -> int | None:
+        if candidate.index is not None and has_version(files, candidate.index):
+            return candidate.index
+        return keep_index(files, candidate.embeddings, candidate.model_fingerprint, say)
+
+    return choose
+
+
+def _build(
+    files: StoreFiles, embeddings_version: int, model_fingerprint: str, kind: KindWish
+) -> tuple[int, Manifest] | None:
+    """Build an index of a version; none where no picture is in it."""
     table = RecordTable(files, "embeddings", embeddings_version)
     # File by file, so that the vectors of no more than one stand in memory.
     keys = [_pictures_of(table, path).select(["item_id", "segment"]) for path in table.paths()]
     ids = pa.concat_tables(keys) if keys else pa.table({"item_id": [], "segment": []})
     if ids.num_rows == 0:
-        raise StoreError(f"store {files.root}: no picture or video is in it; an index needs at least one")
-    number = next_version(index_root(files))
-    manifest = build_index(
-        (unpack_vectors(_pictures_of(table, path)["image_embedding"]) for path in table.paths()),
-        ids,
-        version_path(index_root(files), number),
-        kind=kind,
-        model_fingerprint=read_store_info(files).model_fingerprint,
-        embeddings_version=embeddings_version,
-        queries=_caption_vectors(table),
-    )
-    return number, manifest
+        return None
+
+    def build(folder: Path) -> Manifest:
+        return build_index(
+            (unpack_vectors(_pictures_of(table, path)["image_embedding"]) for path in table.paths()),
+            ids,
+            folder,
+            kind=kind,
+            model_fingerprint=model_fingerprint,
+            embeddings_version=embeddings_version,
+            queries=_caption_vectors(table),
+        )
+
+    return add_version(files, build)
 
 
 def _pictures_of(table: RecordTable, path: str) -> pa.Table:

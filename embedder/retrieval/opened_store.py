@@ -14,33 +14,40 @@ from embedder.retrieval.hits import Hits
 from embedder.retrieval.query import QueryEncoder
 from embedder.retrieval.search import Searcher
 from embedder.run.job import open_model
-from embedder.store.binding import published, read_store_info
+from embedder.store.binding import published, read_store_info, served_info
 from embedder.store.files import StoreFiles
+from embedder.store.history import check_readable, find_publication
+from embedder.store.layout import Current
 from embedder.store.tables import RecordTable
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def open_store(uri: str | Path, *, model: str | None = None) -> "Store":
+def open_store(uri: str | Path, *, model: str | None = None, version: str | None = None) -> "Store":
     """Open what a store has published.
 
     Args:
         uri: the store's folder.
         model: model folder to encode queries with, where it has moved; its fingerprint must be the store's.
+        version: run id of an earlier publication (`embedder history`), which may have had another model.
 
     Raises:
-        StoreError: there is no store, nothing is published yet, or its format is unknown.
+        StoreError: there is no store, nothing is published yet, its format is unknown, or that version can't be read
+            any more.
     """
-    return Store(StoreFiles(uri), model)
+    return Store(StoreFiles(uri), model, version)
 
 
 class Store:
     """One published version of a store; a later publication needs a new `open_store`."""
 
-    def __init__(self, files: StoreFiles, model: str | None = None) -> None:
+    def __init__(self, files: StoreFiles, model: str | None = None, version: str | None = None) -> None:
         self.files = files
-        self.info = read_store_info(files)
-        self.current = published(files)
+        self.current: Current = published(files)
+        if version is not None and version != self.current.run_id:
+            self.current = find_publication(files, version)
+            check_readable(files, self.current)
+        self.info = served_info(read_store_info(files), self.current)
         self._model = model or self.info.model
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:

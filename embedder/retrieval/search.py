@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.retrieval.indexing import index_root, pictures
+from embedder.retrieval.index_store import open_version
+from embedder.retrieval.indexing import pictures
 from embedder.steps.tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
@@ -65,11 +66,7 @@ class Searcher:
     def _index(self) -> "Index | None":
         if self.current.index is None:
             return None
-        from index.search import open_index
-        from index.versions import version_path
-
-        path = version_path(index_root(self.files), self.current.index)
-        return open_index(path, model_fingerprint=self.model_fingerprint)
+        return open_version(self.files, self.current.index, self.model_fingerprint)
 
     def _through_index(self, vector: Floats, k: int) -> tuple[list[float], pa.Table]:
         index = self._index

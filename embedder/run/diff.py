@@ -1,9 +1,15 @@
-"""What is new or changed since the store saw it. Pure: Arrow tables in, Arrow tables out."""
+"""What is new or changed since the store saw it, and what is gone. Pure: Arrow tables in, Arrow tables out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+NEW = "new"
+CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn out to be equal
+MODEL_CHANGED = "model changed"
+PREPROCESSING_CHANGED = "preprocessing changed"
+REJECTED_BEFORE = "rejected before"
 
 KNOWN = pa.schema(
     {
@@ -11,8 +17,12 @@ KNOWN = pa.schema(
         "size_bytes": pa.int64(),
         "modified": pa.string(),
         "attempts": pa.int32(),
+        "why": pa.string(),  # why the item is embedded again even if it looks the same; null: it is not
+        "known_version": pa.string(),  # content of its published rows, null where those are not whole
+        "known_vectors": pa.int32(),  # their number
     }
 )
+FACTS = ("attempts", "why", "known_version", "known_vectors")
 
 
 @dataclass(frozen=True)
@@ -20,9 +30,31 @@ class Difference:
     """One listing, sorted by what is to be done."""
 
     to_embed: pa.Table
-    num_new: int
-    num_changed: int
     num_unchanged: int
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How many items are embedded for which reason."""
+        counts = pc.value_counts(self.to_embed["reason"]).to_pylist()
+        return {count["values"]: count["counts"] for count in sorted(counts, key=lambda count: -count["counts"])}
+
+    @property
+    def num_new(self) -> int:
+        """Items that nobody has seen yet."""
+        return self.reasons.get(NEW, 0)
+
+    @property
+    def num_changed(self) -> int:
+        """Items whose size or time differ."""
+        return self.reasons.get(CONTENT_CHANGED, 0)
+
+    def first(self, limit: int | None) -> "Difference":
+        """At most so many items; what was rejected before comes last, so that it never keeps the others waiting."""
+        if limit is None or self.to_embed.num_rows <= limit:
+            return self
+        is_retry = pc.equal(self.to_embed["reason"], REJECTED_BEFORE)
+        fresh, retries = self.to_embed.filter(pc.invert(is_retry)), self.to_embed.filter(is_retry)
+        return replace(self, to_embed=pa.concat_tables([fresh, retries]).slice(0, limit))
 
 
 def diff(listing: pa.Table, known: pa.Table) -> Difference:
@@ -33,27 +65,48 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
         known: the items of `KNOWN` that the store or the run's journal holds, each once.
 
     Returns:
-        The items to embed with a column `attempts`, counted from 1.
+        The items to embed, with columns `reason`, `attempts` (counted from 1 since the file last changed),
+        `known_version` and `known_vectors`.
     """
     numbers = pa.array(range(listing.num_rows), pa.int64())
     listed = listing.select(["item_id", "size_bytes", "modified"]).append_column("number", numbers)
-    renamed = known.select(KNOWN.names).rename_columns(["item_id", "known_size", "known_modified", "attempts"])
+    renamed = known.select(KNOWN.names).rename_columns(["item_id", "known_size", "known_modified", *FACTS])
     both = listed.join(renamed, "item_id", join_type="left outer").sort_by("number")
-    is_known = pc.is_valid(both["attempts"])
+    reason = _reasons(both)
+    is_retry = pc.fill_null(pc.equal(reason, REJECTED_BEFORE), False)
+    columns = {
+        "reason": reason,
+        "attempts": pc.add(pc.if_else(is_retry, both["attempts"], 0), 1).cast(pa.int32()),
+        "known_version": both["known_version"],
+        "known_vectors": pc.fill_null(both["known_vectors"], 0),
+    }
+    to_embed = listing
+    for name, column in columns.items():
+        to_embed = to_embed.append_column(name, column)
+    to_embed = to_embed.filter(pc.is_valid(reason))
+    return Difference(to_embed, num_unchanged=listing.num_rows - to_embed.num_rows)
+
+
+def _reasons(both: pa.Table) -> pa.ChunkedArray:
+    """Why each item is embedded; null where it is not."""
+    why = both["why"]
     same = pc.and_(_equal(both["size_bytes"], both["known_size"]), _equal(both["modified"], both["known_modified"]))
-    unchanged = pc.and_(is_known, same)
-    attempts = pc.add(pc.fill_null(both["attempts"], 0), pa.scalar(1, pa.int32()))
-    num_unchanged = pc.sum(unchanged).as_py() or 0
-    num_known = pc.sum(is_known).as_py() or 0
-    return Difference(
-        to_embed=listing.append_column("attempts", attempts).filter(pc.invert(unchanged)),
-        num_new=listing.num_rows - num_known,
-        num_changed=num_known - num_unchanged,
-        num_unchanged=num_unchanged,
-    )
+    is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
+    of_known = pc.if_else(pc.or_(same, is_outdated), why, CONTENT_CHANGED)
+    return pc.if_else(pc.is_valid(both["attempts"]), of_known, NEW)
 
 
 def _equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
     """Equal values, two nulls counted as equal."""
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
     return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
+
+
+def gone(listing: pa.Table, held: pa.Table) -> pa.Table:
+    """The items that the store holds, of whatever state, and that are not listed any more.
+
+    Args:
+        listing: listed items.
+        held: items with any columns beside `item_id`; these are kept.
+    """
+    return held.join(listing.select(["item_id"]), "item_id", join_type="left anti")

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from embedder.config import RunConfig
 from shards.plan import ShardPlan
+from shards.planning.costs import STARTUP_S
 
-# What Ray costs before the first row: its start, the actors' imports, the drain at the end.
-RAY_STARTUP_S = 15.0
 # A careful guess of what one core does in float32, in operations a second; measured costs come with the planner.
 CORE_FLOPS = 3e10
 
@@ -38,7 +37,16 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         return Choice("ray", "the plan places stages on GPUs")
     flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
     local_s = num_items * flops / (CORE_FLOPS * num_cpus)
-    guess = f"{num_items:,} items are about {local_s:.0f} s of work"
-    if local_s < RAY_STARTUP_S:
-        return Choice("local", f"{guess}, less than Ray's start ({RAY_STARTUP_S:.0f} s)")
-    return Choice("ray", f"{guess}, more than Ray's start ({RAY_STARTUP_S:.0f} s)")
+    return by_work(local_s, f"{num_items:,} items are about {local_s:.0f} s of work")
+
+
+def by_work(local_s: float, work: str) -> Choice:
+    """Ray where the work outweighs its start.
+
+    Args:
+        local_s: seconds of the work in this process.
+        work: the same in words.
+    """
+    if local_s < STARTUP_S:
+        return Choice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
+    return Choice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")

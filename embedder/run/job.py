@@ -13,14 +13,14 @@ from embedder.run.resources import Allocation, Available, allocate
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
 from embedder.store.parts import Stamp
 from embedder.store.runs import Run
 from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
 from shards.model_folder import resolve_model
 from shards.plan import ShardPlan, check_plan, plan_shards
-
-ROWS_PER_BATCH = 32  # a batch this large fills the cores; larger ones only take more memory
+from shards.planning.problem import ROWS_PER_BATCH
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,7 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
             memory_bytes=limits.memory_bytes,
             max_pixels=limits.max_pixels,
             max_file_bytes=limits.max_file_bytes,
+            max_video_bytes=limits.max_video_bytes,
         ),
         tokenizer_json=model.tokenizer_json,
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
@@ -184,4 +185,16 @@ def preprocessing_of(config: RunConfig, model: Model) -> str:
     """Fingerprint of all that turns an item's bytes into the towers' input."""
     return preprocess_fingerprint(
         model.config.preprocess, model.tokenizer_json.encode(), config.segment_s, config.frames_per_segment
+    )
+
+
+def store_info(config: RunConfig, model: Model) -> StoreInfo:
+    """What a store made by this configuration is bound to."""
+    return StoreInfo(
+        model=model.uri,
+        model_fingerprint=model.fingerprint,
+        preprocess_fingerprint=preprocessing_of(config, model),
+        segment_s=config.segment_s,
+        frames_per_segment=config.frames_per_segment,
+        dtype=config.dtype,
     )

@@ -1,52 +1,94 @@
 """What a store and the journal of its unfinished run already know about items."""
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.errors import StoreError
-from embedder.run.diff import KNOWN
-from embedder.store.binding import published
+from embedder.run.diff import KNOWN, REJECTED_BEFORE
 from embedder.store.files import StoreFiles
-from embedder.store.journal import read_entries, read_keys
-from embedder.store.layout import RunInfo, read_current, read_record, run_file
-from embedder.store.runs import Run, finished_items
-from embedder.store.schema import ITEMS
+from embedder.store.layout import Current
+from embedder.store.runs import FINISHED
+from embedder.store.schema import ITEMS, with_nulls
 from embedder.store.tables import RecordTable
 
+PUBLISHED = pa.schema(
+    ITEMS.field(name)
+    for name in (
+        "item_id",
+        "source",
+        "size_bytes",
+        "modified",
+        "attempts",
+        "state",
+        "transient",
+        "stale",
+        "content_version",
+        "num_vectors",
+    )
+)
 
-def known_items(run: Run, *, retry_rejects: bool = False) -> pa.Table:
-    """Items that need not be embedded again as they are; the journal's word counts before the table's.
+NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
 
-    Items that failed in passing (`transient`) are not among them, nor, with `retry_rejects`, are the published rejects.
+
+@dataclass(frozen=True)
+class Policy:
+    """What is embedded again although it looks the same.
+
+    Attributes:
+        retry_rejects: all that was rejected.
+        max_attempts: what failed in passing is tried by itself until it failed so often.
+        outdated: everything that is published, and why; nothing of it can be kept.
     """
-    finished = finished_items(run)
-    published = _published_items(run, retry_rejects)
-    older = published.join(finished.select(["item_id"]), "item_id", join_type="left anti")
-    return pa.concat_tables([finished.select(KNOWN.names).cast(KNOWN), older.select(KNOWN.names).cast(KNOWN)])
+
+    retry_rejects: bool = False
+    max_attempts: int = 5
+    outdated: str | None = None
 
 
-def _published_items(run: Run, retry_rejects: bool) -> pa.Table:
-    current = read_current(run.files)
+def published_items(files: StoreFiles, current: Current | None) -> pa.Table:
+    """The published items as far as a run needs to know them."""
     if current is None:
-        return KNOWN.empty_table()
-    items = RecordTable(run.files, "items", current.items).read([*KNOWN.names, "state", "transient"])
-    again = pc.equal(items["state"], "rejected")
-    if not retry_rejects:
-        again = pc.and_(again, pc.fill_null(items["transient"], False))
-    return items.filter(pc.invert(again))
+        return PUBLISHED.empty_table()
+    items = RecordTable(files, "items", current.items).read(PUBLISHED.names)
+    return with_nulls(items, PUBLISHED).select(PUBLISHED.names).cast(PUBLISHED)
 
 
-def rejected_items(files: StoreFiles, run_id: str | None = None) -> pa.Table:
-    """Rejected items: of what is published, or of one run, published or not.
+def known_items(published: pa.Table, finished: pa.Table, policy: Policy) -> pa.Table:
+    """What the listing is compared with; the journal's word counts before the table's.
 
-    Raises:
-        StoreError: there is no such store or run, or nothing is published.
+    Args:
+        published: of `published_items`.
+        finished: items that the run's earlier sessions finished (`embedder.store.runs.finished_items`).
+        policy: what is embedded again.
+
+    Returns:
+        A table of `KNOWN`, each item once.
     """
-    if run_id is None:
-        items = RecordTable(files, "items", published(files).items).read()
-    else:
-        info = read_record(files, run_file(run_id, "run.json"), RunInfo)
-        if info is None:
-            raise StoreError(f"store {files.root}: no run {run_id}; `ls {files.root}/runs` names those that there are")
-        items = read_keys(files, read_entries(files, run_id), "items", ITEMS.names)
-    return items.filter(pc.equal(items["state"], "rejected")).select(ITEMS.names)
+    nothing_kept = policy.outdated is not None
+    standing = _standing(published.slice(0, 0) if nothing_kept else published)
+    done = finished.append_column("why", _retries(finished, policy))
+    done = done.join(standing, "item_id", join_type="left outer")
+    older = published.join(finished.select(["item_id"]), "item_id", join_type="left anti")
+    older = older.append_column(
+        "why", pa.repeat(policy.outdated, older.num_rows) if nothing_kept else _retries(older, policy)
+    )
+    older = older.join(standing, "item_id", join_type="left outer")
+    return pa.concat_tables([each.select(KNOWN.names).cast(KNOWN) for each in (done, older)])
+
+
+def _standing(published: pa.Table) -> pa.Table:
+    """What may be kept of the published rows: `item_id`, `known_version`, `known_vectors`."""
+    is_whole = pc.or_(pc.equal(published["state"], "embedded"), pc.fill_null(published["stale"], False))
+    version = pc.if_else(is_whole, published["content_version"], pa.scalar(None, pa.string()))
+    columns = {"item_id": published["item_id"], "known_version": version, "known_vectors": published["num_vectors"]}
+    return pa.table(columns)
+
+
+def _retries(items: pa.Table, policy: Policy) -> pa.ChunkedArray:
+    """Why items are tried again: `rejected before`, or null."""
+    again = pc.equal(items["state"], "rejected")
+    if not policy.retry_rejects:
+        in_passing = pc.fill_null(items["transient"], False)
+        again = pc.and_(again, pc.and_(in_passing, pc.less(items["attempts"], policy.max_attempts)))
+    return pc.if_else(again, pa.scalar(REJECTED_BEFORE), pa.scalar(None, pa.string()))

@@ -3,14 +3,18 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
+from embedder.errors import StoreError
 from embedder.run import machine
 from embedder.run.cpu_use import CpuUse
 from embedder.store.journal import read_entry
 from embedder.store.layout import journal_folder
+from embedder.store.problems import StoreUnavailable
 from embedder.store.runs import Run
 
 INTERVAL_S = 1.0
+BUCKET_INTERVAL_S = 5.0  # a listing and what is new in it are requests
 # The kernel walks all pages to tell what memory is shared: 25 ms for each GiB, 0.15 s for a run of three stages. Looked
 # at each second, that would be a fourteenth of two cores.
 MEMORY_SHARE = 0.02
@@ -27,7 +31,7 @@ class RunMonitor:
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
         self._seen: dict[str, int] = {}
-        self._next_memory_s = 0.0
+        self._next_memory_s = self._next_journal_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
@@ -38,19 +42,34 @@ class RunMonitor:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._next_journal_s = 0.0
         self._look()
         self._look_at_memory()
 
     def _watch(self) -> None:
+        asked_to_stop = False
         while not self._stop.wait(INTERVAL_S):
+            if self._run.is_lost and not asked_to_stop:
+                asked_to_stop = True
+                with suppress(StoreError, StoreUnavailable):
+                    self._run.request_stop()  # tasks on other machines don't know of it
             self._look()
             if time.monotonic() >= self._next_memory_s:
                 self._look_at_memory()
 
     def _look(self) -> None:
         self.cpu_use.look(machine.process_tree())
+        if time.monotonic() < self._next_journal_s:
+            return
+        if self._run.files.folder is None:
+            self._next_journal_s = time.monotonic() + BUCKET_INTERVAL_S
+        with suppress(StoreError, StoreUnavailable):  # only progress is read here; who needs the store hears of it
+            self._look_at_journal()
+
+    def _look_at_journal(self) -> None:
         folder = journal_folder(self._run.run_id)
-        mine = [info.path for info in self._run.files.list(folder) if self._run.session in info.path]
+        paths = (info.path for info in self._run.files.list(folder))
+        mine = [path for path in paths if self._run.session in path and path.endswith(".json")]
         new = [path for path in mine if path not in self._seen]
         for path in new:
             self._seen[path] = read_entry(self._run.files, path).num_items

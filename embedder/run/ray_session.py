@@ -11,6 +11,7 @@ from typing import Any
 from embedder.errors import ConfigError
 from embedder.run import machine
 from embedder.run.resources import OBJECT_STORE_BYTES, Available
+from shards.stderr import silent_stderr
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 
@@ -65,6 +66,8 @@ def start_ray(
     import ray
 
     if address is None:
+        # Where Ray was imported before the variable was set; `ray.init` refuses a loopback address by its argument.
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
         place: dict[str, Any] = {
             "num_cpus": num_cpus or machine.num_cpus(),
             "include_dashboard": False,
@@ -73,7 +76,7 @@ def start_ray(
     else:
         place = {"address": address}
     try:
-        with _silent_stderr():
+        with silent_stderr():
             ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
@@ -89,25 +92,13 @@ def _set_environment(address: str | None) -> None:
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "120000")
     # Ray's core calls each restartable actor of Ray Data an error on the terminal, and nobody can act on it.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    if address is None:
+        # Ray listens on all networks of a machine unless it believes that no cluster can be made of it, as on a Mac.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     has_token = TOKEN_FILE.expanduser().exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if address is not None and has_token and "ray" not in sys.modules:
         # Ray shows the user's token only to clusters that it starts itself, not to those that it attaches to.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Keep what native code prints from the terminal; Python's exceptions pass."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        os.close(nowhere)
 
 
 @contextmanager

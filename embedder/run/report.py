@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from embedder.planning.records import Review
 from embedder.run.replicas import replica_seconds, timeline
 from embedder.steps.trace import LOAD
-from embedder.store.journal import JournalEntry
+from embedder.store.layout import Kind
 
 
 class StepReport(BaseModel):
@@ -55,7 +55,9 @@ class Report(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    run_id: str
+    kind: Kind = "embed"
+    run_id: str | None
+    """None where there was nothing to do: then there is no run."""
     engine: str
     engine_reason: str
     published: bool
@@ -67,6 +69,19 @@ class Report(BaseModel):
     num_new: int
     num_changed: int
     num_unchanged: int
+    """Listed items that were not touched: published, or finished by an earlier session of the run."""
+    reasons: dict[str, int] = {}
+    """Items that were to be embedded, by the reason."""
+    num_retired: int = 0
+    """Items that left the store, because they are not listed any more."""
+    num_equal: int = 0
+    """Items whose size or time differed and whose content did not: their vectors stay, and no model saw them."""
+    num_stale: int = 0
+    """Items that can't be read any more and keep their old vectors."""
+    num_left: int = 0
+    """Items that a limit left for the next refresh."""
+    guards: tuple[dict[str, Any], ...] = ()
+    """What each guard found, and whether it was overridden."""
     num_items: int
     """Items finished by this session and those before it in the same run."""
     num_rejected: int
@@ -155,10 +170,3 @@ def _step(name: str, calls: list[dict[str, Any]], window: tuple[float, float], n
         replicas=tuple(line),
         **sums,
     )
-
-
-def count_items(entries: Iterable[JournalEntry]) -> tuple[int, int, int]:
-    """Items, rejected items and vector rows of a run's journal."""
-    entries = list(entries)
-    num_vectors = sum(part.num_rows for entry in entries for part in entry.parts if part.table == "embeddings")
-    return sum(entry.num_items for entry in entries), sum(entry.num_rejects for entry in entries), num_vectors

@@ -7,7 +7,7 @@ ever, and so does the run. So all minimum requests together must fit before the 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from embedder.config import Replicas, RunConfig, StageConfig
+from embedder.config import DecodeConfig, Replicas, RunConfig, StageConfig
 from embedder.errors import ConfigError
 from shards.plan import PlannedStage
 
@@ -96,8 +96,14 @@ def requested(config: RunConfig, available: Available, planned: Sequence[Planned
         requests = tuple(_as_planned(request, stage) for request, stage in zip(requests, planned, strict=True))
     num_replicas = sum(request.replicas.max for request in requests)
     stages = tuple(_stage(request, len(requests), num_replicas, available) for request in requests)
-    decode_cpus = config.decode.num_cpus or min(1.0, available.num_cpus / 2)
-    return Allocation(stages, decode_cpus, num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER)))
+    return Allocation(
+        stages, decode_cpus(config.decode, available), num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER))
+    )
+
+
+def decode_cpus(config: DecodeConfig, available: Available) -> float:
+    """CPUs that one decode task reserves."""
+    return config.num_cpus or min(1.0, available.num_cpus / 2)
 
 
 def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: finish what is in flight and keep it; a second signal stops at once."""
+"""Ctrl-C, SIGTERM, time up: finish what is in flight and keep it; a second signal stops at once."""
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -36,3 +37,30 @@ def stop_on_signals(run: Stoppable, announce: Callable[[str], None]) -> Iterator
     finally:
         for each in SIGNALS:
             signal.signal(each, before[each])
+
+
+@contextmanager
+def stop_at(run: Stoppable, moment_s: float | None, announce: Callable[[str], None]) -> Iterator[threading.Event]:
+    """Ask the run to stop at a time (Unix, seconds), if one is given; the event says whether that happened."""
+    time_up = threading.Event()
+    if moment_s is None:
+        yield time_up
+        return
+
+    def ask() -> None:
+        time_up.set()
+        announce("time is up: finishing what is in flight")
+        run.request_stop()
+
+    if (left_s := moment_s - time.time()) <= 0:
+        ask()
+        yield time_up
+        return
+    timer = threading.Timer(left_s, ask)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield time_up
+    finally:
+        timer.cancel()
+        timer.join()

@@ -67,18 +67,19 @@ class Fetcher:
         self._cells = ParquetCells()
         self._tar: tuple[str, ByteRanges] | None = None
 
-    def fetch(self, uri: str, *, max_bytes: int) -> Fetched:
+    def fetch(self, uri: str, *, max_bytes: int, max_file_bytes: int | None = None) -> Fetched:
         """Fetch one item.
 
-        Local whole files are given as a path and may have any size. Tar members and cells come as bytes, and so do
-        remote files up to `max_bytes`; larger remote files are downloaded to a temporary file.
+        Local whole files are given as a path. Tar members and cells come as bytes, and so do remote files up to
+        `max_bytes`; larger remote files are downloaded to a temporary file.
 
         Args:
             uri: as the listing gives it.
             max_bytes: the most that may be held in memory.
+            max_file_bytes: the most that a whole file may have; none allows any size.
 
         Raises:
-            FetchError: the bytes are missing, forbidden, changed since the listing, or a member or cell is too large.
+            FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
         """
         path, part = split_uri(uri)
         if isinstance(part, TarMember):
@@ -87,7 +88,9 @@ class Fetcher:
             return self._cell(path, part, max_bytes)
         if part is not None:
             return Fetched(None, None, 0)
-        return _remote_file(path, max_bytes) if is_remote(path) else _local_file(path)
+        if is_remote(path):
+            return _remote_file(path, max_bytes, max_file_bytes)
+        return _local_file(path, max_file_bytes)
 
     def content_hash(self, fetched: Fetched) -> str:
         """Hash the content: blake2b of 128 bits, as 32 hex characters.
@@ -175,15 +178,17 @@ def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
     return data
 
 
-def _local_file(path: str) -> Fetched:
+def _local_file(path: str, max_file_bytes: int | None = None) -> Fetched:
     descriptor, status = open_regular(path)  # opened once, so that what can't be read is found here
     os.close(descriptor)
+    _check_file(status.st_size, max_file_bytes, path)
     return Fetched(None, Path(path), status.st_size)
 
 
-def _remote_file(uri: str, max_bytes: int) -> Fetched:
+def _remote_file(uri: str, max_bytes: int, max_file_bytes: int | None = None) -> Fetched:
     ranges = open_ranges(uri)
     try:
+        _check_file(ranges.size, max_file_bytes, uri)
         if ranges.size <= max_bytes:
             return Fetched(ranges.read_at(0, ranges.size), None, ranges.size)
         return Fetched(None, _download(ranges, uri), ranges.size, is_temporary=True)
@@ -217,6 +222,11 @@ def _hash_file(path: str, digest: Any) -> None:
         ranges.close()
 
 
-def _check_size(size: int, max_bytes: int, where: str) -> None:
+def _check_file(size: int, max_file_bytes: int | None, path: str) -> None:
+    if max_file_bytes is not None:
+        _check_size(size, max_file_bytes, readable(path), "decode.max_video_bytes")
+
+
+def _check_size(size: int, max_bytes: int, where: str, limit: str = "decode.max_file_bytes") -> None:
     if size > max_bytes:
-        raise FetchError("TooLarge", f"{where} has {size:,} bytes; decode.max_file_bytes allows {max_bytes:,}")
+        raise FetchError("TooLarge", f"{where} has {size:,} bytes; {limit} allows {max_bytes:,}")

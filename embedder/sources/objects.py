@@ -1,13 +1,5 @@
-"""Object stores (`s3://`, `gs://`), through obstore; no other module of the sources imports it.
+"""Sources in object stores; their clients, credentials and errors are those of `shards.object_stores`."""
 
-Credentials come from the usual places: the `AWS_*` and `GOOGLE_*` variables, web identity and instance roles, and,
-where boto3 is installed, also the profiles of `~/.aws`. They are never put into a message.
-"""
-
-import functools
-import importlib.util
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -19,11 +11,10 @@ import pyarrow.compute as pc
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import looks_like_part
 from embedder.sources.walk import Entry
+from shards.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 
 # One request reads this much ahead: a tar of small members is then streamed, one of large members is skipped through.
 BLOCK_BYTES = 4 << 20
-_STATUS = re.compile(r"status code: (\d{3})")
-_TRANSIENT_STATUSES = (408, 425, 429)  # too slow, too early, too many
 
 
 class ObjectRanges:
@@ -149,83 +140,16 @@ def _version(etag: str | None, moment: Any) -> str:
 
 
 def _locate(uri: str) -> tuple[Any, str]:
-    scheme, _, rest = uri.partition("://")
-    bucket, _, key = rest.partition("/")
-    if not bucket:
-        raise FetchError("BadUri", f"{uri}: the bucket is missing; write {scheme}://bucket/path")
-    return bucket_store(f"{scheme}://{bucket}"), key.strip("/")
-
-
-@functools.lru_cache(maxsize=16)
-def bucket_store(root: str) -> Any:
-    """Make the client of one bucket (`s3://bucket`), once a process."""
-    from obstore.store import from_url
-
-    settings: dict[str, Any] = {}
-    if root.startswith("s3://"):
-        if plain_endpoint():
-            settings["client_options"] = {"allow_http": True}
-        if provider := _profile_credentials():
-            settings["credential_provider"] = provider
-    return from_url(root, **settings)
-
-
-def plain_endpoint() -> bool:
-    """Whether the environment names an S3 endpoint without TLS; who does that means it (MinIO on this machine)."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    return endpoint.startswith("http://")
-
-
-def _profile_credentials() -> Any:
-    """Let boto3 read `~/.aws`, which obstore does not; only where no variables give credentials."""
-    variables = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
-    if any(name in os.environ for name in variables) or importlib.util.find_spec("boto3") is None:
-        return None
-    import boto3  # type: ignore[import-not-found,unused-ignore]
-
-    if boto3.session.Session().get_credentials() is None:
-        return None
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
-    return Boto3CredentialProvider()
+    with _named_errors(uri):
+        root, key = split_place(uri)
+        return bucket_store(root), key
 
 
 @contextmanager
 def _named_errors(uri: str) -> Iterator[None]:
     """Turn what obstore raises into a FetchError: what is missing or forbidden stays so, the rest may pass."""
-    from obstore.exceptions import (
-        BaseError,
-        InvalidPathError,
-        PermissionDeniedError,
-        PreconditionError,
-        UnauthenticatedError,
-    )
-
     try:
-        yield
-    except FileNotFoundError:
-        raise FetchError("FileNotFound", f"{uri}: there is no such object or bucket") from None
-    except (PermissionDeniedError, UnauthenticatedError, PermissionError):
-        raise FetchError("PermissionDenied", f"{uri}: the credentials in use may not read this") from None
-    except PreconditionError:
-        raise FetchError("Changed", f"{uri}: the object was replaced while it was read", transient=True) from None
-    except (InvalidPathError, ValueError) as error:
-        raise FetchError("BadUri", f"{uri}: {_first_line(error)}") from None
-    except (BaseError, OSError) as error:
-        raise _from_answer(uri, _first_line(error)) from None
-
-
-def _from_answer(uri: str, message: str) -> FetchError:
-    """Name what obstore has no class for, by the status that its message quotes."""
-    match = _STATUS.search(message)
-    status = int(match[1]) if match else 0
-    if status == 404:
-        return FetchError("FileNotFound", f"{uri}: there is no such object or bucket")
-    if status in (401, 403):
-        return FetchError("PermissionDenied", f"{uri}: the credentials in use may not read this")
-    is_refused = 400 <= status < 500 and status not in _TRANSIENT_STATUSES
-    return FetchError("RequestRefused" if is_refused else "NetworkError", f"{uri}: {message}", transient=not is_refused)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        with named_errors(uri):
+            yield
+    except ObjectStoreError as error:
+        raise FetchError(error.kind, error.message, error.transient) from None

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedder.sources.byte_ranges import RangeFile, local_version, open_ranges
+from embedder.range_file import RangeFile
+from embedder.sources.byte_ranges import local_version, open_ranges
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import TableCell, is_remote, readable
 

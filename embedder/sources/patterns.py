@@ -72,7 +72,6 @@ def find_one(root: str, name: str) -> Entry | None:
 def listing_error(error: FetchError) -> SourceError:
     """Say in a source's name why it can't be listed."""
     cures = {
-        "PermissionDenied": "; set credentials that may list and read it (AWS_* or GOOGLE_* variables, or a role)",
         "NetworkError": "; check endpoint, region and credentials, then run again",
         "FileNotFound": "; check the path, and that its disk is mounted",
     }

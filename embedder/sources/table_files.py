@@ -14,6 +14,7 @@ from embedder.sources.patterns import find_entries
 from embedder.sources.rows import time_text
 from embedder.sources.uris import file_url_path, is_remote, is_text, is_uri, readable
 from embedder.sources.walk import Entry
+from shards.object_stores import explain, storage_options
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,14 @@ def _delta_table(path: str) -> Table:
     from deltalake.exceptions import DeltaError
 
     try:
-        table = DeltaTable(path, storage_options=_storage_options(path))
+        table = DeltaTable(path, storage_options=storage_options(path))
         _check_features(table.protocol().reader_features, table.deletion_vectors, path)
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         schema = pa.schema(table.schema().to_arrow())
         partitions = table.metadata().partition_columns
     except (DeltaError, OSError) as error:
+        if is_remote(path) and (problem := explain(error, path)).kind != "NetworkError":
+            raise SourceError(problem.message) from None
         raise SourceError(
             f"{path}: not readable as a Delta table ({str(error).splitlines()[0]}); mend its log"
         ) from None
@@ -133,11 +136,3 @@ def _delta_file(path: str, action: dict[str, Any], partitions: list[str]) -> Tab
         uri = name if is_uri(name) or name.startswith("/") else f"{path}/{name}"
     constants = {column: action.get(f"partition.{column}") for column in partitions}
     return TableFile(uri, name, time_text(action["modification_time"] * 1_000_000), constants)
-
-
-def _storage_options(path: str) -> dict[str, str] | None:
-    if not is_remote(path):
-        return None
-    from embedder.sources.objects import plain_endpoint
-
-    return {"allow_http": "true"} if path.startswith("s3://") and plain_endpoint() else None

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from embedder.errors import SourceError
-from embedder.sources.byte_ranges import RangeFile, open_file, open_ranges
+from embedder.range_file import RangeFile
+from embedder.sources.byte_ranges import open_file, open_ranges
 from embedder.sources.errors import FetchError
 from embedder.sources.patterns import listing_error
 from embedder.sources.rows import ROWS_PER_TABLE

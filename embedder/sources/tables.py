@@ -16,6 +16,7 @@ from embedder.sources.rows import Listing, Row, table_of_rows, time_text
 from embedder.sources.table_files import Table, TableFile, find_table
 from embedder.sources.table_formats import FORMATS, Chunk
 from embedder.sources.uris import cell_prefix, file_url_path, is_remote, is_uri, row_uri
+from shards.object_stores import without_credentials
 
 _MISSING = "missing"  # `modified` of a file that is not there: it changes when the file comes
 
@@ -211,7 +212,11 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
     """Make the row of a picture that a table names by a URI; a bad URI is a reject, a missing file is for fetch."""
     uri = _resolve(reference, folder)
     if uri is None or "\0" in uri:
-        message = f"{reference[:100]!r}: pictures are named by a path, file://, s3:// or gs://; download others first"
+        reference = without_credentials(reference)
+        message = (
+            f"{reference[:100]!r}: pictures are named by a path, file://, s3://, gs:// or az://, without credentials; "
+            "download others first"
+        )
         return Row("", reference, None, file.modified, caption, error_type="UnsupportedUri", error=message)
     if is_remote(uri):  # a request an item would be too much for a listing; the table's version stands in
         return Row("", uri, None, file.modified, caption)
@@ -221,7 +226,9 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
 
 def _resolve(reference: str, folder: str) -> str | None:
     """Make a reference absolute; None where its scheme is not served, or it climbs out of its bucket."""
-    if is_remote(reference) or reference.startswith("/"):
+    if is_remote(reference):
+        return reference if without_credentials(reference) == reference else None
+    if reference.startswith("/"):
         return reference
     if reference.startswith("file://"):
         return file_url_path(reference)

@@ -11,8 +11,8 @@ from urllib.parse import quote, unquote
 from urllib.request import url2pathname
 
 from embedder.errors import SourceError
+from shards.object_stores import OBJECT_STORES, ObjectStoreError, split_place, without_credentials
 
-REMOTE_SCHEMES = ("s3://", "gs://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MEMBER = re.compile(r"#member=([^#&]*)&offset=(\d+)&size=(\d+)\Z")
 _CELL = re.compile(r"#column=([^#&]*)&row_group=(\d+)&row=(\d+)\Z")
@@ -89,7 +89,7 @@ def _parse_fragment(uri: str) -> Part | None:
 
 def is_remote(path: str) -> bool:
     """Whether the path lies in an object store."""
-    return path.startswith(REMOTE_SCHEMES)
+    return path.startswith(OBJECT_STORES)
 
 
 def is_uri(path: str) -> bool:
@@ -101,15 +101,20 @@ def normalise_source(path: str) -> str:
     """Make a source's path absolute; `file://` and `~` become plain paths, object store URIs lose a last slash.
 
     Raises:
-        SourceError: the scheme is of no known kind.
+        SourceError: the scheme is of no known kind, no bucket is named, or there are credentials in the URI.
     """
     if is_remote(path):
+        try:
+            split_place(path)
+        except ObjectStoreError as error:
+            raise SourceError(f"source: {error.message}") from None
         return path.rstrip("/") if path.count("/") > 2 else path
     if path.startswith("file://"):
         return file_url_path(path)
     if is_uri(path):
         raise SourceError(
-            f"{path}: a source is a local path, file://, s3:// or gs://; download or mount this one first"
+            f"{without_credentials(path)}: a source is a local path, file://, s3://, gs:// or az://; "
+            "download or mount this one first"
         )
     if not path:
         raise SourceError("a source has an empty path; give a folder, a file, a pattern or a URI")

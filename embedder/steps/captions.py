@@ -5,6 +5,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+# The tokeniser cuts after it has tokenised all, and a word of a megabyte takes it seconds. A token has some 16
+# characters at most, and no tower takes more than some hundred of them.
+MAX_CHARACTERS = 1 << 16
+
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -24,4 +28,4 @@ class CaptionEncoder:
 
     def encode(self, caption: str) -> Array:
         """Token ids with the special tokens, unpadded; int32 (T,)."""
-        return np.array(self._tokenizer.encode(caption).ids, np.int32)
+        return np.array(self._tokenizer.encode(caption[:MAX_CHARACTERS]).ids, np.int32)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from embedder.media.sniff import sniff
 from embedder.rows import DECODED, TENSOR
+from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
 from embedder.steps.tensors import pack
@@ -27,7 +28,8 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Tabl
     """Decode listed items into tables of at most `spec.rows_per_batch` rows, each in one contiguous piece.
 
     Args:
-        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`.
+        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version`, an item whose
+            content is of that version is not decoded.
         spec: what to make of them.
         run: asked before each item whether to stop; items not begun by then give no row.
     """
@@ -62,7 +64,7 @@ class ItemReader:
             yield table.append_column("trace", trace_column(len(batch), measurement))
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
-        columns = ["uri", *LISTING_ONLY]
+        columns = ["uri", *LISTING_ONLY, *({"known_version"} & set(listing.schema.names))]
         for number, item in enumerate(listing.select(columns).to_pylist()):
             if should_stop():
                 return
@@ -74,7 +76,10 @@ class ItemReader:
             return self.decoder.rows(Content(problem=Problem("read", item["error_type"], item["error"])))
         caption, problem = self._caption(item)
         try:
-            fetched = self.fetcher.fetch(item["uri"], max_bytes=self.spec.limits.max_file_bytes)
+            limits = self.spec.limits
+            fetched = self.fetcher.fetch(
+                item["uri"], max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes
+            )
         except FetchError as error:
             return self.decoder.rows(Content(caption=caption, problem=_read_problem(error)))
         return self._fetched_rows(item, fetched, caption, problem)
@@ -83,10 +88,25 @@ class ItemReader:
         self, item: Values, fetched: Fetched, caption: str | None, problem: Problem | None
     ) -> Iterator[Values]:
         with fetched:
-            content = self._content(item, fetched, caption, problem)
-            version = content_version(self.fetcher.content_hash(fetched), content.caption)
+            try:
+                content = self._content(item, fetched, caption, problem)
+                version = self._version(fetched, content)
+            except FetchError as error:  # it went away, or its disk did, since it was opened
+                yield from self.decoder.rows(Content(caption=caption, problem=_read_problem(error)))
+                return
+            if version is not None and version == item.get("known_version") and content.problem is None:
+                yield {"content_version": version, "unchanged": True, "num_vectors": 0}
+                return
             for row in self.decoder.rows(content):
                 yield row | {"content_version": version}
+
+    def _version(self, fetched: Fetched, content: Content) -> str | None:
+        """Hash of what the item's vectors are made from; not of terabytes of which none will be made."""
+        if content.media is None and not content.caption:
+            return None
+        is_picture = content.kind == "image" and fetched.size_bytes > self.spec.limits.max_file_bytes
+        media_hash = "too large" if is_picture else self.fetcher.content_hash(fetched)
+        return content_version(media_hash, content.caption)
 
     def _caption(self, item: Values) -> tuple[str | None, Problem | None]:
         """The caption from the listing or from the file beside the item."""
@@ -146,9 +166,13 @@ def content_version(media_hash: str, caption: str | None) -> str:
 def _head(content: bytes | Path) -> bytes:
     if isinstance(content, bytes):
         return content[:HEAD_BYTES]
-    with content.open("rb") as file:
-        return file.read(HEAD_BYTES)
+    try:
+        with content.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError as error:
+        raise from_os_error(error, str(content)) from None
 
 
 def _read_problem(error: FetchError) -> Problem:
-    return Problem("read", error.error_type, error.message, error.transient)
+    """What was listed and is gone may come back, as a disk does: the next listing tells whether it is gone for good."""
+    return Problem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")

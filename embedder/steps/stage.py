@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from embedder.steps.fitting import FittingEncoder
 from embedder.steps.memory import keep_freed_memory
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.tensors import pack_flat, pack_vectors, unpack
@@ -33,6 +34,7 @@ class Stage:
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
         self._load_to_tell: Measurement | None = load
+        self._fitting = FittingEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
 
     def _load(self, folder: Path) -> Shard | TwinTower:
@@ -42,7 +44,8 @@ class Stage:
         """Encode the table piece by piece: a piece is a batch that the decode step made, however blocks were joined."""
         if table.num_rows == 0:
             return table
-        return pa.concat_tables([self.encode(batch) for batch in table.to_batches(self.spec.rows_per_batch)])
+        batches = table.to_batches(self.spec.rows_per_batch)
+        return pa.concat_tables([part for batch in batches for part in self._fitting(batch)])
 
     def encode(self, batch: pa.RecordBatch) -> pa.Table:
         """Replace the columns of the towers that this shard works on; the others pass through untouched."""

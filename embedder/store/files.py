@@ -1,15 +1,38 @@
-"""The store's files, by path relative to its root; every write appears whole or not at all."""
+"""The store's files, by path relative to its root; every write appears whole or not at all.
 
-from collections.abc import Iterator
+The one door to a store, on a disk or in a bucket: nothing else knows where it lies. Object stores other than S3 (`gs://`,
+`az://`) go the same way, through the same library, and are not tested here.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError
-from obstore.store import LocalStore
+import pyarrow as pa
+import pyarrow.parquet as pq
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from embedder.errors import StoreError
+from embedder.range_file import RangeFile
+from embedder.store.object_ranges import BLOCK_BYTES, ObjectTail
+from embedder.store.problems import local_problem, remote_problem
+from shards.object_stores import ObjectStoreError, explain, is_remote, open_place, split_place, storage_options
+
+NUM_READERS = 16
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+Tag = dict[str, Any]
+"""Which version of a file was read or written; opaque."""
 
 
 class FileInfo(NamedTuple):
@@ -19,40 +42,120 @@ class FileInfo(NamedTuple):
     size_bytes: int
 
 
+class HeldLock(Protocol):
+    """The lock on a store while this process holds it (`embedder.store.lease.Lease`)."""
+
+    lost: bool
+
+    def confirm(self) -> None:
+        """Make sure that it still is ours."""
+
+    def swap_current(self, data: bytes) -> None:
+        """Replace CURRENT.json."""
+
+
+class WriteConflict(Exception):
+    """Somebody else wrote the file since it was read."""
+
+
 class StoreFiles:
-    """A store's root folder; pickles by its path, so that tasks on other machines open their own."""
+    """A store's root; pickles by its address, so that tasks on other machines open their own, with their credentials.
+
+    Attributes:
+        address: what messages call the store; holds no credentials.
+        folder: its folder where it lies on a disk, else None.
+        lease: the lock on it that this process holds, if any (`embedder.store.lock`); not pickled.
+    """
 
     def __init__(self, root: str | Path) -> None:
-        """Open the root, making the folder only when something is written.
+        """Name the root; nothing is made before something is written.
 
         Raises:
-            StoreError: the root is on an object store.
+            StoreError: the URI is of no known kind, or there are credentials in it.
         """
         text = str(root)
+        self.folder: Path | None = None
+        self.lease: HeldLock | None = None
+        self._seen: dict[str, tuple[float, bool]] = {}
+        if is_remote(text):
+            self.address = _bucket_address(text)
+            return
         if len(urlsplit(text).scheme) > 1:  # one letter would be a drive
+            scheme = urlsplit(text).scheme
             raise StoreError(
-                f"store {text}: stores on object storage are not supported yet (sources and models are); "
-                "give a local or mounted folder"
+                f"store {scheme}://...: no store can be kept there; give a local or mounted folder, s3://, gs:// or az://"
             )
-        self.root = Path(text).expanduser().absolute()
-        self._open: LocalStore | None = None
+        self.folder = Path(text).expanduser().absolute()
+        self.address = str(self.folder)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "_open": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreFiles, (self.address,)
+
+    @cached_property
+    def _store(self) -> Any:
+        if self.folder is not None:
+            return obstore.store.LocalStore(prefix=self.folder, mkdir=True)
+        with self._named_errors(""):
+            return open_place(self.address)
 
     @property
-    def _store(self) -> LocalStore:
-        if self._open is None:
-            self._open = LocalStore(prefix=self.root, mkdir=True)
-        return self._open
+    def storage_options(self) -> dict[str, str]:
+        """How deltalake reaches the store beside `uri`; may hold the keys of a profile, so it is never shown."""
+        return storage_options(self.address)
+
+    def confirm_lease(self) -> None:
+        """Before a commit: make sure that the lock, where this process took it, still is ours.
+
+        Raises:
+            LeaseLost: another run has taken the store over.
+        """
+        if self.lease is not None:
+            self.lease.confirm()
 
     def uri(self, path: str) -> str:
-        """The address under which other readers (Delta, FAISS) find `path`."""
-        return str(self.root / path)
+        """The address under which other readers find `path`, and which messages quote."""
+        return f"{self.address}/{path}"
 
-    def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
-        return (self.root / path).is_file()
+    def exists(self, path: str, max_age_s: float = 0.0) -> bool:
+        """Whether there is such a file.
+
+        Args:
+            path: which.
+            max_age_s: in a bucket, an answer up to this old will do: asking costs a request.
+        """
+        if self.folder is not None:
+            return (self.folder / path).is_file()
+        asked_s, answer = self._seen.get(path, (-1e9, False))
+        if time.monotonic() - asked_s > max_age_s:
+            answer = self._head(path)
+            self._seen[path] = (time.monotonic(), answer)
+        return answer
+
+    def _head(self, path: str) -> bool:
+        try:
+            with self._named_errors(path):
+                self._store.head(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, path: str) -> Any:
+        """The file, open for reading at any place (mapped into memory, or by ranges), as pyarrow takes it.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        if self.folder is not None:
+            return pa.memory_map(str(self.folder / path))
+        ranges = ObjectTail(self._store, path, partial(self._named_errors, path))
+        return pa.PythonFile(RangeFile(ranges), mode="r")
+
+    def each(self, read: Callable[[T], S], of: Iterable[T]) -> list[S]:
+        """What `read` gives for each file, in order; in a bucket, where an answer takes its time, many at once."""
+        if self.folder is not None:
+            return [read(each) for each in of]
+        with ThreadPoolExecutor(NUM_READERS) as pool:
+            return list(pool.map(read, of))
 
     def read(self, path: str) -> bytes:
         """The file's content.
@@ -60,30 +163,154 @@ class StoreFiles:
         Raises:
             FileNotFoundError: there is no such file.
         """
-        return bytes(obstore.get(self._store, path).bytes())
+        return self.read_tagged(path)[0]
+
+    def read_tagged(self, path: str) -> tuple[bytes, Tag]:
+        """The file's content, and which version of it this is, for `replace`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        if self.folder is not None:
+            data = (self.folder / path).read_bytes()
+            return data, _content_tag(data)
+        with self._named_errors(path):
+            got = self._store.get(path)
+            return bytes(got.bytes()), _tag(got.meta)
 
     def write(self, path: str, data: bytes) -> int:
-        """Write or replace the file atomically (temporary file, then rename); returns its size in bytes."""
-        obstore.put(self._store, path, data)
+        """Write or replace the file atomically; returns its size in bytes."""
+        with self._named_errors(path):
+            obstore.put(self._store, path, data)
         return len(data)
+
+    def write_table(self, path: str, content: pa.Table, **options: Any) -> int:
+        """Write or replace the file atomically by a Parquet file; returns its size in bytes."""
+        buffer = BytesIO()
+        pq.write_table(content, buffer, compression="zstd", **options)
+        return self.write(path, buffer.getvalue())
+
+    def upload(self, source: Path, path: str) -> None:
+        """Write a local file of any size as `path`, whole or not at all."""
+        with self._named_errors(path):
+            obstore.put(self._store, path, source)
+
+    def download(self, path: str, target: Path) -> None:
+        """Copy a file of any size to a local one, piece by piece: no request has to carry all of it in its time.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        with self.open(path) as source, target.open("wb") as file:
+            while piece := source.read(BLOCK_BYTES):
+                file.write(piece)
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the file unless it is there already; says whether this call wrote it."""
         try:
-            obstore.put(self._store, path, data, mode="create")
-        except AlreadyExistsError:
+            self.replace(path, data, None)
+        except WriteConflict:
             return False
         return True
 
+    def replace(self, path: str, data: bytes, tag: Tag | None) -> Tag:
+        """Write the file if it still is the version that was read; returns which version it is now.
+
+        On a disk only the holder of the store's lock may call this: comparing and writing are two steps there.
+
+        Args:
+            path: which.
+            data: its new content.
+            tag: of the version that is to be replaced; None where there must be no file.
+
+        Raises:
+            WriteConflict: the file is another version by now, or there is one; nothing was written.
+        """
+        if self.folder is not None and tag is not None:
+            if not self.exists(path) or self.read_tagged(path)[1] != tag:
+                raise WriteConflict(path)
+            self.write(path, data)
+            return _content_tag(data)
+        mode: Any = "create" if tag is None else tag
+        try:
+            with self._named_errors(path):
+                result = obstore.put(self._store, path, data, mode=mode)
+        except (AlreadyExistsError, FileNotFoundError):
+            raise WriteConflict(path) from None
+        except PreconditionError:
+            return self._written_before(path, data)
+        return _tag(result) if self.folder is None else _content_tag(data)
+
+    def _written_before(self, path: str, data: bytes) -> Tag:
+        """A request that was sent again because its answer was lost finds its own work, which is no conflict."""
+        with suppress(FileNotFoundError):
+            found, tag = self.read_tagged(path)
+            if found == data:
+                return tag
+        raise WriteConflict(path)
+
     def list(self, folder: str) -> Iterator[FileInfo]:
         """All files below `folder`, at any depth; none where there is no such folder."""
-        if not self.root.exists():
+        if self.folder is not None and not self.folder.exists():
             return
-        for chunk in obstore.list(self._store, folder):
-            for meta in chunk:
-                yield FileInfo(meta["path"], meta["size"])
+        with self._named_errors(folder):
+            for chunk in obstore.list(self._store, folder):
+                for meta in chunk:
+                    yield FileInfo(meta["path"], meta["size"])
 
     def delete(self, path: str) -> None:
         """Delete the file; one that is not there is no error."""
-        if self.exists(path):
-            obstore.delete(self._store, path)
+        with self._named_errors(path):
+            if self.folder is not None:
+                (self.folder / path).unlink(missing_ok=True)
+            else:
+                self._store.delete(path)
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        """What may go wrong, as the caller is to hear it; refused conditions go through, they are answers."""
+        try:
+            yield
+        except (AlreadyExistsError, PreconditionError):
+            raise
+        except ObjectStoreError as error:
+            raise remote_problem(error) from None
+        except (BaseError, OSError) as error:
+            raise self.problem(error, path) from None
+
+    def problem(self, error: Exception, path: str) -> Exception:
+        """What an error of a client of the store (obstore, deltalake) means, as the user can mend it."""
+        if self.folder is not None:
+            return local_problem(error, self.uri(path))
+        problem = explain(error, self.uri(path))
+        if problem.kind == "NoBucket":
+            problem = explain(error, self.address)
+        return FileNotFoundError(self.uri(path)) if problem.kind == "FileNotFound" else remote_problem(problem)
+
+
+def lies_inside(files: StoreFiles, path: str) -> bool:
+    """Whether the store stands below a source, so that listing the source would find it."""
+    if files.folder is not None:
+        return "://" not in path and files.folder.is_relative_to(Path(path).expanduser().absolute())
+    return f"{files.address}/".startswith(f"{path.rstrip('/')}/")
+
+
+def _bucket_address(uri: str) -> str:
+    try:
+        root, key = split_place(uri)
+    except ObjectStoreError as error:
+        raise StoreError(f"store: {error.message}") from None
+    if any(sign in uri for sign in "?#"):
+        raise StoreError(
+            f"store {root}/...: the URI holds '?' or '#'; a store's address has neither query nor fragment"
+        )
+    return f"{root}/{key}".rstrip("/")
+
+
+def _tag(meta: Any) -> Tag:
+    """What S3 (`e_tag`) and Google (`version`) compare."""
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
+
+
+def _content_tag(data: bytes) -> Tag:
+    return {"sha256": hashlib.sha256(data).hexdigest()}

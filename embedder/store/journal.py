@@ -1,16 +1,20 @@
 """The journal of a run: one small JSON file for each finished write task, and what they add up to."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Record, journal_folder, read_record, write_record
-from embedder.store.schema import TABLES
+from embedder.store.schema import TABLES, with_nulls
+
+TASK_DIGITS = 6  # of a write task's number in file names
 
 
 class Part(BaseModel):
@@ -24,6 +28,7 @@ class Part(BaseModel):
     size_bytes: int
     stats: str
     session: str
+    kept: bool = False  # item records whose published rows of embeddings stay as they are
 
 
 class JournalEntry(Record):
@@ -33,6 +38,7 @@ class JournalEntry(Record):
     parts: tuple[Part, ...]
     num_items: int
     num_rejects: int
+    num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
     trace: list[dict[str, Any]]
 
 
@@ -44,7 +50,7 @@ def write_entry(files: StoreFiles, run_id: str, entry: JournalEntry) -> None:
 def read_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
     """All entries of a run, in the order of their names."""
     paths = sorted(info.path for info in files.list(journal_folder(run_id)))
-    return [read_entry(files, path) for path in paths if path.endswith(".json")]
+    return files.each(lambda path: read_entry(files, path), [path for path in paths if path.endswith(".json")])
 
 
 def read_entry(files: StoreFiles, path: str) -> JournalEntry:
@@ -65,16 +71,71 @@ def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[Part]:
 
 
 def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, columns: list[str]) -> pa.Table:
-    """A few columns of a table's part files, with `session` and `path` naming where each row stands."""
+    """A few columns of a table's part files, with `session`, `path` and `kept` of the file that each row stands in."""
     own = TABLES[table]
-    empty = pa.schema([*(own.field(name) for name in columns), ("session", pa.string()), ("path", pa.string())])
-    tables = [empty.empty_table()]
-    for part in parts_of(entries, table):
-        content = pq.ParquetFile(files.uri(f"{table}/{part.path}"), memory_map=True).read(columns)
-        for name, value in {"session": part.session, "path": part.path}.items():
-            content = content.append_column(name, pa.repeat(value, content.num_rows))
-        tables.append(content.cast(empty))
-    return pa.concat_tables(tables)
+    place = {"session": pa.string(), "path": pa.string(), "kept": pa.bool_()}
+    empty = pa.schema([*(own.field(name) for name in columns), *map(pa.field, place, place.values())])
+
+    def read(part: Part) -> pa.Table:
+        content = _read_part(files, part, columns)
+        for name in place:
+            content = content.append_column(name, pa.repeat(getattr(part, name), content.num_rows))
+        return with_nulls(content, empty).select(empty.names).cast(empty)
+
+    return pa.concat_tables([empty.empty_table(), *files.each(read, parts_of(entries, table))])
+
+
+def _read_part(files: StoreFiles, part: Part, columns: list[str]) -> pa.Table:
+    """Some columns of a finished part file.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    path = f"{part.table}/{part.path}"
+    try:
+        return pq.ParquetFile(files.open(path)).read(columns)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"{files.uri(path)}: a part file that a run had finished is missing or damaged ({error}); delete "
+            f"{files.uri(_entry_of(part))}, and the same command embeds its items again"
+        ) from None
+
+
+def _entry_of(part: Part) -> str:
+    """Path of the journal entry that names a part file, by the part file's name."""
+    run_part, _, task = part.path.partition(f"-{part.session}-")
+    return (
+        f"{journal_folder(run_part.removeprefix('part-'))}/{part.session}-{task.partition('.')[0][:TASK_DIGITS]}.json"
+    )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run's journal adds up to.
+
+    Attributes:
+        records: item records, of all sessions: `item_id`, `num_vectors`, what else was asked for, and their place.
+        vectors: rows of embeddings: `item_id`, `segment`, and their place.
+        whole: of `whole_items`.
+    """
+
+    records: pa.Table
+    vectors: pa.Table
+    whole: pa.Table
+
+
+def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: Iterable[str] = ()) -> Finished:
+    """Read which items a run has finished.
+
+    Args:
+        files: the store.
+        entries: the run's journal.
+        columns: further ones of the item records.
+    """
+    entries = list(entries)
+    records = read_keys(files, entries, "items", ["item_id", "num_vectors", *columns])
+    vectors = read_keys(files, entries, "embeddings", ["item_id", "segment"])
+    return Finished(records, vectors, whole_items(records, vectors))
 
 
 def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
@@ -83,18 +144,22 @@ def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
     A video's rows may stand in several part files, of which a kill can leave some; such an item is not whole and is
     done again. An item that changed between two sessions is whole in both, and the later one counts.
 
+    An item whose published rows are kept needs none of its own, and any that it has do not count.
+
     Args:
-        records: item records: `item_id`, `session`, `num_vectors`.
+        records: item records: `item_id`, `session`, `kept`, `num_vectors`.
         vectors: rows of embeddings: `item_id`, `session`, `segment`.
 
     Returns:
-        `item_id`, `session`, `num_vectors`; each item once.
+        `item_id`, `session`, `num_vectors`, `kept`; each item once.
     """
     place = ["item_id", "session"]
-    expected = records.select([*place, "num_vectors"]).group_by(place).aggregate([("num_vectors", "max")])
+    facts = records.select([*place, "num_vectors", "kept"]).group_by(place)
+    expected = facts.aggregate([("num_vectors", "max"), ("kept", "max")])
     found = vectors.group_by(place).aggregate([("segment", "count_distinct")])
     both = expected.join(found, place, join_type="left outer")
-    is_whole = pc.equal(pc.fill_null(both["segment_count_distinct"], 0), both["num_vectors_max"])
-    whole = both.filter(is_whole).select([*place, "num_vectors_max"]).rename_columns([*place, "num_vectors"])
+    has_all = pc.equal(pc.fill_null(both["segment_count_distinct"], 0), both["num_vectors_max"])
+    whole = both.filter(pc.or_(has_all, both["kept_max"])).select([*place, "num_vectors_max", "kept_max"])
+    whole = whole.rename_columns([*place, "num_vectors", "kept"])
     last = whole.group_by("item_id").aggregate([("session", "max")]).rename_columns(place)
     return whole.join(last, place, join_type="left semi")

@@ -1,16 +1,22 @@
 """Which file stands where in a store, and what the two small JSON files hold."""
 
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_FORMATS = (1, FORMAT_VERSION)
+"""In 1, `items` had no `stale` and CURRENT.json no model; such a store is read as it is, and written once migrated."""
 STORE_FILE = "store.json"
 CURRENT_FILE = "CURRENT.json"
+PUBLISHED_FILE = "published.json"
+
+Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration", "index"]
+"""What a publication was made by."""
 
 
 class Record(BaseModel):
@@ -40,6 +46,25 @@ class Current(Record):
     items: int = Field(description="version of the Delta table items/")
     index: int | None = Field(None, description="number of the index version built from that embeddings version")
     published_at: datetime
+    # Whose vectors those are; where a file of an older format lacks them, store.json's count.
+    model: str | None = Field(None, description="URI of the model folder")
+    model_fingerprint: str | None = None
+    preprocess_fingerprint: str | None = None
+    segment_s: float | None = None
+    frames_per_segment: int | None = None
+    dtype: str | None = Field(None, description="compute dtype of the run that published")
+    retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
+    previous: str | None = Field(None, description="run whose publication this one took the place of")
+    restores: str | None = Field(None, description="run whose rows a rollback brought back")
+
+
+class Published(Current):
+    """`runs/<run_id>/published.json`: what CURRENT.json said from then on, and what it came to; the store's history."""
+
+    kind: Kind
+    num_items: int
+    num_vectors: int = Field(description="rows of the embeddings table")
+    num_rejected: int
 
 
 class RunInfo(Record):
@@ -49,6 +74,7 @@ class RunInfo(Record):
     started_at: datetime
     model_fingerprint: str
     preprocess_fingerprint: str
+    kind: Kind = "embed"
     carryover: dict[str, str] = Field({}, description="type of each carried column")
 
 
@@ -85,9 +111,10 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
             f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]} ({error.error_count()} errors); "
             "restore the file from a backup, or start a new store"
         ) from None
-    if record.format_version != FORMAT_VERSION:
+    if record.format_version not in READABLE_FORMATS:
+        known = " and ".join(map(str, READABLE_FORMATS))
         raise StoreError(
-            f"{files.uri(path)}: format version {record.format_version}, this embedder knows {FORMAT_VERSION}; "
+            f"{files.uri(path)}: format version {record.format_version}, this embedder knows {known}; "
             "use the embedder that wrote the store"
         )
     return record

@@ -1,4 +1,8 @@
-"""One writer a store: a lock that the operating system drops when its holder dies, however it dies."""
+"""One writer a store, and one way to publish: who holds the lock may replace CURRENT.json.
+
+On a disk the operating system drops the lock when its holder dies, however it dies; in a bucket it is a lease
+(`embedder.store.lease`).
+"""
 
 import fcntl
 import json
@@ -6,28 +10,70 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from embedder.errors import StoreError
+from embedder.errors import RunFailed, StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.layout import utc_now
-
-LOCK_FILE = ".lock"
+from embedder.store.layout import CURRENT_FILE, Current, utc_now
+from embedder.store.lease import LOCK_FILE, BucketLease, Lease, Say
 
 
 @contextmanager
-def write_lock(files: StoreFiles) -> Iterator[None]:
+def write_lock(files: StoreFiles, say: Say = lambda message: None) -> Iterator[Lease]:
     """Hold the store for writing.
+
+    Args:
+        files: the store; knows of the lock while it is held, and asks it before each commit.
+        say: is told why this takes long, where it does.
 
     Raises:
         StoreError: another process holds it, or the store can't be written.
+        LeaseLost: the store was taken over by another run while the block ran.
     """
-    path = files.root / LOCK_FILE
+    with _disk_lock(files) if files.folder is not None else _bucket_lock(files, say) as lease:
+        lease.begin()
+        files.lease = lease
+        try:
+            yield lease
+        except RunFailed:
+            if lease.lost:  # whatever the run says of its end, this is the reason
+                lease.confirm()
+            raise
+        finally:
+            files.lease = None
+
+
+def write_current(files: StoreFiles, current: Current) -> None:
+    """Make a state what readers see: the last step of a publication.
+
+    Raises:
+        LeaseLost: another run has taken the store over; nothing was changed.
+    """
+    data = current.model_dump_json(indent=2).encode()
+    if files.lease is None:
+        files.write(CURRENT_FILE, data)
+    else:
+        files.lease.swap_current(data)
+
+
+@contextmanager
+def _bucket_lock(files: StoreFiles, say: Say) -> Iterator[Lease]:
+    lease = BucketLease(files, say)
     try:
-        files.root.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+", encoding="utf-8")
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextmanager
+def _disk_lock(files: StoreFiles) -> Iterator[Lease]:
+    folder = files.folder or Path()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"store {files.root}: can't be written ({error.strerror}); check the path and its rights"
+            f"store {files.address}: can't be written ({error.strerror}); check the path and its rights"
         ) from None
     with handle:
         try:
@@ -35,7 +81,7 @@ def write_lock(files: StoreFiles) -> Iterator[None]:
         except BlockingIOError:
             handle.seek(0)
             raise StoreError(
-                f"store {files.root}: another run is writing to it ({handle.read().strip() or 'unknown'}); "
+                f"store {files.address}: another run is writing to it ({handle.read().strip() or 'unknown'}); "
                 "wait for it to end, or stop it"
             ) from None
         holder = {
@@ -46,4 +92,4 @@ def write_lock(files: StoreFiles) -> Iterator[None]:
         handle.truncate(0)
         handle.write(json.dumps(holder))
         handle.flush()
-        yield
+        yield Lease(files)

@@ -3,24 +3,31 @@
 A part file that no journal entry names does not exist for anyone; Delta readers see only what is committed.
 """
 
+import hashlib
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from obstore.exceptions import BaseError
 
+from embedder.errors import StoreError
 from embedder.rows import CARRIED
 from embedder.steps.trace import measure
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry, Part, write_entry
-from embedder.store.layout import utc_now
+from embedder.store.journal import TASK_DIGITS, JournalEntry, Part, write_entry
+from embedder.store.layout import journal_folder, utc_now
+from embedder.store.moves import MOVED, moves_file, write_moves
+from embedder.store.records import split_records
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
+PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
+"""What a write task makes: vectors, records of items with their own rows, and of those whose published rows stay."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +50,50 @@ def write_part(files: StoreFiles, stamp: Stamp, task: int, rows: pa.Table) -> Jo
         task: number of the write task, the same when the same rows are tried again.
         rows: one row a vector row or item record (`embedder.rows`), with both embedding columns.
     """
-    name = f"{stamp.session}-{task:06d}"
-    with measure("write") as measurement:
+    name = f"{stamp.session}-{task:0{TASK_DIGITS}d}"
+    with _undone_on_failure(files, stamp, name), measure("write") as measurement:
         rows = reject_non_finite(rows)
-        items = item_records(rows, stamp)
-        tables = {"embeddings": vector_rows(rows, stamp), "items": items}
+        records = split_records(rows)
+        own, kept = (item_records(each, stamp) for each in (records.own, records.kept))
+        own_vectors = vector_rows(without_items(rows, kept["item_id"]), stamp)
+        path = f"part-{stamp.run_id}-{name}"
         parts = [
-            store_part(files, table, f"part-{stamp.run_id}-{name}.parquet", content, stamp.session)
-            for table, content in tables.items()
+            store_part(files, table, path + suffix, content, stamp.session, kept=content is kept)
+            for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
             if content.num_rows
         ]
+        if kept.num_rows:
+            write_moves(files, stamp.run_id, name, _project(records.kept, MOVED, stamp.carryover, {}))
         measurement.num_rows = rows.num_rows
         measurement.bytes_out = sum(part.size_bytes for part in parts)
-    num_rejects = pc.sum(pc.equal(items["state"], "rejected")).as_py() or 0
     entry = JournalEntry(
         name=name,
         parts=tuple(parts),
-        num_items=items.num_rows,
-        num_rejects=num_rejects,
+        num_items=own.num_rows + kept.num_rows,
+        num_rejects=sum(_num_rejected(records) for records in (own, kept)),
+        num_moves=kept.num_rows,
         trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
     )
-    write_entry(files, stamp.run_id, entry)
+    with _undone_on_failure(files, stamp, name):
+        write_entry(files, stamp.run_id, entry)
     return entry
+
+
+@contextmanager
+def _undone_on_failure(files: StoreFiles, stamp: Stamp, name: str) -> Iterator[None]:
+    """Delete a write task's part files when the block fails: nobody would ever name them, and a full disk stay full.
+
+    They stay where an earlier try of the task has left its journal entry.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(OSError, BaseError, StoreError):
+            if not files.exists(f"{journal_folder(stamp.run_id)}/{name}.json"):
+                for table, suffix in PART_FILES:
+                    files.delete(f"{table}/part-{stamp.run_id}-{name}{suffix}")
+                files.delete(moves_file(stamp.run_id, name))
+        raise
 
 
 def vector_rows(rows: pa.Table, stamp: Stamp) -> pa.Table:
@@ -73,12 +102,18 @@ def vector_rows(rows: pa.Table, stamp: Stamp) -> pa.Table:
     return _project(rows, EMBEDDINGS, stamp.carryover, _constants(stamp, "embedded_at"))
 
 
-def item_records(rows: pa.Table, stamp: Stamp) -> pa.Table:
-    """One record for each item whose last row is here: the row that knows `num_vectors`."""
-    rows = rows.filter(pc.is_valid(rows["num_vectors"]))
-    state = pc.if_else(pc.is_valid(rows["error_type"]), "rejected", "embedded")
-    rows = rows.append_column("state", state)
-    return _project(rows, ITEMS, pa.schema([]), _constants(stamp, "updated_at"))
+def item_records(records: pa.Table, stamp: Stamp) -> pa.Table:
+    """The rows of the items table."""
+    return _project(records, ITEMS, pa.schema([]), _constants(stamp, "updated_at"))
+
+
+def without_items(rows: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
+    """The rows of all other items."""
+    return rows.filter(pc.invert(pc.is_in(rows["item_id"], value_set=ids.combine_chunks()))) if len(ids) else rows
+
+
+def _num_rejected(items: pa.Table) -> int:
+    return pc.sum(pc.equal(items["state"], "rejected")).as_py() or 0
 
 
 NON_FINITE = {
@@ -142,13 +177,19 @@ def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: di
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def store_part(files: StoreFiles, table: str, path: str, content: pa.Table, session: str) -> Part:
+def rewritten_name(run_id: str, why: str, paths: Iterable[str]) -> str:
+    """Name of the part file that takes the place of others: the same each time, of one length however often."""
+    digest = hashlib.blake2b("\n".join(paths).encode(), digest_size=8).hexdigest()
+    return f"part-{run_id}-{why}-{digest}.parquet"
+
+
+def store_part(
+    files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
+) -> Part:
     """Write one Parquet file into a table's folder; nobody reads it before it is journaled or committed."""
-    buffer = BytesIO()
     # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
     plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
-    pq.write_table(content, buffer, compression="zstd", use_dictionary=plain)
-    size_bytes = files.write(f"{table}/{path}", buffer.getvalue())
+    size_bytes = files.write_table(f"{table}/{path}", content, use_dictionary=plain)
     return Part(
         table=table,
         path=path,
@@ -156,6 +197,7 @@ def store_part(files: StoreFiles, table: str, path: str, content: pa.Table, sess
         size_bytes=size_bytes,
         stats=_delta_stats(content),
         session=session,
+        kept=kept,
     )
 
 

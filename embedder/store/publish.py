@@ -1,83 +1,198 @@
 """What a run's journal adds up to, committed: embeddings, items, then CURRENT.json, which makes it visible.
 
 Every step can be repeated: a commit bears its run's id and is made once, and the files a step writes have names that
-follow from what they hold. So a crash between any two steps is mended by doing all of them again.
+follow from what they hold. What is to be published is written down before the first commit, so a crash between any two
+steps is mended by doing all of them again, whatever has changed in the source or the journal since.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from embedder.store.binding import MODEL_FIELDS
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry, Part, parts_of, read_keys, whole_items
-from embedder.store.layout import CURRENT_FILE, Current, utc_now, write_record
-from embedder.store.parts import Stamp, store_part
-from embedder.store.runs import Run
+from embedder.store.journal import JournalEntry, Part, parts_of, read_entries, read_finished
+from embedder.store.layout import (
+    Current,
+    Kind,
+    Published,
+    Record,
+    RunInfo,
+    StoreInfo,
+    read_record,
+    run_file,
+    utc_now,
+    write_record,
+)
+from embedder.store.moves import MOVED, moved, moves_file, read_moves
+from embedder.store.parts import Stamp, rewritten_name, store_part
+from embedder.store.runs import Run, is_published, last_run
 from embedder.store.schema import TABLES, with_carryover
+from embedder.store.settle import settle
+from embedder.store.swap import swap_current
 from embedder.store.tables import Change, RecordTable
 
 IndexBuilder = Callable[[int], int | None]
 """Given the embeddings version that is about to be published, makes an index of it and returns its number."""
+
+ORDER_FILE = "publication.json"
+RETIRED_FILE = "retired.parquet"
+NO_IDS = pa.chunked_array([], pa.string())
+
+
+class Order(Record):
+    """`runs/<run_id>/publication.json`: what is to be published, as it was decided before the first commit."""
+
+    kind: Kind = "embed"
+    info: StoreInfo | None = None
+    """Whose vectors these are."""
+    replaces_all: bool = False
+    """Whether nothing of what was published before stays: another model's vectors can't stand beside these."""
+    retrieval: dict[str, Any] | None = None
+    session: str = ""
+    entries: tuple[str, ...] = ()
+    """Names of the journal entries that count."""
 
 
 @dataclass(frozen=True)
 class Publication:
     """A run's finished work, on its way into the tables."""
 
-    run: Run
-    stamp: Stamp
+    files: StoreFiles
+    run_id: str
+    order: Order
     entries: list[JournalEntry]
     whole: pa.Table
+    retired: pa.ChunkedArray
+    moves: pa.Table
 
-    @property
-    def files(self) -> StoreFiles:
-        """The store."""
-        return self.run.files
+    def replaced_ids(self, table: str) -> pa.Array:
+        """Items whose older rows leave a table."""
+        whole = self.whole
+        if table == "embeddings":  # an item that brings no rows keeps those that it had
+            whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
+        return pa.chunked_array([*whole["item_id"].chunks, *self.retired.chunks], pa.string()).combine_chunks()
 
 
-def publish(run: Run, stamp: Stamp, build_index: IndexBuilder) -> Current:
+def publish(
+    run: Run,
+    stamp: Stamp,
+    build_index: IndexBuilder,
+    order: Order | None = None,
+    retired: pa.ChunkedArray = NO_IDS,
+) -> Published:
     """Commit what the run finished and make it what readers see.
 
     Args:
         run: the run, all of whose tasks have ended.
         stamp: its constants; the carried columns among them.
         build_index: called between the tables and CURRENT.json, so that the three belong together.
+        order: what kind of publication this is; session and entries are filled in here.
+        retired: ids of items that leave both tables, and of those that the run finished but that are gone since.
+
+    Returns:
+        The record of what is published.
     """
     entries = run.entries()
-    records = read_keys(run.files, entries, "items", ["item_id", "num_vectors"])
-    vectors = read_keys(run.files, entries, "embeddings", ["item_id", "segment"])
-    work = Publication(run, stamp, entries, whole_items(records, vectors))
-    versions = {
-        "embeddings": _commit(work, "embeddings", vectors, stamp.carryover),
-        "items": _commit(work, "items", records, pa.schema([])),
-    }
-    current = Current(
-        run_id=run.run_id,
-        **versions,
-        index=build_index(versions["embeddings"]),
-        published_at=utc_now(),
+    names = tuple(entry.name for entry in entries)
+    order = (order or Order()).model_copy(update={"session": run.session, "entries": names})
+    run.files.confirm_lease()
+    run.files.write_table(run_file(run.run_id, RETIRED_FILE), pa.table({"item_id": retired}))
+    write_record(run.files, run_file(run.run_id, ORDER_FILE), order)
+    return _carry_out(run.files, run.run_id, order, entries, retired, stamp.carryover, build_index)
+
+
+def finish_publication(files: StoreFiles, build_index: Callable[[int, str | None], int | None]) -> Published | None:
+    """Bring to its end a publication that was cut off after its first commit, as it was decided then.
+
+    Whoever writes to the store calls this first: later work must not mix with half a publication.
+
+    Args:
+        files: the store, held by the write lock.
+        build_index: as in `publish`, and given the fingerprint of the model that the vectors are of.
+
+    Returns:
+        What was published; none where nothing was cut off.
+    """
+    last = last_run(files)
+    order = _open_order(files, last)
+    if last is None or order is None:
+        settle(files)
+        return None
+    retired = pq.read_table(BytesIO(files.read(run_file(last.run_id, RETIRED_FILE))))["item_id"]
+    entries = [entry for entry in read_entries(files, last.run_id) if entry.name in set(order.entries)]
+    fingerprint = order.info.model_fingerprint if order.info else None
+    return _carry_out(
+        files, last.run_id, order, entries, retired, pa.schema([]), lambda version: build_index(version, fingerprint)
     )
-    write_record(run.files, CURRENT_FILE, current)
-    sweep(run)
-    return current
+
+
+def _open_order(files: StoreFiles, last: RunInfo | None) -> Order | None:
+    """The order of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
+    if last is None or is_published(files, last):
+        return None
+    if not any(RecordTable(files, name).committed(last.run_id) for name in TABLES):
+        return None
+    return read_record(files, run_file(last.run_id, ORDER_FILE), Order)
+
+
+def _carry_out(
+    files: StoreFiles,
+    run_id: str,
+    order: Order,
+    entries: list[JournalEntry],
+    retired: pa.ChunkedArray,
+    carryover: pa.Schema,
+    build_index: IndexBuilder,
+) -> Published:
+    finished = read_finished(files, entries)
+    whole = finished.whole
+    whole = whole.filter(pc.invert(pc.is_in(whole["item_id"], value_set=retired.combine_chunks())))
+    work = Publication(files, run_id, order, entries, whole, retired, read_moves(files, run_id, entries, whole))
+    settle(files, run_id)
+    embeddings = _commit(work, "embeddings", finished.vectors, carryover)
+    items = _commit(work, "items", finished.records, pa.schema([]))
+    current = Current(
+        run_id=run_id,
+        embeddings=embeddings,
+        items=items,
+        index=build_index(embeddings),
+        published_at=utc_now(),
+        retrieval=order.retrieval,
+        **(order.info.model_dump(include=set(MODEL_FIELDS)) if order.info else {}),
+    )
+    record = swap_current(files, current, order.kind)
+    sweep(files, run_id)
+    for entry in entries:
+        if entry.num_moves:
+            files.delete(moves_file(run_id, entry.name))
+    return record
 
 
 def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) -> int:
     table = RecordTable(work.files, name)
     schema = with_carryover(TABLES[name], carryover)
-    if table.committed(work.run.run_id):
+    if table.committed(work.run_id):
         return table.version
     change = Change(adds=_own_parts(work, name, keys))
-    _replace_older(work, table, change)
-    return table.commit(work.run.run_id, change, schema)
+    if work.order.replaces_all:
+        change.removes += table.paths()
+    else:
+        _replace_older(work, table, change)
+    return table.commit(work.run_id, change, schema)
 
 
 def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[Part]:
     """The run's part files, those with rows that do not count (torn or outdated items) written anew without them."""
-    counting = keys.join(work.whole, ["item_id", "session"], join_type="left semi")
+    whole = work.whole
+    if name == "embeddings":
+        whole = whole.filter(pc.invert(whole["kept"]))
+    counting = keys.join(whole, ["item_id", "session"], join_type="left semi")
     counts = counting.group_by("path").aggregate([("item_id", "count")]).to_pylist()
     rows_by_path = {row["path"]: row["item_id_count"] for row in counts}
     parts = []
@@ -86,44 +201,47 @@ def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[Part]:
         if num_counting == part.num_rows:
             parts.append(part)
         elif num_counting:
-            whole_here = work.whole.filter(pc.equal(work.whole["session"], part.session))
-            parts.append(_without(work, RecordTable(work.files, name), part.path, whole_here["item_id"], keep=True))
+            here = whole.filter(pc.equal(whole["session"], part.session))["item_id"].combine_chunks()
+            table = RecordTable(work.files, name)
+            parts.append(_rewrite(work, table, part.path, _without(table, part.path, here, keep=True)))
     return parts
 
 
 def _replace_older(work: Publication, table: RecordTable, change: Change) -> None:
-    """Copy-on-write: files with older rows of the same items leave; what else they hold joins again.
-
-    An item that could not be read now keeps the vectors that it had.
-    """
-    whole = work.whole
-    if table.name == "embeddings":
-        whole = whole.filter(pc.greater(whole["num_vectors"], 0))
+    """Copy-on-write: files with older rows of the same items leave; what else they hold joins again."""
+    replaced = work.replaced_ids(table.name)
+    moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
+    if not (len(replaced) or moves.num_rows):
+        return
     for path in table.paths():
-        ids = table.read(["item_id"], [path])["item_id"]
-        num_replaced = pc.sum(pc.is_in(ids, value_set=whole["item_id"].combine_chunks())).as_py()
-        if num_replaced:
-            change.removes.append(path)
-        if num_replaced and num_replaced < len(ids):
-            change.adds.append(_without(work, table, path, whole["item_id"], keep=False))
+        rows = table.read(["item_id", *moves.schema.names[1:]], [path])
+        num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
+        if not num_replaced and moved(rows, moves).equals(rows):
+            continue
+        change.removes.append(path)
+        if num_replaced < rows.num_rows:
+            change.adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
 
 
-def _without(work: Publication, table: RecordTable, path: str, ids: pa.ChunkedArray, *, keep: bool) -> Part:
-    """Write a part file anew with (`keep`) or without the rows of some items."""
+def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:
+    """A part file without, or with nothing but (`keep`), the rows of some items."""
     content = table.read(paths=[path])
-    listed = pc.is_in(content["item_id"], value_set=ids.combine_chunks())
-    content = content.filter(listed if keep else pc.invert(listed))
-    digest = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
-    new_path = f"part-{work.run.run_id}-rewrite-{digest}.parquet"  # of one length, however often it was rewritten
-    return store_part(work.files, table.name, new_path, content, work.stamp.session)
+    listed = pc.is_in(content["item_id"], value_set=ids)
+    return content.filter(listed if keep else pc.invert(listed))
 
 
-def sweep(run: Run) -> None:
+def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> Part:
+    """Write what stays of a part file as a new one."""
+    new_path = rewritten_name(work.run_id, "rewrite", [path])
+    return store_part(work.files, table.name, new_path, content, work.order.session)
+
+
+def sweep(files: StoreFiles, run_id: str) -> None:
     """Delete the run's part files that no version holds: of write tasks that were cut off, and rewritten ones."""
     for name in TABLES:
-        table = RecordTable(run.files, name)
+        table = RecordTable(files, name)
         kept = set(table.paths())
-        for info in run.files.list(name):
+        for info in files.list(name):
             path = info.path.removeprefix(f"{name}/")
-            if path.startswith(f"part-{run.run_id}-") and path not in kept:
-                run.files.delete(info.path)
+            if path.startswith(f"part-{run_id}-") and path not in kept:
+                files.delete(info.path)

@@ -19,10 +19,11 @@ ITEMS = pa.schema(
         "error_type": pa.string(),
         "error": pa.string(),
         "transient": pa.bool_(),
-        "attempts": pa.int32(),
-        "num_vectors": pa.int32(),
+        "attempts": pa.int32(),  # since the file last changed
+        "num_vectors": pa.int32(),  # rows that the item has in embeddings
         "run_id": pa.string(),
         "updated_at": TIMESTAMP,
+        "stale": pa.bool_(),  # a reject whose vectors are those of an earlier content; `content_version` is theirs
     }
 )
 
@@ -46,6 +47,14 @@ EMBEDDINGS = pa.schema(
 )
 
 TABLES = {"items": ITEMS, "embeddings": EMBEDDINGS}
+
+
+def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of an older format have nulls in the columns that the schema has and they lack."""
+    for column in schema:
+        if column.name not in content.schema.names:
+            content = content.append_column(column, pa.nulls(content.num_rows, column.type))
+    return content
 
 
 def with_carryover(schema: pa.Schema, carryover: pa.Schema) -> pa.Schema:

@@ -1,17 +1,25 @@
 """The one home of deltalake: read a version's files, and commit adds and removes as one version."""
 
+import json
 import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.journal import Part
+from embedder.store.schema import TABLES, with_nulls
+
+# By default Delta deletes log entries by their age, and with them versions that history promises.
+KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
 @dataclass
@@ -33,14 +41,22 @@ class RecordTable:
         """
         self.files, self.name = files, name
         try:
-            self._delta: DeltaTable | None = DeltaTable(files.uri(name), version=version)
-        except TableNotFoundError:
+            options = files.storage_options
+            self._delta: DeltaTable | None = DeltaTable(files.uri(name), version=version, storage_options=options)
+        except TableNotFoundError as error:
+            if version is not None:  # its log entries are gone; an empty table would be a lie
+                raise self._unreadable(version, error) from None
             self._delta = None
+        except OSError as error:
+            raise files.problem(error, name) from None
         except DeltaError as error:
-            raise StoreError(
-                f"{files.uri(name)}: version {version} can't be read ({error}); "
-                "was the table vacuumed by another tool? Restore it, or start a new store"
-            ) from None
+            raise self._unreadable(version, error) from None
+
+    def _unreadable(self, version: int | None, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self.files.uri(self.name)}: version {version} can't be read ({error}); "
+            "was the table vacuumed by another tool? Restore it, or start a new store"
+        )
 
     @property
     def exists(self) -> bool:
@@ -63,6 +79,26 @@ class RecordTable:
             return []
         return sorted(pa.table(self._delta.get_add_actions(flatten=True))["path"].to_pylist())
 
+    def num_rows(self) -> int:
+        """Rows of this version, as its log counts them."""
+        if self._delta is None:
+            return 0
+        return sum(pa.table(self._delta.get_add_actions(flatten=True))["num_records"].to_pylist())
+
+    def size_bytes(self, paths: Collection[str]) -> int:
+        """Bytes of some files of this version, as its log says."""
+        if self._delta is None:
+            return 0
+        actions = pa.table(self._delta.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
+        return sum(action["size_bytes"] for action in actions if action["path"] in paths)
+
+    def parts(self) -> list[Part]:
+        """The files of this version with rows, bytes and statistics, by path."""
+        if self._delta is None:
+            return []
+        actions = pa.table(self._delta.get_add_actions()).sort_by("path").to_pylist()
+        return [_part(self.name, action) for action in actions]
+
     def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
         """Rows of this version.
 
@@ -73,18 +109,26 @@ class RecordTable:
         Raises:
             StoreError: a file of the table is missing or damaged.
         """
-        tables = [self._read_file(path, columns) for path in (self.paths() if paths is None else paths)]
+        tables = self.files.each(lambda path: self._read_file(path, columns), self.paths() if paths is None else paths)
         return pa.concat_tables(tables) if tables else _empty(self.schema, columns)
 
     def _read_file(self, path: str, columns: list[str] | None) -> pa.Table:
-        where = self.files.uri(f"{self.name}/{path}")
+        place = f"{self.name}/{path}"
         try:
-            return pq.ParquetFile(where, memory_map=True).read(columns)
+            content = pq.ParquetFile(self.files.open(place)).read(columns)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
-                f"{where}: a part file of version {self.version} can't be read ({error}); "
+                f"{self.files.uri(place)}: a part file of version {self.version} can't be read ({error}); "
                 "restore the file, or delete its items and embed them again"
             ) from None
+        return self._grown(content, columns)
+
+    def _grown(self, content: pa.Table, columns: list[str] | None) -> pa.Table:
+        """A part file from before the table grew by a column has nulls there."""
+        own = TABLES[self.name]
+        names = self.schema.names if self.schema is not None else []
+        wanted = names if columns is None else columns
+        return with_nulls(content, pa.schema(own.field(name) for name in wanted if name in names and name in own.names))
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Refuse rows of other columns than the table has.
@@ -115,17 +159,88 @@ class RecordTable:
             change: what joins and what leaves.
             schema: the table's columns; makes the table where it does not exist.
         """
+        with self._changing():
+            return self._commit(run_id, change, schema)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around a change of the log: the lock must still be ours, and what goes wrong is told as the store's."""
+        self.files.confirm_lease()
+        try:
+            yield
+        except OSError as error:
+            raise self.files.problem(error, self.name) from None
+
+    def _commit(self, run_id: str, change: Change, schema: pa.Schema) -> int:
         if self._delta is None:
-            self._delta = DeltaTable.create(self.files.uri(self.name), Schema.from_arrow(schema), mode="ignore")
+            self._delta = DeltaTable.create(
+                self.files.uri(self.name),
+                Schema.from_arrow(schema),
+                mode="ignore",
+                storage_options=self.files.storage_options,
+            )
         if not self.committed(run_id) and (change.adds or change.removes):
             self._delta.create_write_transaction(
                 [*map(_add, change.adds), *map(_remove, change.removes)],
                 mode="append",
                 schema=self._delta.schema(),
                 commit_properties=CommitProperties(app_transactions=[Transaction(run_id, 1)]),
+                post_commithook_properties=KEEP_LOG,
             )
         self._delta.update_incremental()
         return self.version
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Give an existing table those of some columns that it lacks; its rows have nulls there."""
+        if self._delta is None:
+            return
+        has = {field.name for field in self._delta.schema().fields}
+        lacking = [field for field in Schema.from_arrow(schema).fields if field.name not in has]
+        if lacking:
+            with self._changing():
+                self._delta.alter.add_columns(lacking, post_commithook_properties=KEEP_LOG)
+                self._delta.update_incremental()
+
+    def create_checkpoint(self) -> None:
+        """Sum up the log at the version that is open."""
+        if self._delta is not None:
+            with self._changing():
+                self._delta.create_checkpoint()
+
+    def commit_files(self, run_id: str, wanted: Sequence[Part], schema: pa.Schema | None = None) -> int:
+        """Make the newest version hold these files and no other, once a run; returns the version that does.
+
+        Whatever an unfinished commit left in the newest version leaves it with that.
+
+        Args:
+            run_id: marks the commit.
+            wanted: the files, whichever version or run they come from.
+            schema: the table's columns, where it may not exist yet.
+        """
+        held, wished = set(self.paths()), {part.path for part in wanted}
+        change = Change([part for part in wanted if part.path not in held], sorted(held - wished))
+        known = self.schema if self.schema is not None else TABLES[self.name]
+        return self.commit(run_id, change, known if schema is None else schema)
+
+
+def _part(table: str, action: dict[str, Any]) -> Part:
+    """A file as the log holds it."""
+    kinds = {"minValues": action.get("min"), "maxValues": action.get("max"), "nullCount": action.get("null_count")}
+    stats = {
+        "numRecords": action["num_records"],
+        **{
+            kind: {name: value for name, value in (values or {}).items() if value is not None}
+            for kind, values in kinds.items()
+        },
+    }
+    return Part(
+        table=table,
+        path=action["path"],
+        num_rows=action["num_records"],
+        size_bytes=action["size_bytes"],
+        stats=json.dumps(stats),
+        session="",
+    )
 
 
 def _add(part: Part) -> AddAction:

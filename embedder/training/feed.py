@@ -1,67 +1,16 @@
-"""Examples in a given order: decoded by an engine while the model learns, or kept in memory from the epoch before."""
+"""Examples in a given order: decoded while the model learns, or kept in memory from the epoch before."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from embedder.local import ahead
-from embedder.run.engine import Choice
-from embedder.training.config import TrainConfig
-from embedder.training.examples import Example, ExampleSpec, decode_examples, examples_of
+from embedder.training.examples import Example, examples_of
 from embedder.training.items import Items
-from embedder.training.places import decode_cpus
 
 Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]
 """Turns listed items into tables of `EXAMPLES`, one row an item, in the items' order."""
-
-# What Ray costs before the first row, and a careful guess of what one core decodes.
-RAY_STARTUP_S = 15.0
-PICTURES_PER_CORE_S = 200.0
-
-
-def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: bool = True) -> Choice:
-    """Follow the configuration; for `auto`, take Ray where decoding outweighs its start. Pure."""
-    if config.engine != "auto":
-        return Choice(config.engine, "as configured")
-    if config.num_workers > 1:
-        return Choice("ray", f"{config.num_workers} training workers")
-    if config.ray_address is not None:
-        return Choice("ray", f"a cluster was given: {config.ray_address}")
-    if not has_ray:
-        return Choice("local", "Ray is not installed")
-    decode_s = num_items / (PICTURES_PER_CORE_S * num_cpus)
-    guess = f"{num_items:,} pictures are about {decode_s:.0f} s of decoding"
-    if decode_s < RAY_STARTUP_S:
-        return Choice("local", f"{guess}, less than Ray's start ({RAY_STARTUP_S:.0f} s)")
-    return Choice("ray", f"{guess}, more than Ray's start ({RAY_STARTUP_S:.0f} s)")
-
-
-@contextmanager
-def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator[Decode]:
-    """Make an engine ready to decode."""
-    if choice.engine == "local":
-
-        def decode_locally(listing: pa.Table) -> Generator[pa.Table, None, None]:
-            blocks = slices(listing, config.decode.items_per_task)
-            return ahead(table for block in blocks for table in decode_examples(block, spec=spec))
-
-        yield decode_locally
-        return
-    from embedder.run.ray_session import ray_session
-
-    with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
-        from embedder.training.stream import decode_on_ray
-
-        num_cpus = decode_cpus(config, available)
-        yield lambda listing: decode_on_ray(listing, spec, config.decode.items_per_task, num_cpus)
-
-
-def slices(listing: pa.Table, num_items: int) -> Iterator[pa.Table]:
-    """Cut the listing into what one decode task takes."""
-    for start in range(0, listing.num_rows, num_items):
-        yield listing.slice(start, num_items)
 
 
 @dataclass

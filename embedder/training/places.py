@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from embedder.errors import ConfigError
-from embedder.run.resources import TOLERANCE, Available
+from embedder.run.resources import TOLERANCE, Available, decode_cpus
 from embedder.training.config import TrainConfig
 
 
@@ -27,18 +27,13 @@ class Places:
         return "cuda" if self.num_gpus > 0 else "cpu"
 
 
-def decode_cpus(config: TrainConfig, available: Available) -> float:
-    """CPUs that one decode task reserves."""
-    return config.decode.num_cpus or min(1.0, available.num_cpus / 2)
-
-
 def allocate_workers(config: TrainConfig, available: Available) -> Places:
     """Share out the CPUs and GPUs, and refuse what could not run.
 
     Raises:
         ConfigError: there are too few; the message says what to change.
     """
-    num_workers, decode = config.num_workers, decode_cpus(config, available)
+    num_workers, decode = config.num_workers, decode_cpus(config.decode, available)
     is_on_gpus = config.device == "cuda" or (config.device == "auto" and available.num_gpus > 0)
     if is_on_gpus and available.num_gpus < num_workers:
         raise ConfigError(

@@ -22,8 +22,9 @@ from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.training.batches import Tally, numbered_pairs
 from embedder.training.config import TrainConfig
+from embedder.training.decoding import choose_feed, decoding
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
-from embedder.training.feed import Decode, Feed, choose_feed, decoding
+from embedder.training.feed import Decode, Feed
 from embedder.training.items import Items, list_items, split_items
 from embedder.training.learners import learning
 from embedder.training.loop import Loop, Stop, Watcher, epochs_of

@@ -11,18 +11,18 @@ the dtype.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import as_file, files
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config import RunConfig, SourceConfig
+from embedder.config import RunConfig
 from embedder.errors import ConfigError, SourceError
 from embedder.run.int8 import stage_threads
 from embedder.run.job import Model, decode_spec, make_plan, open_model, rows_per_batch
 from embedder.sources.listing import list_sources
+from embedder.sources.shipped import shipped_source
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
@@ -210,9 +210,8 @@ class _Runner:
 
 def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
     """The items' rows, as the decode step hands them to the first stage."""
-    with as_file(files("embedder")) as package:
-        demo = SourceConfig(path=str(package / "demo_data" / "noto.tar"), kind="webdataset")
-        listing = _take(list_sources(config.source or (demo,)), num_items)
+    with shipped_source() as shipped:
+        listing = _take(list_sources(config.source or (shipped,)), num_items)
         rows = list(ItemReader(decode_spec(config, model)).decode(listing, lambda: False))
     if not any(table["modality"].null_count < table.num_rows for table in rows):
         reasons = {f"{row['error_type']}: {row['error']}" for table in rows for row in table.to_pylist()[:1]}

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shards.planning.grid import Grid
+from shards.planning.grid import Flags, Grid, row_blocks
 from shards.planning.offers import Offer
 from shards.planning.paths import Steps
 from shards.planning.resources import TIE, Floats, Ints, Resources, Stages
@@ -36,10 +36,16 @@ class GridAt:
     @cached_property
     def parts(self) -> list[dict[int, Floats]]:
         """For each pool, by resource: (V, T) what a stage uses, as a part of what there is."""
-        grid, caps = self.grid, self.resources.capacities(self.rate)
-        columns = zip(grid.seconds, grid.cpu_seconds, grid.memory, grid.smallest, strict=True)
-        uses = [self.resources.uses(index, self.rate, *column) for index, column in enumerate(columns)]
-        return [{resource: use / caps[resource] for resource, use in found} for found in uses]
+        grid, caps = self.grid, self.resources.capacities(np.array([self.rate]))[:, 0]
+        shape = grid.seconds[0].shape
+        found: list[dict[int, Floats]] = [{} for _ in grid.seconds]
+        for rows in row_blocks(*shape):
+            for index, columns in enumerate(
+                zip(grid.seconds, grid.cpu_seconds, grid.memory, grid.smallest, strict=True)
+            ):
+                for resource, use in self.resources.uses(index, self.rate, *(column[rows] for column in columns)):
+                    found[index].setdefault(resource, np.empty(shape))[rows] = use / caps[resource]
+        return found
 
     def stage_prices(self, prices: Floats) -> list[Floats]:
         """For each pool: (V, T) what a stage costs."""
@@ -110,8 +116,8 @@ class GridAt:
         vision, text = self.grid.vision, self.grid.text
         around = np.full(price.shape, np.inf)
         for before, behind in zip(self._so_far(price), self._to_go(price)[-2::-1], strict=True):
-            both = before[np.ix_(vision.starts, text.starts)]
-            both += behind[np.ix_(vision.stops, text.stops)]
+            both = before.take(vision.starts, axis=0).take(text.starts, axis=1)
+            both += behind.take(vision.stops, axis=0).take(text.stops, axis=1)
             np.minimum(around, both, out=around)
         return around
 
@@ -128,11 +134,22 @@ def _least(price: Floats, costs: Floats, ends: tuple[Ints, Ints], groups: tuple[
     Returns:
         (A, B) by the cut at the other end; infinite where no stage ends.
     """
-    values = costs[np.ix_(*ends)]
-    values += price
-    (rows, first_rows), (columns, first_columns) = (np.unique(cuts, return_index=True) for cuts in groups)
     least = np.full(costs.shape, np.inf)
-    least[np.ix_(rows, columns)] = np.minimum.reduceat(
+    rows, columns = (np.flatnonzero(_reached(costs, axis)[cuts]) for axis, cuts in zip((1, 0), ends, strict=True))
+    if len(rows) == 0 or len(columns) == 0:
+        return least
+    values = costs.take(ends[0][rows], axis=0).take(ends[1][columns], axis=1)
+    values += price if values.shape == price.shape else price[np.ix_(rows, columns)]
+    (row_cuts, first_rows), (column_cuts, first_columns) = (
+        np.unique(cuts[which], return_index=True) for cuts, which in zip(groups, (rows, columns), strict=True)
+    )
+    least[np.ix_(row_cuts, column_cuts)] = np.minimum.reduceat(
         np.minimum.reduceat(values, first_rows, axis=0), first_columns, axis=1
     )
     return least
+
+
+def _reached(costs: Floats, axis: int) -> Flags:
+    """Where any cost along the axis is finite."""
+    reached: Flags = np.logical_or.reduce(np.isfinite(costs), axis=axis)
+    return reached

@@ -6,7 +6,7 @@ text layers, so a grid of all stages is an outer sum.
 Legend: `V` ranges of vision layers, `T` ranges of text layers; arrays of stages are (V, T).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from shards.planning.problem import Pool, Problem
 from shards.planning.resources import Floats, Ints, Stages, smallest_part
 
 Flags = NDArray[np.bool_]
+
+BLOCK_CELLS = 10_000  # stages computed together, so that what comes between stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Ranges:
         found = [(start, stop) for start in cuts for stop in cuts if stop - start >= least]
         starts, stops = np.array(found, dtype=np.int64).reshape(-1, 2).T
         return Ranges(cuts[-1], starts, stops)
+
+    def part(self, which: slice) -> "Ranges":
+        """Some of them."""
+        return Ranges(self.depth, self.starts[which], self.stops[which])
 
     @property
     def num_layers(self) -> Ints:
@@ -111,7 +117,7 @@ class Grid:
 
 
 def make_grid(problem: Problem, vision_cuts: Sequence[int], text_cuts: Sequence[int], least: int) -> Grid:
-    """Lay out every stage between the given cuts.
+    """Lay out every stage between the given cuts: the arithmetic of `Problem.load`, for all stages at once.
 
     Args:
         problem: the model and the devices.
@@ -120,38 +126,48 @@ def make_grid(problem: Problem, vision_cuts: Sequence[int], text_cuts: Sequence[
         least: layers of each tower that every stage must hold: 0 or 1.
     """
     vision, text = Ranges.between(vision_cuts, least), Ranges.between(text_cuts, least)
-    passing = _outer(vision.passing(problem.image_bytes), text.passing(problem.caption_bytes))
-    weights = _outer(_vision_weights(problem, vision), _text_weights(problem, text))
-    empty = (vision.num_layers == 0)[:, None] & (text.num_layers == 0)[None, :]
-    rows = [_pool_arrays(problem, pool, vision, text, passing, weights, empty) for pool in problem.pools]
-    return Grid(problem, vision, text, *zip(*rows, strict=True))
+    shape = len(problem.pools), len(vision.starts), len(text.starts)
+    seconds, cpu_seconds, memory, smallest = (np.empty(shape) for _ in range(4))
+    for rows in row_blocks(*shape[1:]):
+        block = vision.part(rows)
+        passing = _outer(block.passing(problem.image_bytes), text.passing(problem.caption_bytes))
+        weights = _outer(_vision_weights(problem, block), _text_weights(problem, text))
+        for index, pool in enumerate(problem.pools):
+            host_s = passing * (pool.costs.send_s_per_byte / 2) + pool.costs.call_s / problem.rows_per_batch
+            busy_s = _towers_s(problem, pool, block, text) + host_s
+            needed = weights + problem.rows_per_batch * (passing + _workspace(problem, pool, block, text))
+            seconds[index, rows] = np.where(_too_large(problem, pool, weights, needed), np.inf, busy_s)
+            cpu_seconds[index, rows] = busy_s * pool.num_threads if pool.shared else host_s
+            memory[index, rows] = needed
+            smallest[index, rows] = smallest_part(needed, pool)
+    seconds[:, (vision.num_layers == 0)[:, None] & (text.num_layers == 0)] = np.inf
+    return Grid(problem, vision, text, *map(tuple, (seconds, cpu_seconds, memory, smallest)))
 
 
-def _pool_arrays(
-    problem: Problem,
-    pool: Pool,
-    vision: Ranges,
-    text: Ranges,
-    passing: Floats,
-    weights: Floats,
-    empty: Flags,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """The arithmetic of `Problem.load`, for all stages at once."""
+def row_blocks(num_rows: int, num_columns: int) -> Iterator[slice]:
+    """Slices of rows with about `BLOCK_CELLS` cells each."""
+    size = max(1, BLOCK_CELLS // max(num_columns, 1))
+    return (slice(start, start + size) for start in range(0, num_rows, size))
+
+
+def _towers_s(problem: Problem, pool: Pool, vision: Ranges, text: Ranges) -> Floats:
     mix, costs = problem.mix, pool.costs
-    host_s = passing * (costs.send_s_per_byte / 2) + costs.call_s / problem.rows_per_batch
-    towers_s = _outer(
-        mix.images_per_item * vision.seconds(costs.vision), mix.captions_per_item * text.seconds(costs.text)
-    )
-    seconds = towers_s + host_s
-    image_workspace = mix.images_per_item * costs.workspace_bytes_per_image * (vision.num_layers > 0)
-    caption_workspace = mix.captions_per_item * costs.workspace_bytes_per_caption * (text.num_layers > 0)
-    workspace = np.maximum(image_workspace[:, None], caption_workspace[None, :])
-    memory = weights + problem.rows_per_batch * (passing + workspace)
-    cpu_s = seconds * pool.num_threads if pool.shared else host_s
-    too_large = empty | (memory > problem.replica_cap_bytes(pool))
+    return _outer(mix.images_per_item * vision.seconds(costs.vision), mix.captions_per_item * text.seconds(costs.text))
+
+
+def _workspace(problem: Problem, pool: Pool, vision: Ranges, text: Ranges) -> Floats:
+    mix, costs = problem.mix, pool.costs
+    of_images = mix.images_per_item * costs.workspace_bytes_per_image * (vision.num_layers > 0)
+    of_captions = mix.captions_per_item * costs.workspace_bytes_per_caption * (text.num_layers > 0)
+    larger: Floats = np.maximum(of_images[:, None], of_captions[None, :])
+    return larger
+
+
+def _too_large(problem: Problem, pool: Pool, weights: Floats, memory: Floats) -> Flags:
+    too_large: Flags = memory > problem.replica_cap_bytes(pool)
     if problem.weights_cap_bytes is not None:
         too_large |= weights > problem.weights_cap_bytes
-    return np.where(too_large, np.inf, seconds), cpu_s, memory, smallest_part(memory, pool)
+    return too_large
 
 
 def _outer(vision: Floats, text: Floats) -> Floats:

@@ -44,7 +44,6 @@ class Prediction:
         items_per_s: throughput, the slowest of all that limits it.
         bottleneck: "stage 1", "decode" or "shared cores".
         loads: what one replica of each stage takes.
-        stage_rates: items a second that each stage could do alone, with its devices.
         cores_rate: items a second that the shared cores could do; none where nobody counts them.
         cpu_seconds: of an item, by who spends them.
     """
@@ -52,7 +51,6 @@ class Prediction:
     items_per_s: float
     bottleneck: str
     loads: tuple[StageLoad, ...]
-    stage_rates: tuple[float, ...]
     cores_rate: float | None
     cpu_seconds: dict[str, float]
 
@@ -72,7 +70,7 @@ def predict(problem: Problem, stages: Sequence[PlacedStage]) -> Prediction:
     if problem.num_cores is not None:
         cores_rate = problem.num_cores / sum(cpu_seconds.values())
     items_per_s = min(*rates, cores_rate if cores_rate is not None else float("inf"))
-    return Prediction(items_per_s, _bottleneck(rates, cores_rate, cpu_seconds), loads, rates, cores_rate, cpu_seconds)
+    return Prediction(items_per_s, _bottleneck(rates, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
 
 
 def _bottleneck(rates: Sequence[float], cores_rate: float | None, cpu_seconds: dict[str, float]) -> str:

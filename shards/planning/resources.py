@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 # Sums of the same costs in another order differ in the last digits; what is this close counts as equal.
 TIE = 1e-9
 
-NUM_HALVINGS = 50  # to the last digits of a float
+RATES_AT_ONCE, NUM_ROUNDS = 31, 10  # each round leaves one 32nd: to the last digits of a float
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,11 @@ class Stages:
 
 def smallest_part(memory: Floats, pool: Pool) -> Floats:
     """The smallest part of a device, a power of two, whose part of the memory holds a replica."""
-    most = np.clip(pool.device.memory_bytes / np.maximum(memory, 1.0), 1.0, pool.max_shares)
-    part: Floats = np.ldexp(1.0, 1 - np.frexp(most)[1])
+    part = np.ones_like(memory)
+    num_shares = 2
+    while num_shares <= pool.max_shares:  # few: quicker than logarithms
+        part[memory * num_shares <= pool.device.memory_bytes] = 1 / num_shares
+        num_shares *= 2
     return part
 
 
@@ -95,17 +98,25 @@ class Resources:
             return np.inf
         return problem.num_cores / problem.host_seconds
 
-    def capacities(self, rate: float) -> Floats:
-        """(R,) what there is for the stages, the host's own work taken off; infinite where nobody counts."""
+    def capacities(self, rates: Floats) -> Floats:
+        """(R, P) what there is for the stages, the host's own work taken off; infinite where nobody counts."""
         problem = self.problem
         shared = [pool for pool in problem.pools if pool.shared]
-        devices = [np.inf if pool.shared else pool.num for pool in problem.pools]
-        cores = np.inf if problem.num_cores is None else max(0.0, problem.num_cores - rate * problem.host_seconds)
-        memory = sum(pool.num * pool.device.memory_bytes for pool in shared) or np.inf
-        return np.array([*devices, cores, memory])
+        caps = np.empty((self.num, len(rates)))
+        caps[:-2] = np.array([np.inf if pool.shared else pool.num for pool in problem.pools])[:, None]
+        cores = np.inf if problem.num_cores is None else problem.num_cores - rates * problem.host_seconds
+        caps[-2] = np.maximum(cores, 0.0)
+        caps[-1] = sum(pool.num * pool.device.memory_bytes for pool in shared) or np.inf
+        return caps
 
     def uses(
-        self, pool_index: int, rate: float, seconds: Floats, cpu_seconds: Floats, memory: Floats, smallest: Floats
+        self,
+        pool_index: int,
+        rate: float | Floats,
+        seconds: Floats,
+        cpu_seconds: Floats,
+        memory: Floats,
+        smallest: Floats,
     ) -> Iterator[tuple[int, Floats]]:
         """What stages on one pool use at so many items a second: the resource and how much of it."""
         if self.problem.num_cores is not None:
@@ -127,7 +138,7 @@ class Resources:
 
     def parts(self, stages: Stages, rate: float) -> Floats:
         """(R, E) the same, as parts of what there is."""
-        caps = self.capacities(rate)[:, None]
+        caps = self.capacities(np.array([rate]))
         uses = self.of(stages, rate)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(uses > 0, uses / caps, 0.0)
@@ -135,10 +146,19 @@ class Resources:
     def best_rate(self, stages: Stages, low: float, high: float) -> float:
         """The most items a second that these stages do together; they do `low`, and `high` is more than they do."""
         high = min(high, self.max_rate)
-        for _ in range(NUM_HALVINGS):
-            middle = (low + high) / 2
-            if np.all(self.parts(stages, middle).sum(axis=1) <= 1 + TIE):
-                low = middle
-            else:
-                high = middle
-        return low
+        for _ in range(NUM_ROUNDS):
+            rates = np.linspace(low, high, RATES_AT_ONCE + 2)
+            num_possible = int(np.argmin([*self._possible(stages, rates[1:-1]), False]))
+            low, high = rates[num_possible], rates[num_possible + 1]
+        return float(low)
+
+    def _possible(self, stages: Stages, rates: Floats) -> NDArray[np.bool_]:
+        """(P,) at which of some throughputs the stages keep within what there is together."""
+        used = np.zeros((self.num, len(rates)))
+        for index in np.unique(stages.pool):
+            here = stages.pool == index
+            columns = (stages.seconds, stages.cpu_seconds, stages.memory, stages.smallest)
+            for resource, use in self.uses(index, rates[:, None], *(column[here] for column in columns)):
+                used[resource] += np.broadcast_to(use, (len(rates), use.shape[-1])).sum(axis=1)
+        within: NDArray[np.bool_] = np.all(used <= self.capacities(rates) * (1 + TIE), axis=0)
+        return within

@@ -7,8 +7,8 @@ asks whether one is possible: is there a path of n stages whose uses stay within
    are raised where the cheapest path uses too much, a few times; most probes end here, with a path or a proof.
 2. What is left is settled by labels (`paths.best_within`), over the few stages that the bound leaves open.
 
-Cuts at every few layers are searched first: what they reach is reached by all cuts, and the bound at that throughput
-leaves few stages to look at.
+Cuts at every few layers are searched first, then those near what was found: what they reach is reached by all cuts, and
+the bound at that throughput leaves few stages to look at.
 
 Source: Lagrangian bounds for resource-constrained shortest paths (Handler and Zang 1980), inside parametric search.
 """
@@ -25,7 +25,7 @@ from shards.planning.paths import Steps
 from shards.planning.preference import Placement, preferable
 from shards.planning.probe import better_prices, narrowed, parts_at, path_at
 from shards.planning.problem import Problem
-from shards.planning.resources import Floats, Resources, Stages
+from shards.planning.resources import Floats, Ints, Resources, Stages
 
 # Throughputs are told apart down to this.
 STEP = 1e-9
@@ -33,11 +33,12 @@ STEP = 1e-9
 TRICKLE = 1e-9
 NEAR = 1.02  # throughputs this close are tried one above the other, others by halving
 # How often prices are changed on a grid before its stages are listed.
-COARSE_ROUNDS, FINE_ROUNDS = 20, 1
+COARSE_ROUNDS, FINE_ROUNDS = 20, 0
 REACH = 1.05  # finer cuts seldom gain more than this at once
 FEW = 2_000  # steps, above which it pays to look for those that the last find has closed
 # Parts of the vision and of the text tower in the first rounds.
 COARSE_CUTS = ((8, 6), (16, 12))
+NEAR_LAYERS = 3  # cuts this far from the best of those rounds come next
 
 
 @dataclass
@@ -65,9 +66,9 @@ def best_placement(problem: Problem, num_stages: int, *, least: int = 0, at_leas
     high = min(_fluid_rate(problem), resources.max_rate)
     state = _State(max(at_least, high * TRICKLE), high, _first_prices(problem, resources))
     steps = None
-    for vision_cuts, text_cuts, num_rounds in _levels(problem):
+    for vision_cuts, text_cuts, num_rounds in _levels(problem, state):
         grid = GridAt(make_grid(problem, vision_cuts, text_cuts, least), resources, state.low, num_stages)
-        if state.path is not None:
+        if state.path is not None and num_rounds:
             state.prices = best_offer(grid.offer, state.prices, num_rounds, settled=False).prices
         steps = _climb(grid.open_steps(state.prices), resources, state)
     if state.path is None or steps is None:
@@ -75,15 +76,25 @@ def best_placement(problem: Problem, num_stages: int, *, least: int = 0, at_leas
     return preferable(resources, steps, state.path, state.low, state.prices)
 
 
-def _levels(problem: Problem) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
-    """Where cuts may lie, first at every few layers, last at each; and how often to change the prices there."""
+def _levels(problem: Problem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
+    """Where cuts may lie: at every few layers, near the best so far, at each; and how often to change the prices."""
     depths = problem.depths
     for parts in COARSE_CUTS:
         widths = [-(-depth // part) for depth, part in zip(depths, parts, strict=True)]
         if max(widths) > 1:
             vision, text = ([*range(0, depth, width), depth] for depth, width in zip(depths, widths, strict=True))
             yield vision, text, COARSE_ROUNDS
+    if state.path is not None:
+        tower_cuts = np.divmod(state.path.start, depths[1] + 1)
+        vision, text = (_near(cuts, depth) for cuts, depth in zip(tower_cuts, depths, strict=True))
+        yield vision, text, COARSE_ROUNDS
     yield range(depths[0] + 1), range(depths[1] + 1), FINE_ROUNDS
+
+
+def _near(cuts: Ints, depth: int) -> list[int]:
+    """The cuts, those near them, and both ends."""
+    near = cuts[:, None] + np.arange(-NEAR_LAYERS, NEAR_LAYERS + 1)
+    return [int(cut) for cut in np.union1d(near[(near >= 0) & (near <= depth)], [0, depth])]
 
 
 def _fluid_rate(problem: Problem) -> float:

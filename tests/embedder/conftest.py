@@ -1,14 +1,18 @@
 """One tiny seeded twin tower, media made in code, and one Ray for the whole session."""
 
 import json
+import os
+import secrets
 import sys
 from pathlib import Path
 
 import pytest
 import samples
+from bucket_server import KEY, SECRET, make_bucket, running_server
 
 from embedder.config import RunConfig, load_config
 from embedder.training.tokenizer import train_tokenizer
+from shards import object_stores
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.towers import init_model
 
@@ -75,6 +79,34 @@ def ray_cluster():
     start_ray(num_cpus=2)
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """An S3 server with conditional writes, for the session; gives its URL."""
+    with running_server() as (url, _):
+        yield url
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch):
+    """A fresh bucket, as a URI; this process and its children find it and its credentials in the environment."""
+    yield from bucket_on(s3_server, monkeypatch)
+
+
+def bucket_on(url, monkeypatch):
+    """Make a bucket on a server, and the environment that leads to it."""
+    name = f"team-{secrets.token_hex(4)}"
+    make_bucket(url, name)
+    for variable in [each for each in os.environ if each.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    settings = {"ENDPOINT_URL": url, "REGION": "us-east-1", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET}
+    for variable, value in settings.items():
+        monkeypatch.setenv(f"AWS_{variable}", value)
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "3")
+    object_stores.bucket_store.cache_clear()
+    yield f"s3://{name}"
+    object_stores.bucket_store.cache_clear()
 
 
 @pytest.fixture

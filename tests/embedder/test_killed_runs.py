@@ -79,7 +79,7 @@ def assert_same(found, expected):
             assert row[name] is None or np.dot(other[name], row[name]) >= 0.9999
 
 
-@pytest.mark.parametrize("num_entries", [0, 1, 6, 14])
+@pytest.mark.parametrize("num_entries", [0, 6, *(pytest.param(num, marks=pytest.mark.slow) for num in (1, 14))])
 def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     source, tiny_model, tmp_path, undisturbed, num_entries
 ):
@@ -92,6 +92,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
 
 
+@pytest.mark.slow
 def test_several_kills_of_one_run_are_survived(source, tiny_model, tmp_path, undisturbed):
     arguments = (source, tiny_model, tmp_path / "store", "local")
     for num_entries in (2, 5, 9):
@@ -99,7 +100,7 @@ def test_several_kills_of_one_run_are_survived(source, tiny_model, tmp_path, und
     assert_same(run_to_the_end(*arguments), undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     source, tiny_model, tmp_path, undisturbed, number
 ):
@@ -112,7 +113,8 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     assert_same(run_to_the_end(*arguments), undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed, number):
     arguments = (source, tiny_model, tmp_path / "store", "ray")
     code, stderr = signalled(arguments, 3, number)

@@ -12,10 +12,9 @@ import samples
 from embedding_runs import embedded
 
 import embedder
-from embedder.embed import store_info
 from embedder.errors import ConfigError, RunFailed
 from embedder.pipeline import embed_on_ray, embedding_graph
-from embedder.run.job import make_plan, open_model, plan_job
+from embedder.run.job import make_plan, open_model, plan_job, store_info
 from embedder.run.ray_session import ray_session
 from embedder.run.resources import Available
 from embedder.sink import PartSink

@@ -8,10 +8,9 @@ import pytest
 import samples
 
 from embedder.display import replicas_over_time, review_parts
-from embedder.embed import store_info
 from embedder.planning.prediction import Host, StageShape, predict
 from embedder.planning.review import Observed, review_run
-from embedder.run.job import make_plan, open_model, plan_job
+from embedder.run.job import make_plan, open_model, plan_job, store_info
 from embedder.run.report import StepReport
 from embedder.run.resources import Available
 from embedder.store.files import StoreFiles

@@ -10,13 +10,22 @@ from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 
 from embedder.errors import ConfigError, StoreError
-from embedder.store import publish as publish_module
+from embedder.store import swap as swap_module
 from embedder.store.binding import bind_store, read_store_info
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, read_current
+from embedder.store.layout import (
+    PUBLISHED_FILE,
+    STORE_FILE,
+    Current,
+    Published,
+    read_current,
+    read_record,
+    run_file,
+    write_record,
+)
 from embedder.store.lock import write_lock
 from embedder.store.parts import write_part
-from embedder.store.publish import publish
+from embedder.store.publish import Order, finish_publication, publish
 from embedder.store.runs import finished_items
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables import RecordTable
@@ -118,6 +127,115 @@ def test_a_write_task_tried_twice_leaves_its_rows_once(files):
     assert len(rows_of(files)) == 1
 
 
+def test_each_publication_leaves_a_record_of_what_it_came_to(files):
+    first = publish_rows(files, row("a.jpg"), row("b.jpg"), reject("c.jpg"))
+    second = publish_rows(files, reject("b.jpg", known_vectors=1, known_version="v0"))
+    records = [read_record(files, run_file(run.run_id, PUBLISHED_FILE), Published) for run in (first, second)]
+    assert [(each.kind, each.num_items, each.num_vectors, each.num_rejected) for each in records] == [
+        ("embed", 3, 2, 1),
+        ("embed", 3, 2, 2),
+    ]
+    assert records[1].model_dump(include=set(Current.model_fields)) == read_current(files).model_dump()
+
+
+def test_a_changed_file_that_can_not_be_read_is_stale_and_keeps_all_that_is_known_of_its_vectors(files):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    publish_rows(files, reject("a.jpg", known_vectors=1, known_version="v0", content_version="broken", size_bytes=3))
+    stale, other = rows_of(files, "items")
+    assert (stale["state"], stale["stale"], stale["num_vectors"], stale["content_version"]) == (
+        "rejected",
+        True,
+        1,
+        "v0",
+    )
+    assert (stale["size_bytes"], stale["error_type"]) == (3, "Broken")
+    assert (other["state"], other["stale"]) == ("embedded", False)
+    assert [each["image_embedding"] for each in rows_of(files)] == [[1.0, 0.0], [1.0, 0.0]]
+
+
+def test_a_half_read_file_does_not_replace_the_whole_vectors_of_before(files):
+    publish_rows(files, row("v.mp4", num_vectors=2) | {"num_vectors": None}, row("v.mp4", segment=1, num_vectors=2))
+    publish_rows(
+        files,
+        row("v.mp4", image_embedding=[0.0, 1.0], error_type="Broken", known_vectors=2, known_version="v0"),
+    )
+    assert [(each["segment"], each["image_embedding"]) for each in rows_of(files)] == [(0, [1.0, 0.0]), (1, [1.0, 0.0])]
+    assert [(each["stale"], each["num_vectors"]) for each in rows_of(files, "items")] == [(True, 2)]
+
+
+def test_an_equal_file_has_its_record_renewed_and_its_vectors_left_alone(files):
+    first = publish_rows(files, row("a.jpg"), row("b.jpg"))
+    before = RecordTable(files, "embeddings").version
+    equal = reject("a.jpg", modified="t9", unchanged=True, known_vectors=1, known_version="v0") | dict.fromkeys(
+        ("step", "error_type", "error", "transient")
+    )
+    publish_rows(files, equal)
+    assert RecordTable(files, "embeddings").version == before
+    assert {each["run_id"] for each in rows_of(files)} == {first.run_id}
+    touched, _ = rows_of(files, "items")
+    assert (touched["modified"], touched["state"], touched["stale"], touched["num_vectors"]) == (
+        "t9",
+        "embedded",
+        False,
+        1,
+    )
+
+
+def test_retired_items_leave_both_tables_and_nothing_else_does(files):
+    publish_rows(files, row("a.jpg"), row("b.jpg"), reject("c.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("d.jpg"), row("e.jpg")))
+    publish(run, stamp, nothing_built, retired=pa.chunked_array([["b.jpg", "c.jpg", "e.jpg"]]))
+    assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "d.jpg"]
+    assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "d.jpg"]
+
+
+def test_nothing_of_another_model_stays(files):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg", image_embedding=[0.0, 1.0])))
+    info = INFO.model_copy(update={"model": "new", "model_fingerprint": "two"})
+    bind_store(files, INFO)
+    publish(run, stamp, nothing_built, Order(kind="refresh", info=info, replaces_all=True))
+    assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [("a.jpg", [0.0, 1.0])]
+    assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg"]
+    assert read_current(files).model_fingerprint == read_store_info(files).model_fingerprint == "two"
+
+
+@pytest.mark.parametrize("fatal", ["embeddings", "items"])
+def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided(files, monkeypatch, fatal):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("c.jpg")))
+    commit = RecordTable.commit
+
+    def dying_commit(self, *arguments):
+        version = commit(self, *arguments)
+        if self.name == fatal:
+            raise Killed
+        return version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordTable, "commit", dying_commit)
+        with pytest.raises(Killed):
+            publish(run, stamp, nothing_built, retired=pa.chunked_array([["b.jpg"]]))
+    _, later = begin(files)
+    write_part(files, later, 0, table(row("d.jpg")))  # work of a later session must not mix in
+    assert finish_publication(files, lambda version, model: None).run_id == run.run_id
+    assert finish_publication(files, lambda version, model: None) is None
+    for name in ("embeddings", "items"):
+        assert [each["item_id"] for each in rows_of(files, name)] == ["a.jpg", "c.jpg"]
+
+
+def test_a_store_of_the_older_format_is_read_and_not_written(files):
+    publish_rows(files, row("a.jpg"))
+    old = INFO.model_copy(update={"format_version": 1})
+    write_record(files, STORE_FILE, old)
+    assert read_store_info(files) == old
+    with pytest.raises(StoreError, match="format version 1.*embedder migrate --store"):
+        bind_store(files, INFO)
+
+
 def test_changed_items_replace_their_old_rows_and_leave_the_others_untouched(files):
     publish_rows(files, row("a.jpg"), row("b.jpg"), row("c.jpg"))
     before = {each["item_id"]: each for each in rows_of(files)}
@@ -167,14 +285,13 @@ def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store
         if fatal_write == "index":
             raise Killed
 
-    def dying_write(files, path, record):
-        assert path == CURRENT_FILE
+    def dying_write(files, current):
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordTable, "commit", dying_commit)
         if fatal_write == "current":
-            patch.setattr(publish_module, "write_record", dying_write)
+            patch.setattr(swap_module, "write_current", dying_write)
         with pytest.raises(Killed):
             publish(run, stamp, dying_build)
     assert read_current(files) == published, "readers go on with the old state"
@@ -245,7 +362,7 @@ def test_a_carried_column_that_delta_can_not_keep_is_named(files):
 def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
     program = "import sys; from embedder.store.files import StoreFiles; from embedder.store.lock import write_lock\n"
     program += "with write_lock(StoreFiles(sys.argv[1])): print('held')"
-    attempt = [sys.executable, "-c", program, str(files.root)]
+    attempt = [sys.executable, "-c", program, files.address]
     with write_lock(files):
         refused = subprocess.run(attempt, capture_output=True, text=True, check=False)
     allowed = subprocess.run(attempt, capture_output=True, text=True, check=False)
@@ -288,11 +405,6 @@ def test_a_missing_part_file_is_named(files):
     files.delete(f"embeddings/{path}")
     with pytest.raises(StoreError, match="part file"):
         RecordTable(files, "embeddings").read()
-
-
-def test_stores_on_object_storage_are_refused_for_now():
-    with pytest.raises(StoreError, match="object storage"):
-        StoreFiles("s3://bucket/store")
 
 
 def test_ids_of_a_part_stand_in_the_log_so_that_readers_can_skip_files(files):

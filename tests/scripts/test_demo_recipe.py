@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image, ImageDraw
 
 from shards.config import load_model_config
@@ -60,6 +61,7 @@ def train(data, out, work):
     return json.loads(found.stdout.splitlines()[-1].partition(" ")[2])
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     data = tmp_path / "data"
     data.mkdir()

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -51,7 +50,7 @@ def test_workspace_is_what_is_alive_beside_the_output():
         hidden = torch.ones(num_rows, 1000) * 2  # 4,000 bytes a row, gone at the end
         return hidden[:, :10] + 1
 
-    part = measure_part(lambda: run, Setting(num_rows=16))
+    part = measure_part(run, Setting(num_rows=16))
     assert part.workspace_bytes == pytest.approx(2 * 4000, rel=0.01), "the product and the ones that it is made of"
 
 
@@ -69,7 +68,7 @@ def test_a_slow_part_is_measured_with_few_rows():
         torch.ones(400, 400) @ torch.ones(400, 400 * 40 * num_rows)
         return torch.ones(1)
 
-    measure_part(lambda: slow, Setting(num_rows=1024))
+    measure_part(slow, Setting(num_rows=1024))
     assert max(asked) < 1024
 
 
@@ -89,14 +88,3 @@ def test_measuring_reads_one_layer_of_each_tower_at_a_time_and_loads_no_ray(mode
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[(0, 1), (1, 0)] False"
     assert "profiler" not in done.stderr, "torch's profiler stays silent"
-
-
-def test_each_replica_has_weights_of_its_own():
-    made = []
-
-    def make():
-        made.append(threading.get_ident())
-        return torch.ones
-
-    measure_part(make, Setting(num_rows=1, num_replicas=3))
-    assert len(made) == 4, "one to see how many rows fit, then three at once"

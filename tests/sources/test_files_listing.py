@@ -253,9 +253,9 @@ def test_file_urls_and_relative_paths_become_absolute(make_files, list_items, mo
     assert list_items("~/a folder")["a b.jpg"]["uri"] == f"{root}/a b.jpg"
 
 
-@pytest.mark.parametrize("path", ["http://host/a", "https://host/a", "az://c/a", "hdfs://h/a"])
+@pytest.mark.parametrize("path", ["http://host/a", "https://host/a", "ftp://c/a", "hdfs://h/a"])
 def test_other_schemes_are_refused_with_the_cure(list_items, path):
-    with pytest.raises(SourceError, match="a source is a local path, file://, s3:// or gs://"):
+    with pytest.raises(SourceError, match="a source is a local path, file://, s3://, gs:// or az://"):
         list_items(path)
 
 

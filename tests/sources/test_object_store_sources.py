@@ -14,6 +14,7 @@ from embedder.errors import SourceError
 from embedder.sources import objects, parquet_cells
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.patterns import glob_regex
+from shards.object_stores import explain
 
 
 def tar_bytes(*members):
@@ -67,9 +68,7 @@ def test_the_whole_bucket_and_a_single_object_are_sources(bucket, list_items):
 
 def test_a_missing_prefix_or_bucket_is_a_source_error(bucket, list_items):
     for path in ("s3://team/nothing", "s3://nobody/x", "s3://"):
-        with pytest.raises(
-            SourceError, match=r"no object or folder of this name|no such object or bucket|bucket is missing"
-        ):
+        with pytest.raises(SourceError, match=r"no object or folder of this name|no such bucket|bucket is missing"):
             list_items(path)
 
 
@@ -185,10 +184,9 @@ def test_answers_of_the_server_are_told_apart(bucket):
         (404, "FileNotFound", False), (403, "PermissionDenied", False), (400, "RequestRefused", False),
         (429, "NetworkError", True), (503, "NetworkError", True),
     ):  # fmt: skip
-        error = objects._from_answer(
-            "s3://team/a", f"Generic S3 error: Server returned non-2xx status code: {status} x"
-        )
-        assert (error.error_type, error.transient) == (error_type, transient)
+        answer = OSError(f"Generic S3 error: Server returned non-2xx status code: {status} x")
+        error = explain(answer, "s3://team/a")
+        assert (error.kind, error.transient) == (error_type, transient)
 
 
 def test_a_delta_table_in_a_bucket(bucket, list_items, tmp_path):

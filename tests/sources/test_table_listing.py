@@ -95,7 +95,7 @@ def test_uris_that_are_not_served_are_rejects_of_their_rows(tmp_path, list_items
     pq.write_table(pa.table({"id": ["x", "y"], "photo": [uri, "ok.jpg"]}), tmp_path / "t.parquet")
     rows = list_items(tmp_path / "t.parquet", columns={"id": "id", "image": "photo"})
     assert column(rows, "error_type") == ["UnsupportedUri", None]
-    assert "s3:// or gs://; download others first" in rows["x"]["error"]
+    assert "az://, without credentials; download others first" in rows["x"]["error"]
 
 
 def test_null_ids_null_pictures_and_blank_captions(tmp_path, list_items):

@@ -1,0 +1,32 @@
+"""Keep secrets out of what is written for others to read."""
+
+import os
+import re
+from collections.abc import Mapping
+
+MASK = "***"
+SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+PLACE_NAME = re.compile(r"_(PATH|FILE|DIR|URI|URL)$", re.IGNORECASE)  # where a secret lies is none
+MIN_SECRET_CHARACTERS = 8  # a shorter value would blank out words
+
+_USER_INFO = re.compile(r"(?<=://)[^/?#\s@]+@")
+_QUERY_VALUE = re.compile(
+    r"(?i)(?<=[?&;\s\"'])"
+    r"((?:[\w-]*(?:signature|secret|token|password|credential|api[_-]?key|access[_-]?key)[\w-]*|sig|key|pwd))"
+    r"=([^&\s\"']+)"
+)
+
+
+def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Replace what is secret: names and passwords in addresses, signatures and tokens, and values of the environment.
+
+    Args:
+        text: anything.
+        environment: variables whose names say that their values are secret; by default this process's.
+    """
+    for name, value in (os.environ if environment is None else environment).items():
+        is_secret = SECRET_NAME.search(name) and not PLACE_NAME.search(name)
+        if is_secret and len(value) >= MIN_SECRET_CHARACTERS:
+            text = text.replace(value, MASK)
+    text = _USER_INFO.sub(f"{MASK}@", text)
+    return _QUERY_VALUE.sub(rf"\1={MASK}", text)

@@ -1,0 +1,29 @@
+"""A run whose engine has ended, before anybody has decided what becomes of it."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from embedder.refresh.guards import Verdict
+from embedder.refresh.work import Work
+from embedder.run.execute import Outcome
+from embedder.store.layout import Current
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An engine's run, and what it was for.
+
+    Attributes:
+        outcome: what the engine measured.
+        work: what was to be done.
+        current: what is published.
+        retire: what the guard found in the listing.
+        retired: ids that leave the store.
+    """
+
+    outcome: Outcome
+    work: Work
+    current: Current | None
+    retire: Verdict
+    retired: pa.ChunkedArray

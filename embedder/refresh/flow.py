@@ -1,0 +1,132 @@
+"""The flow that `embed` and `refresh` share: list, compare, judge the listing, embed, judge the result, publish.
+
+Whatever is light comes first: a night without a change ends after the comparison, and has loaded nothing.
+"""
+
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+
+from embedder.config import RunConfig
+from embedder.errors import RunFailed
+from embedder.operations.operation import operation
+from embedder.refresh.ended import Ended
+from embedder.refresh.ending import end_run
+from embedder.refresh.guards import check_forced
+from embedder.refresh.inputs import as_of_now, open_inputs
+from embedder.refresh.judging import judge_listing, refusal
+from embedder.refresh.request import Request
+from embedder.refresh.work import Options, Work, outdated_by, plan_work
+from embedder.retrieval.indexing import keep_index
+from embedder.rows import carried_schema
+from embedder.run.diff import gone
+from embedder.run.execute import execute
+from embedder.run.int8 import check_int8
+from embedder.run.known import NOTHING_FINISHED, published_items
+from embedder.run.report import Report
+from embedder.run.reporting import idle_report
+from embedder.run.watcher import Watcher
+from embedder.store.binding import bind_store, check_writable
+from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
+from embedder.store.lock import write_lock
+from embedder.store.publish import NO_IDS, finish_publication
+from embedder.store.purged import without_purged
+from embedder.store.runs import finished_items, start_run
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.tables import RecordTable
+
+
+def refresh(config: RunConfig, watcher: Watcher, options: Options) -> Report:
+    """Bring the store to what the sources hold: new, changed, deleted since last time; then the index.
+
+    Args:
+        config: the run; `model`, `store` and at least one source must be set.
+        watcher: is told what happens.
+        options: limits, retries, overridden guards.
+
+    Raises:
+        ConfigError, SourceError, StoreError: as `embedder.embed.embed`; another model is no mistake here.
+        RunFailed: a signal came, or a guard refused the listing or what would have been published.
+    """
+    return run_flow(config, watcher, replace(options, kind="refresh"))
+
+
+def run_flow(config: RunConfig, watcher: Watcher, options: Options) -> Report:
+    """Do what `embed` or `refresh` promises, and tell the operators."""
+    started_s = time.time()
+    with operation(config, options.kind, watcher) as operators:
+        check_forced(options.forced)
+        inputs = open_inputs(config, may_be_empty=options.may_change)
+        if read_current(inputs.files) is None:
+            check_int8(config, inputs.model)  # before a store is made
+        with write_lock(inputs.files, operators.say):
+            report = _run_locked(Request(as_of_now(inputs), options, operators, started_s))
+        operators.reported(report)
+        return report
+
+
+def _run_locked(request: Request) -> Report:
+    inputs, options = request.inputs, request.options
+    config, files = inputs.config, inputs.files
+    served = _settle(request)
+    listing, num_purged = without_purged(inputs.listing, files)
+    current = read_current(files)
+    published = published_items(files, current)
+    outdated = outdated_by(served, inputs.info) if current is not None else None
+    work = plan_work(config, options, listing, published, NOTHING_FINISHED, outdated)
+    retire = judge_listing(work, published, config, options)
+    idle = idle_report(options.kind, work.difference.num_unchanged, request.started_s)
+    if (reason := refusal([retire])) is not None:
+        request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": (retire.model_dump(),)}))
+        raise RunFailed(reason)
+    if current is not None and work.is_nothing:
+        return idle
+    carryover = _check_columns(request, is_first=current is None)
+    run = start_run(files, inputs.info, carryover)
+    request.watcher.begun(run)
+    finished = finished_items(run)
+    if finished.num_rows:
+        work = plan_work(config, options, listing, published, finished, outdated)
+    request.watcher.say(describe(work) + (f"; {num_purged:,} purged and left out" if num_purged else ""))
+    chosen = work.difference.first(options.limit).to_embed
+    outcome = execute(config, inputs.model, inputs.plan, run, chosen, request.watcher, request.stop_at_s)
+    retired = _retired_ids(listing, work, finished) if options.may_change else NO_IDS
+    return end_run(request, Ended(outcome, work, current, retire, retired))
+
+
+def _settle(request: Request) -> StoreInfo:
+    """Bring a publication that was cut off to its end; then say whose vectors the store serves."""
+    files, say = request.inputs.files, request.watcher.say
+    bound = read_record(files, STORE_FILE, StoreInfo)
+    if bound is not None:
+        check_writable(files, bound)
+        if finish_publication(files, lambda version, model: keep_index(files, version, model, say)):
+            say("the last publication was cut off; now it is whole")
+    return bind_store(files, request.inputs.info, may_change=request.options.may_change)
+
+
+def _check_columns(request: Request, *, is_first: bool) -> pa.Schema:
+    """The carried columns, which must be the table's; an empty listing has none and is left alone."""
+    inputs = request.inputs
+    if not is_first:
+        check_int8(inputs.config, inputs.model)
+    carryover = carried_schema(inputs.listing.schema)
+    if inputs.listing.num_rows:
+        RecordTable(inputs.files, "embeddings").check_schema(with_carryover(EMBEDDINGS, carryover))
+    return carryover
+
+
+def _retired_ids(listing: pa.Table, work: Work, finished: pa.Table) -> pa.ChunkedArray:
+    """Items that leave the store, and those that the run had finished before they went."""
+    finished_and_gone = gone(listing, finished)["item_id"]
+    return pa.chunked_array([*work.retired["item_id"].chunks, *finished_and_gone.chunks], pa.string())
+
+
+def describe(work: Work) -> str:
+    """What is to be done, in one line."""
+    difference = work.difference
+    parts = [f"{num:,} {reason}" for reason, num in difference.reasons.items()]
+    if work.retired.num_rows:
+        parts.append(f"{work.retired.num_rows:,} gone")
+    return ", ".join([*parts, f"{difference.num_unchanged:,} unchanged or finished before"])

@@ -1,0 +1,58 @@
+"""What a run's journal adds up to, each item counted once."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.store.journal import JournalEntry, read_finished
+from embedder.store.runs import Run
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the sessions of a run finished.
+
+    Attributes:
+        entries: the journal, read once.
+        whole: items with records and rows of their own: `item_id`, `session`, `num_vectors`.
+        num_items: embedded or rejected.
+        num_rejected: of those, and `num_stale` of them keep published vectors.
+        num_equal: items whose content is as it was published.
+        num_vectors: new rows of embeddings.
+        num_here: items that this session finished.
+    """
+
+    entries: list[JournalEntry]
+    whole: pa.Table
+    num_items: int
+    num_rejected: int
+    num_stale: int
+    num_equal: int
+    num_vectors: int
+    num_here: int
+
+
+def count_run(run: Run, left_out: pa.ChunkedArray) -> Counts:
+    """Count what a run finished, without the items that have left the sources since."""
+    entries = run.entries()
+    finished = read_finished(run.files, entries, ["state", "stale"])
+    whole = finished.whole
+    whole = whole.filter(pc.invert(pc.is_in(whole["item_id"], value_set=left_out.combine_chunks())))
+    facts = finished.records.select(["item_id", "session", "state", "stale"])
+    facts = facts.join(whole, ["item_id", "session"], join_type="inner")
+    is_embedded = pc.equal(facts["state"], "embedded")
+    return Counts(
+        entries=entries,
+        whole=whole.filter(pc.invert(whole["kept"])),
+        num_items=facts.num_rows,
+        num_rejected=facts.num_rows - _num_true(is_embedded),
+        num_stale=_num_true(facts["stale"]),
+        num_equal=_num_true(pc.and_(is_embedded, facts["kept"])),
+        num_vectors=pc.sum(facts.filter(pc.invert(facts["kept"]))["num_vectors"]).as_py() or 0,
+        num_here=_num_true(pc.equal(facts["session"], run.session)),
+    )
+
+
+def _num_true(column: pa.ChunkedArray) -> int:
+    return pc.sum(column).as_py() or 0

@@ -1,0 +1,96 @@
+"""Choose the engine, make it ready, and run the job on it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from embedder.config import RunConfig
+from embedder.rows import carried_schema
+from embedder.run import machine
+from embedder.run.cpu_use import CpuUse
+from embedder.run.engine import Choice, choose_engine
+from embedder.run.job import Job, Model, bytes_per_row, plan_job, rows_per_batch
+from embedder.run.monitor import RunMonitor
+from embedder.run.resources import Available, describe_limits, object_store_bytes
+from embedder.run.stopping import stop_at, stop_on_signals
+from embedder.run.watcher import Watcher
+from embedder.store.runs import Run
+from shards.plan import ShardPlan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine's run came to, beside its journal."""
+
+    job: Job
+    available: Available
+    choice: Choice
+    wall_s: float
+    peak_memory_bytes: int
+    cpu_use: CpuUse
+    out_of_time: bool
+    """Whether it was stopped because its time was up."""
+
+
+def execute(
+    config: RunConfig,
+    model: Model,
+    plan: ShardPlan,
+    run: Run,
+    to_embed: pa.Table,
+    watcher: Watcher,
+    stop_at_s: float | None = None,
+) -> Outcome:
+    """Run the job on the engine that suits it; with nothing to embed, only describe it.
+
+    Args:
+        config: the run.
+        model: its model.
+        plan: the cut.
+        run: where the work is journaled.
+        to_embed: listed items.
+        watcher: is told what happens.
+        stop_at_s: Unix time at which no further items are begun.
+    """
+    choice = choose_engine(config, plan, to_embed.num_rows, machine.num_cpus())
+    if to_embed.num_rows == 0:
+        choice = Choice("local", "nothing to embed")
+    watcher.say(f"engine {choice.engine}: {choice.reason}")
+    begun_s = time.perf_counter()
+    store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
+    with _engine(choice.engine, config, store_bytes) as (available, run_job):
+        job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
+        if limits := describe_limits(config, job.allocation):
+            watcher.say(limits)
+        with (
+            stop_on_signals(run, watcher.say),
+            stop_at(run, stop_at_s, watcher.say) as time_up,
+            watcher.progress(to_embed.num_rows) as on_progress,
+            RunMonitor(run, on_progress) as monitor,
+        ):
+            if to_embed.num_rows:
+                run_job([to_embed], job)
+    wall_s = time.perf_counter() - begun_s
+    return Outcome(job, available, choice, wall_s, monitor.peak_memory_bytes, monitor.cpu_use, time_up.is_set())
+
+
+RunJob = Callable[[list[pa.Table], Job], None]
+
+
+@contextmanager
+def _engine(name: str, config: RunConfig, store_bytes: int) -> Iterator[tuple[Available, RunJob]]:
+    """Make an engine ready: what it has, and the function that runs a job on it."""
+    if name == "local":
+        from embedder.local import embed_locally
+
+        yield Available(num_cpus=machine.num_cpus()), embed_locally
+        return
+    from embedder.run.ray_session import ray_session
+
+    with ray_session(config.ray_address, config.no_progress_timeout_s, store_bytes) as available:
+        from embedder.pipeline import embed_on_ray
+
+        yield available, embed_on_ray

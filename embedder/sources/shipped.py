@@ -1,0 +1,18 @@
+"""The emoji that ship with the package, as a source: for the demo, and where a run's own items are not at hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+
+from embedder.config import SourceConfig
+
+
+@contextmanager
+def shipped_source(carryover: tuple[str, ...] = ()) -> Iterator[SourceConfig]:
+    """The shipped pictures with their captions; they are there as long as the block runs.
+
+    Args:
+        carryover: columns copied untouched into the embeddings table.
+    """
+    with as_file(files("embedder") / "demo_data" / "noto.tar") as tar:
+        yield SourceConfig(path=str(tar), kind="webdataset", carryover=carryover)

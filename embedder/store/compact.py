@@ -1,0 +1,121 @@
+"""Many small part files become few larger ones; no row changes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.journal import Part
+from embedder.store.layout import Current, Published, RunInfo
+from embedder.store.maintenance import Say, begin, parts_at, publish_files, table_at, writable
+from embedder.store.parts import rewritten_name, store_part
+from embedder.store.runs import unfinished_runs
+
+MIN_SAVED = 32
+"""Files fewer, over both tables, from which a nightly run compacts: below, rewriting costs more than it saves."""
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """How large a part file shall become; a group of this size stands in memory while it is rewritten.
+
+    Larger files make reading faster and nightly changes dearer: a changed row rewrites its whole file.
+    """
+
+    num_rows: int = 50_000
+    size_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What a compaction did to one table."""
+
+    table: str
+    num_files_before: int
+    num_files_after: int
+    bytes_rewritten: int
+
+
+def plan_groups(parts: Iterable[Part], target: PartTarget) -> list[list[Part]]:
+    """Which files are put together: neighbours by name, so by age, none of them more than half of the target; pure.
+
+    Files of more than half are left as they are, so that what was rewritten once is not rewritten every night.
+    """
+    groups: list[list[Part]] = []
+    rows = size_bytes = 0
+    for part in sorted(parts, key=lambda each: each.path):
+        if part.num_rows * 2 > target.num_rows or part.size_bytes * 2 > target.size_bytes:
+            continue
+        rows, size_bytes = rows + part.num_rows, size_bytes + part.size_bytes
+        if not groups or rows > target.num_rows or size_bytes > target.size_bytes:
+            groups.append([])
+            rows, size_bytes = part.num_rows, part.size_bytes
+        groups[-1].append(part)
+    return [group for group in groups if len(group) > 1]
+
+
+def compact(files: StoreFiles, target: PartTarget, say: Say) -> tuple[Published | None, list[Compaction]]:
+    """Put small part files together and publish the same rows as a new version, with the same index.
+
+    Args:
+        files: the store, held by the write lock.
+        target: size of the new files.
+        say: is told what happens.
+
+    Returns:
+        The new publication, none where nothing was to be done; and what happened to each table.
+
+    Raises:
+        StoreError: a run is not finished: what it embedded would be given up.
+    """
+    return _compact(files, target, say, min_saved=1)
+
+
+def compact_if_needed(files: StoreFiles, say: Say, target: PartTarget | None = None) -> Published | None:
+    """After a run has published, under its lock: compact where that saves many files."""
+    return _compact(files, target or PartTarget(), say, min_saved=MIN_SAVED)[0]
+
+
+def _compact(
+    files: StoreFiles, target: PartTarget, say: Say, min_saved: int
+) -> tuple[Published | None, list[Compaction]]:
+    current = writable(files)
+    parts = parts_at(files, current)
+    groups = {name: plan_groups(parts[name], target) for name in parts}
+    done = [_compaction(name, parts[name], groups[name]) for name in parts]
+    num_saved = sum(each.num_files_before - each.num_files_after for each in done)
+    if num_saved < min_saved:
+        return None, done
+    for run in unfinished_runs(files):
+        raise StoreError(
+            f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
+            "finish it first (the same command goes on)"
+        )
+    say(f"compacting: {num_saved:,} part files fewer")
+    operation = begin(files, "compaction", current)
+    wanted = {name: _merged(files, operation, current, name, parts[name], groups[name]) for name in parts}
+    # The index knows rows by (item_id, segment), not by file, so it stays true.
+    return publish_files(files, operation, current, wanted, lambda candidate: candidate.index), done
+
+
+def _compaction(name: str, parts: list[Part], groups: list[list[Part]]) -> Compaction:
+    rewritten = [part for group in groups for part in group]
+    return Compaction(
+        table=name,
+        num_files_before=len(parts),
+        num_files_after=len(parts) - len(rewritten) + len(groups),
+        bytes_rewritten=sum(part.size_bytes for part in rewritten),
+    )
+
+
+def _merged(
+    files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[Part], groups: list[list[Part]]
+) -> list[Part]:
+    table = table_at(files, name, current)
+    gone = {part.path for group in groups for part in group}
+    new = []
+    for group in groups:
+        paths = [part.path for part in group]
+        content = table.read(paths=paths)
+        new.append(store_part(files, name, rewritten_name(run.run_id, "compact", paths), content, session=""))
+    return [*(part for part in parts if part.path not in gone), *new]

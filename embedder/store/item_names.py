@@ -1,0 +1,85 @@
+"""Where a text names an item: exactly, so that one item's purge neither misses it nor takes another's name for it."""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+GONE = "[purged]"
+MIN_TEXT_LENGTH = 4
+MIN_NUMBER_LENGTH = 6
+
+# A name ends where no letter, digit, dot or dash goes on: `a.jpg` is neither in `aa.jpg` nor in `a.jpg.png`, but it is
+# in `/pictures/a.jpg: broken` and at the end of a sentence.
+_BEFORE, _AFTER = r"(?<![\w.\-])", r"(?![\w/\-]|\.\w)"
+
+
+class ItemNames:
+    """Ids and URIs of some items, to be found in other texts."""
+
+    def __init__(self, ids: Collection[str], uris: Collection[str] = ()) -> None:
+        """Prepare the search.
+
+        Args:
+            ids: of the items.
+            uris: under which they were read; an error message may say these instead.
+        """
+        self.ids = frozenset(ids)
+        self.exact = self.ids | frozenset(uris)
+        loose = sorted(filter(_is_telling, self.exact), key=len, reverse=True)
+        quoted = [f"{quote}{name}{quote}" for name in self.exact - set(loose) for quote in "'\"`"]
+        patterns = [_BEFORE + re.escape(name) + _AFTER for name in loose] + [re.escape(name) for name in quoted]
+        self._pattern = re.compile("|".join(patterns) or r"(?!)")
+
+    def are_in(self, value: Any) -> bool:
+        """Whether a text, or any text in nested lists and objects, names one of the items.
+
+        Short names and numbers (`7`, `red`) count only where they are the whole text or stand in quotes: elsewhere
+        they are mostly somebody else's.
+        """
+        return any(text in self.exact or self._pattern.search(text) is not None for text in texts_in(value))
+
+    def removed_from(self, value: Any) -> Any:
+        """The value with `[purged]` in the place of each name."""
+        return map_texts(value, lambda text: GONE if text in self.exact else self._pattern.sub(GONE, text))
+
+
+def _is_telling(name: str) -> bool:
+    return len(name) >= (MIN_NUMBER_LENGTH if name.isdigit() else MIN_TEXT_LENGTH)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a value as JSON has them, keys included; a text that is JSON itself is opened."""
+    if isinstance(value, str):
+        yield value
+        yield from texts_in(_opened(value))
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield str(key)
+            yield from texts_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_in(each)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with each text changed; one that is JSON itself stays JSON."""
+    if isinstance(value, str):
+        inner = _opened(value)
+        changed = change(value)
+        return changed if inner is None or changed == GONE else json.dumps(map_texts(inner, change))
+    if isinstance(value, dict):
+        return {change(key): map_texts(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(each, change) for each in value]
+    return value
+
+
+def _opened(text: str) -> Any:
+    """What a text holds that is a JSON object or list."""
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

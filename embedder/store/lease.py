@@ -1,0 +1,246 @@
+"""The lock of a store in a bucket: an object that its holder writes anew every few seconds, each time on condition.
+
+A lock file in a bucket does not go away with its process, and the clocks of other machines are not to be trusted. So
+who finds a lock watches it: a holder that lives changes it within its lease; one that does not for so long, by the
+watcher's own clock, is dead, and its lock is taken over by a write on condition that it still is the same. Whoever was
+only asleep finds its next write refused and stops before it publishes.
+
+Source: leases and fencing as in C. Gray and D. Cheriton, "Leases" (SOSP 1989); conditional writes as S3 defines them.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from embedder.errors import RunFailed, StoreError
+from embedder.store.files import StoreFiles, Tag, WriteConflict
+from embedder.store.layout import CURRENT_FILE, utc_now
+from embedder.store.problems import StoreUnavailable
+
+LOCK_FILE = ".lock"
+LEASE_S = 60.0
+BEATS_PER_LEASE = 6
+
+Say = Callable[[str], None]
+
+
+class LeaseLost(RunFailed):
+    """Another run has taken the store over; this one has published nothing since."""
+
+
+class Lease:
+    """That this process holds a store's lock; what is published goes through here.
+
+    Attributes:
+        lost: another process has taken the lock; whoever works should stop.
+    """
+
+    lost = False
+
+    def __init__(self, files: StoreFiles) -> None:
+        self.files = files
+        self._current: Tag | None = None
+
+    def begin(self) -> None:
+        """Look at what is published, once nobody else can publish."""
+        try:
+            self._current = self.files.read_tagged(CURRENT_FILE)[1]
+        except FileNotFoundError:
+            self._current = None
+
+    def confirm(self) -> None:
+        """Make sure that the lock still is ours; before every commit.
+
+        Raises:
+            LeaseLost: it is not.
+        """
+
+    def swap_current(self, data: bytes) -> None:
+        """Replace CURRENT.json, if it still is what it was when the lock was taken.
+
+        Raises:
+            LeaseLost: somebody else published meanwhile, or holds the lock.
+        """
+        self.confirm()
+        try:
+            self._current = self.files.replace(CURRENT_FILE, data, self._current)
+        except WriteConflict:
+            raise LeaseLost(
+                f"store {self.files.address}: another run published while this one held the lock; nothing of this one "
+                "is published: run the same command again"
+            ) from None
+
+    def release(self) -> None:
+        """Let others in."""
+
+
+class BucketLease(Lease):
+    """The lock object of a store in a bucket, written anew by a thread as long as this is held."""
+
+    def __init__(self, files: StoreFiles, say: Say) -> None:
+        """Take the lock.
+
+        Raises:
+            StoreError: another run holds it.
+        """
+        super().__init__(files)
+        self.lease_s = _lease_s()
+        self._holder: dict[str, Any] = {
+            "token": secrets.token_hex(8),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": utc_now().isoformat(timespec="seconds"),
+            "lease_s": self.lease_s,
+            "beat": 0,
+        }
+        self._guard = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._tag = self._take(say)
+
+    def begin(self) -> None:
+        """Keep the lock alive from now on.
+
+        Raises:
+            StoreError: the server overlooks the conditions of writes.
+        """
+        self._thread.start()
+        self._check_conditions()
+        super().begin()
+
+    def confirm(self) -> None:
+        """Write the lock anew; refused where it is no longer ours."""
+        with self._guard:
+            self._holder["beat"] += 1
+            try:
+                self._tag = self.files.replace(LOCK_FILE, _bytes(self._holder), self._tag)
+            except WriteConflict:
+                self.lost = True
+        if self.lost:
+            raise LeaseLost(
+                f"store {self.files.address}: this run was silent for more than {self.lease_s:g} s, and another one "
+                f"took the store over ({describe(read_holder(self.files))}); nothing of this one is published since: "
+                "its finished part is kept, and the same command goes on"
+            )
+
+    def release(self) -> None:
+        """Say that nobody holds it; where that fails, the lock is stale after its lease."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.lost:
+            return
+        try:
+            self.files.replace(LOCK_FILE, _bytes({"released": utc_now().isoformat(timespec="seconds")}), self._tag)
+        except (WriteConflict, StoreError, StoreUnavailable):
+            return
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self.lease_s / BEATS_PER_LEASE):
+            try:
+                self.confirm()
+            except LeaseLost:
+                return
+            except (StoreError, StoreUnavailable):
+                continue  # a server that is away now may be back before anybody has watched for a whole lease
+
+    def _take(self, say: Say) -> Tag:
+        data = _bytes(self._holder)
+        try:
+            return self.files.replace(LOCK_FILE, data, None)
+        except WriteConflict:
+            found, tag = self.files.read_tagged(LOCK_FILE)
+        holder = _parse(found)
+        if holder.get("token") not in (None, self._holder["token"]):
+            tag = self._watch(holder, tag, say)
+        try:
+            return self.files.replace(LOCK_FILE, data, tag)
+        except WriteConflict:
+            raise _held(self.files, read_holder(self.files)) from None
+
+    def _watch(self, holder: dict[str, Any], tag: Tag, say: Say) -> Tag:
+        """Return the version to replace once the holder has been silent for its lease, or has let go.
+
+        Raises:
+            StoreError: it lives.
+        """
+        lease_s = float(holder.get("lease_s", LEASE_S))
+        say(f"the store is locked by {describe(holder)}; watching for {lease_s:g} s whether that run lives")
+        began_s = clock_s()
+        while clock_s() - began_s < lease_s:
+            time.sleep(lease_s / (4 * BEATS_PER_LEASE))
+            found, now = self.files.read_tagged(LOCK_FILE)
+            if now != tag and "token" in _parse(found):
+                raise _held(self.files, _parse(found))
+            if now != tag:
+                return now
+        say("it does not; taking the store over")
+        return tag
+
+    def _check_conditions(self) -> None:
+        """A server that overlooks the conditions would let two runs in: better none."""
+        if not self.files.create(LOCK_FILE, b"{}"):
+            if not self.files.address.startswith("s3://"):
+                return  # Google compares generations, and has done so from the beginning
+            try:
+                self.files.replace(LOCK_FILE, b"{}", {"e_tag": f'"{"0" * 32}"'})
+            except WriteConflict:
+                return
+        raise StoreError(
+            f"store {self.files.address}: its server overlooks If-Match or If-None-Match, so two runs could publish at "
+            "once; keep the store on a server with conditional writes (S3, MinIO, R2), or on a disk"
+        )
+
+
+def clock_s() -> float:
+    """A clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def read_holder(files: StoreFiles) -> dict[str, Any]:
+    """What the lock says of its holder; empty where nobody ever held it."""
+    try:
+        return _parse(files.read(LOCK_FILE))
+    except FileNotFoundError:
+        return {}
+
+
+def describe(holder: dict[str, Any]) -> str:
+    """Who holds it, since when."""
+    if "token" not in holder and "pid" not in holder:
+        return "unknown"
+    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+
+
+def _held(files: StoreFiles, holder: dict[str, Any]) -> StoreError:
+    return StoreError(
+        f"store {files.address}: another run is writing to it ({describe(holder)}); wait for it to end, or stop it"
+    )
+
+
+def _lease_s() -> float:
+    text = os.environ.get("EMBEDDER_LEASE_S", str(LEASE_S))
+    try:
+        lease_s = float(text)
+    except ValueError:
+        lease_s = 0.0
+    if lease_s <= 0:
+        raise StoreError(f"EMBEDDER_LEASE_S is {text!r}; write seconds above 0, or leave it out for {LEASE_S:g}")
+    return lease_s
+
+
+def _bytes(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,63 @@
+"""Which items were purged: remembered as keyed hashes, so that a later run leaves them out and the store names none."""
+
+import hashlib
+import secrets
+from collections.abc import Collection
+from datetime import datetime
+
+import pyarrow as pa
+from pydantic import Field
+
+from embedder.store.files import StoreFiles
+from embedder.store.layout import Record, read_record, utc_now, write_record
+
+PURGED_FILE = "purged.json"
+
+
+class PurgedIds(Record):
+    """`purged.json`: hashes under a key of the store's own, so that two stores' lists can't be compared."""
+
+    key: str = Field(description="32 random bytes, in hex")
+    hashes: dict[str, datetime] = Field(description="hash of an item_id -> when it was purged")
+
+    def hash_of(self, item_id: str) -> str:
+        """BLAKE2b-128 of the id under the store's key, in hex."""
+        return hashlib.blake2b(item_id.encode(), key=bytes.fromhex(self.key), digest_size=16).hexdigest()
+
+
+def read_purged(files: StoreFiles) -> PurgedIds:
+    """What the store remembers; nothing, with a fresh key, before the first purge."""
+    return read_record(files, PURGED_FILE, PurgedIds) or PurgedIds(key=secrets.token_hex(32), hashes={})
+
+
+def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
+    """Leave these items out from now on."""
+    known = read_purged(files)
+    now = utc_now()
+    new = {known.hash_of(item_id): now for item_id in item_ids}
+    write_record(files, PURGED_FILE, known.model_copy(update={"hashes": new | known.hashes}))
+
+
+def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
+    """Forget that these items were purged, so that the next run embeds them; returns how many of them were."""
+    known = read_purged(files)
+    forgotten = {known.hash_of(item_id) for item_id in item_ids} & known.hashes.keys()
+    if forgotten:
+        rest = {digest: time for digest, time in known.hashes.items() if digest not in forgotten}
+        write_record(files, PURGED_FILE, known.model_copy(update={"hashes": rest}))
+    return len(forgotten)
+
+
+def without_purged(listing: pa.Table, files: StoreFiles) -> tuple[pa.Table, int]:
+    """A listing without the items that were purged, and how many that were.
+
+    Args:
+        listing: listed items, by `item_id`.
+        files: the store.
+    """
+    known = read_purged(files)
+    if not known.hashes:
+        return listing, 0
+    stays = [known.hash_of(item_id) not in known.hashes for item_id in listing["item_id"].to_pylist()]
+    num_left_out = len(stays) - sum(stays)
+    return (listing.filter(pa.array(stays, pa.bool_())) if num_left_out else listing), num_left_out

@@ -1,0 +1,52 @@
+"""Finished rows -> one record an item: its state, and whether its own rows or the published ones stand from now on."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# What a listing may say of items that are published already; rows carry it through all steps.
+KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Item records of one part: those whose rows stand beside them, and those whose published rows stay."""
+
+    own: pa.Table
+    kept: pa.Table
+
+
+def split_records(rows: pa.Table) -> Records:
+    """Decide, for each item whose last row is here (the row that knows `num_vectors`), which rows stand.
+
+    The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
+    whole any more, or one that had some can't be embedded at all: such an item is `stale`.
+
+    Args:
+        rows: finished rows (`embedder.rows`); where they have them, with `known_version` (content of the published
+            rows, null where those were not whole) and `known_vectors` (their number).
+
+    Returns:
+        Rows with `state` and `stale`; of kept ones `num_vectors` and `content_version` are the published ones.
+    """
+    rows = rows.filter(pc.is_valid(rows["num_vectors"]))
+    is_reject = pc.is_valid(rows["error_type"])
+    version, num_published = (_optional(rows, name, kind) for name, kind in KNOWN_COLUMNS.items())
+    num_published = pc.fill_null(num_published, 0)
+    has_more = pc.or_(pc.is_valid(version), pc.equal(rows["num_vectors"], 0))
+    stale = pc.and_(is_reject, pc.and_(pc.greater(num_published, 0), has_more))
+    kept = pc.or_(stale, pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False))
+    values = {
+        "num_vectors": pc.if_else(kept, num_published, rows["num_vectors"]),
+        "content_version": pc.if_else(kept, pc.coalesce(version, rows["content_version"]), rows["content_version"]),
+        "state": pc.if_else(is_reject, "rejected", "embedded"),
+        "stale": stale,
+    }
+    for name, column in values.items():
+        rows = (rows.drop_columns([name]) if name in rows.schema.names else rows).append_column(name, column)
+    return Records(own=rows.filter(pc.invert(kept)), kept=rows.filter(kept))
+
+
+def _optional(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows, kind)

@@ -1,0 +1,76 @@
+"""The last step of whatever publishes: the run's record, CURRENT.json, and store.json, which follows it."""
+
+import pyarrow.compute as pc
+
+from embedder.store.binding import served_info
+from embedder.store.files import StoreFiles
+from embedder.store.layout import (
+    PUBLISHED_FILE,
+    STORE_FILE,
+    Current,
+    Kind,
+    Published,
+    StoreInfo,
+    read_current,
+    read_record,
+    run_file,
+    write_record,
+)
+from embedder.store.lock import write_current
+from embedder.store.tables import RecordTable
+
+
+def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
+    """Make `current` what readers see.
+
+    Its record stands in the run's folder before readers see it, so that history has no gap. A crash after the swap
+    leaves store.json behind; the next writer brings it up to date, and readers take CURRENT.json's word.
+
+    Args:
+        files: the store, held by the write lock.
+        current: versions that are committed, and whose model they are of.
+        kind: what publishes.
+
+    Returns:
+        The record, with what the tables hold.
+
+    Raises:
+        LeaseLost: another run has taken the store over; readers see what they saw.
+    """
+    before = read_current(files)
+    if before is not None:
+        previous = before.run_id if before.run_id != current.run_id else before.previous
+        current = current.model_copy(update={"previous": previous})
+    record = Published(**current.model_dump(), kind=kind, **_counts(files, current))
+    files.confirm_lease()
+    write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
+    write_current(files, current)
+    info = read_record(files, STORE_FILE, StoreInfo)
+    if info is not None and (served := served_info(info, current)) != info:
+        write_record(files, STORE_FILE, served)
+    return record
+
+
+def swap_index(files: StoreFiles, number: int) -> None:
+    """Give what is published another index; it stays the same publication."""
+    current = read_current(files)
+    if current is None:
+        return
+    update = {"index": number}
+    path = run_file(current.run_id, PUBLISHED_FILE)
+    record = read_record(files, path, Published)
+    if record is not None:
+        write_record(files, path, record.model_copy(update=update))
+    write_current(files, current.model_copy(update=update))
+
+
+def _counts(files: StoreFiles, current: Current) -> dict[str, int]:
+    """What the tables of a publication hold; the states are read file by file."""
+    items = RecordTable(files, "items", current.items) if current.items >= 0 else None
+    embeddings = RecordTable(files, "embeddings", current.embeddings) if current.embeddings >= 0 else None
+    states = (items.read(["state"], [path])["state"] for path in items.paths()) if items else ()
+    return {
+        "num_items": items.num_rows() if items else 0,
+        "num_vectors": embeddings.num_rows() if embeddings else 0,
+        "num_rejected": sum(pc.sum(pc.equal(state, "rejected")).as_py() or 0 for state in states),
+    }

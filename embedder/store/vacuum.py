@@ -1,0 +1,127 @@
+"""Delete what no reader and no writer needs any more; what is published is never touched."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.history import part_files, publications, readable
+from embedder.store.layout import Current, Published, utc_now
+from embedder.store.maintenance import writable
+from embedder.store.publish import ORDER_FILE, RETIRED_FILE
+from embedder.store.runs import run_time, unfinished_runs
+from embedder.store.schema import TABLES
+from embedder.store.tables import RecordTable
+
+_PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
+_JOURNAL = re.compile(rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{re.escape(ORDER_FILE)}|{re.escape(RETIRED_FILE)})")
+_INDEX = re.compile(r"index/(?P<number>\d{6,})/.+")
+
+
+@dataclass(frozen=True)
+class Vacuumed:
+    """What was deleted, or would be.
+
+    Attributes:
+        deleted: the files, relative to the store.
+        kept: run ids of the publications that stay readable.
+    """
+
+    deleted: tuple[FileInfo, ...]
+    kept: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the deleted files."""
+        return sum(info.size_bytes for info in self.deleted)
+
+
+def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
+    """Delete part files, journals and index versions that no publication worth keeping needs.
+
+    Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes.
+
+    Args:
+        files: the store, held by the write lock.
+        keep_days: a publication stays readable for as long after another took its place.
+        keep_versions: so many of the newest publications stay, however old.
+        dry_run: say what would go, and delete nothing.
+
+    Raises:
+        StoreError: there is no store, nothing is published, it is of an older format, or a record is damaged.
+    """
+    current = writable(files)
+    kept = kept_publications(publications(files), utc_now(), timedelta(days=keep_days), keep_versions)
+    whole = readable(files, kept)
+    versions: list[Current] = [current, *(record for record in kept if record.run_id in whole)]
+    unfinished = {run.run_id for run in unfinished_runs(files)}
+    doomed = [
+        *_parts(files, versions, unfinished),
+        *_journals(files, unfinished),
+        *_indexes(files, versions),
+    ]
+    if not dry_run:
+        files.confirm_lease()
+        for info in doomed:
+            files.delete(info.path)
+    return Vacuumed(tuple(doomed), tuple(sorted({version.run_id for version in versions})))
+
+
+def kept_publications(
+    history: Sequence[Published], now: datetime, grace: timedelta, keep_versions: int
+) -> list[Published]:
+    """Which publications stay readable: the newest few, and those that readers may have open; pure.
+
+    A reader may have opened a version up to the moment when the next one took its place, so the grace counts from
+    there. A clock set back makes times too early, never too late: a publication counts as no older than those before
+    it, and run ids go on rising whatever the clock says.
+    """
+    kept = list(history[-max(1, keep_versions) :])
+    latest = datetime.min.replace(tzinfo=now.tzinfo)
+    replaced_at = []
+    for record in history:
+        latest = max(latest, record.published_at, run_time(record.run_id) or latest)
+        replaced_at.append(latest)
+    for record, replaced in zip(history, replaced_at[1:], strict=False):
+        if grace and record not in kept and replaced > now - grace:
+            kept.append(record)
+    return kept
+
+
+def _parts(files: StoreFiles, versions: Sequence[Current], unfinished: set[str]) -> list[FileInfo]:
+    doomed = []
+    for name in TABLES:
+        needed = set(RecordTable(files, name).paths())  # the newest version, which other Delta readers open
+        for version in versions:
+            number = getattr(version, name)
+            needed |= set(RecordTable(files, name, number).paths()) if number >= 0 else set()
+        for path, size_bytes in part_files(files, name).items():
+            match = _PART.fullmatch(path)
+            if match and path not in needed and match["run_id"] not in unfinished:
+                doomed.append(FileInfo(f"{name}/{path}", size_bytes))
+    return doomed
+
+
+def _journals(files: StoreFiles, unfinished: set[str]) -> list[FileInfo]:
+    """Journals of runs that ended: what they say stands in the tables, or is given up."""
+    matches = ((info, _JOURNAL.fullmatch(info.path)) for info in files.list("runs"))
+    return [info for info, match in matches if match and match["run_id"] not in unfinished]
+
+
+def _indexes(files: StoreFiles, versions: Sequence[Current]) -> list[FileInfo]:
+    """Index versions of no kept publication; the manifest first, without which the rest is no version.
+
+    A publication may have had several indexes one after the other, any of which a reader may be about to open.
+    """
+    infos = [(info, match) for info in files.list("index") if (match := _INDEX.fullmatch(info.path))]
+    needed = {version.index for version in versions}
+    tables = {version.embeddings for version in versions}
+    needed |= {
+        int(match["number"])
+        for info, match in infos
+        if info.path.endswith("/manifest.json") and json.loads(files.read(info.path))["embeddings_version"] in tables
+    }
+    doomed = [info for info, match in infos if int(match["number"]) not in needed]
+    return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))

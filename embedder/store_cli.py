@@ -1,0 +1,105 @@
+"""The commands that look after a store: its history, going back, and what may be deleted."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embedder import store_commands
+from embedder.cli_options import AsJson, ConfigFile, Settings, StoreUri, print_result
+from embedder.config import load_config
+from embedder.errors import ConfigError
+from embedder.store.files import StoreFiles
+
+RunId = Annotated[str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; the one before else.")]
+
+
+def history(
+    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
+) -> None:
+    """List what was published, and what of it can still be read."""
+    print_result(as_json, store_commands.history(_files(config, store, settings)))
+
+
+def rollback(
+    run_id: RunId = None,
+    store: StoreUri = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish again what an earlier run published, with its model and its index."""
+    print_result(as_json, store_commands.rollback(_files(config, store, settings), run_id))
+
+
+def vacuum(
+    store: StoreUri = None,
+    keep_days: Annotated[float, typer.Option(min=0, help="Keep what was published until then.")] = 7.0,
+    keep_versions: Annotated[int, typer.Option(min=1, help="Keep so many of the newest publications.")] = 2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete files that no publication worth keeping and no unfinished run needs."""
+    files = _files(config, store, settings)
+    print_result(as_json, store_commands.vacuum(files, keep_days, keep_versions, dry_run=dry_run))
+
+
+def compact(
+    store: StoreUri = None,
+    target_rows: Annotated[int | None, typer.Option(min=1, help="Rows of a part file.")] = None,
+    target_mib: Annotated[float | None, typer.Option(min=0.001, help="MiB of a part file.")] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put small part files together; no row changes, and the index stays."""
+    print_result(as_json, store_commands.compact(_files(config, store, settings), target_rows, target_mib))
+
+
+def purge(
+    item_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The items.")] = None,
+    from_file: Annotated[Path | None, typer.Option("--from-file", help="A file with one id a line.")] = None,
+    allow_again: Annotated[bool, typer.Option("--allow-again", help="Forget that these were purged.")] = False,
+    store: StoreUri = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove items for good, from older versions and indexes too, and prove it."""
+    ids = [*(item_ids or []), *_ids_in(from_file)]
+    if not ids:
+        raise ConfigError("purge: no items; give their ids, or --from-file FILE with one a line")
+    files = _files(config, store, settings)
+    run = store_commands.allow_again if allow_again else store_commands.purge
+    print_result(as_json, run(files, ids))
+
+
+def migrate(
+    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
+) -> None:
+    """Bring a store of an older format up to this one."""
+    print_result(as_json, store_commands.migrate(_files(config, store, settings)))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands of the application."""
+    for command in (history, rollback, vacuum, compact, purge, migrate):
+        app.command()(command)
+
+
+def _files(config: Path | None, store: str | None, settings: list[str] | None) -> StoreFiles:
+    from embedder.commands import open_files
+
+    return open_files(load_config(config, {"store": store}, settings or ()))
+
+
+def _ids_in(path: Path | None) -> list[str]:
+    """One id a line; spaces belong to an id, empty lines do not count."""
+    if path is None:
+        return []
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file with one id a line") from None

@@ -1,0 +1,216 @@
+"""What the commands of store_cli do: a store in, a result out, for a person to read and as plain data."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from rich.markup import escape
+from rich.table import Table
+
+from embedder.commands import Result
+from embedder.store.files import StoreFiles
+
+MIB = 1 << 20
+
+
+def history(files: StoreFiles) -> Result:
+    """List the publications."""
+    from embedder.store.binding import read_store_info
+    from embedder.store.history import PastRun, past_runs
+
+    read_store_info(files)
+    runs = past_runs(files)
+    table = _table("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
+
+    def state(run: PastRun) -> str:
+        gone = "can't be read" if run.record else "no record"
+        return "current" if run.is_current else "" if run.can_be_read else gone
+
+    for run in runs:
+        record = run.record
+        if record is None:
+            started = f"started {run.started_at:%Y-%m-%d %H:%M}" if run.started_at else ""
+            table.add_row(run.run_id, started, "", "", "", "", "", "", state(run))
+            continue
+        table.add_row(
+            run.run_id,
+            f"{record.published_at:%Y-%m-%d %H:%M}",
+            f"{record.kind} to {record.restores}" if record.restores else record.kind,
+            escape(_model_name(record.model, record.model_fingerprint)),
+            f"{record.num_items:,}",
+            f"{record.num_vectors:,}",
+            f"{record.num_rejected:,}",
+            "" if record.index is None else str(record.index),
+            state(run),
+        )
+    data = [
+        {
+            "run_id": run.run_id,
+            "started_at": run.started_at,
+            "current": run.is_current,
+            "can_be_read": run.can_be_read,
+            **(run.record.model_dump(exclude={"format_version"}) if run.record else {}),
+        }
+        for run in runs
+    ]
+    return Result({"publications": data}, [table if runs else "nothing is published yet"])
+
+
+def _model_name(model: str | None, fingerprint: str | None) -> str:
+    name = (model or "").rstrip("/").rpartition("/")[2]
+    return " ".join(part for part in (name, (fingerprint or "")[:8]) if part)
+
+
+def rollback(files: StoreFiles, run_id: str | None) -> Result:
+    """Publish an earlier state again."""
+    from embedder.retrieval.indexing import kept_or_built
+    from embedder.store.rollback import rollback as run_rollback
+
+    with _writing(files) as say:
+        new = run_rollback(files, run_id, kept_or_built(files, say), say)
+    index = "no index, search is exact" if new.index is None else f"index {new.index}"
+    text = (
+        f"published again what run {new.restores} published: {new.num_items:,} items, {new.num_vectors:,} vectors, "
+        f"{index}, model {escape(_model_name(new.model, new.model_fingerprint))}; this is run {new.run_id}"
+    )
+    return Result(new.model_dump(), [text])
+
+
+def vacuum(files: StoreFiles, keep_days: float, keep_versions: int, *, dry_run: bool) -> Result:
+    """Delete what nobody needs."""
+    from embedder.store.vacuum import vacuum as run_vacuum
+
+    with _writing(files):
+        done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
+    did = "would delete" if dry_run else "deleted"
+    count = f"{did} {len(done.deleted):,} files, {_size(done.size_bytes)}"
+    kept = f"{len(done.kept):,} publications stay readable: {', '.join(done.kept)}"
+    data = {
+        "dry_run": dry_run,
+        "num_files": len(done.deleted),
+        "size_bytes": done.size_bytes,
+        "kept": done.kept,
+        "files": [info.path for info in done.deleted],
+    }
+    return Result(data, [*((info.path for info in done.deleted) if dry_run else ()), count, kept])
+
+
+def compact(files: StoreFiles, target_rows: int | None, target_mib: float | None) -> Result:
+    """Put small part files together."""
+    from embedder.store.compact import PartTarget
+    from embedder.store.compact import compact as run_compact
+
+    default = PartTarget()
+    target = PartTarget(
+        num_rows=target_rows or default.num_rows,
+        size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
+    )
+    with _writing(files) as say:
+        new, tables = run_compact(files, target, say)
+    lines = [
+        f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
+        f"{_size(each.bytes_rewritten)} written anew"
+        for each in tables
+    ]
+    lines.append("nothing to compact" if new is None else f"published as run {new.run_id}; no row changed")
+    data = {"published": new.model_dump() if new else None, "tables": [asdict(each) for each in tables]}
+    return Result(data, list(lines))
+
+
+def purge(files: StoreFiles, item_ids: list[str]) -> Result:
+    """Remove items for good."""
+    from embedder.retrieval.index_store import drop_copies
+    from embedder.retrieval.indexing import keep_index
+    from embedder.store.purge import purge as run_purge
+
+    with _writing(files) as say:
+        done = run_purge(
+            files,
+            item_ids,
+            lambda candidate: keep_index(files, candidate.embeddings, candidate.model_fingerprint, say),
+            say,
+        )
+    drop_copies()
+    scan = done.scan
+    lines = [
+        f"{done.num_published:,} of {done.num_asked:,} items were published, with {done.num_vectors:,} vectors; "
+        f"{done.num_files_deleted:,} files deleted, {done.num_files_changed:,} texts and log entries cleared of them",
+        f"searched {scan.num_files:,} files ({scan.num_parquet:,} Parquet, {_size(scan.size_bytes)} in all): "
+        "none holds or names them",
+    ]
+    if done.unreadable:
+        lines.append(f"can't be read any more, as they held them: {', '.join(done.unreadable)}")
+    if done.published is not None:
+        lines.append(f"published without them as run {done.published.run_id}")
+    if files.folder is None:
+        lines.append(
+            "copies of indexes on this machine are deleted; other machines keep theirs until they fetch newer ones, "
+            "and a bucket with versioning keeps what was deleted until its rules expire it"
+        )
+    lines.append("later runs leave them out; `embedder purge --allow-again ID` lets them come back")
+    data = asdict(done) | {"published": done.published.model_dump() if done.published else None}
+    return Result(data, list(lines))
+
+
+def allow_again(files: StoreFiles, item_ids: list[str]) -> Result:
+    """Forget that items were purged."""
+    from embedder.store.purged import allow_again as forget
+
+    with _writing(files):
+        num_forgotten = forget(files, item_ids)
+    return Result(
+        {"num_forgotten": num_forgotten},
+        [f"{num_forgotten:,} of {len(set(item_ids)):,} items were purged, and may come back with the next run"],
+    )
+
+
+def migrate(files: StoreFiles) -> Result:
+    """Bring a store up to this format."""
+    from embedder.store.layout import FORMAT_VERSION
+    from embedder.store.migrate import migrate as run_migrate
+
+    with _writing(files) as say:
+        migrated = run_migrate(files, say)
+    text = f"store {files.address}: format version {FORMAT_VERSION}"
+    if not migrated.was_older:
+        text += " already; nothing to do"
+    elif migrated.published is not None:
+        text += f", published as run {migrated.published.run_id}; no vector changed"
+    data = {
+        "format_version": FORMAT_VERSION,
+        "was_older": migrated.was_older,
+        "published": migrated.published.model_dump() if migrated.published else None,
+    }
+    return Result(data, [text])
+
+
+@contextmanager
+def _writing(files: StoreFiles) -> Iterator[Callable[[str], None]]:
+    """Hold the store for writing, a publication that was cut off brought to its end; yields who is told.
+
+    Raises:
+        StoreError: there is no store (none is made), its format is unknown, or another process holds it.
+    """
+    from embedder.display import TerminalWatcher
+    from embedder.retrieval.indexing import keep_index
+    from embedder.store.binding import read_store_info
+    from embedder.store.lock import write_lock
+    from embedder.store.publish import finish_publication
+
+    read_store_info(files)
+    say = TerminalWatcher().say
+    with write_lock(files, say):
+        if finish_publication(files, lambda version, model: keep_index(files, version, model, say)):
+            say("the last publication was cut off; now it is whole")
+        yield say
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:,.1f} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:,.0f} KiB"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

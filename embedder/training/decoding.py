@@ -1,0 +1,56 @@
+"""Which engine decodes the examples, and that engine made ready."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from embedder.local import ahead
+from embedder.run.engine import Choice, by_work
+from embedder.run.resources import decode_cpus
+from embedder.training.config import TrainConfig
+from embedder.training.examples import ExampleSpec, decode_examples
+from embedder.training.feed import Decode
+
+# A careful guess of what one core decodes.
+PICTURES_PER_CORE_S = 200.0
+
+
+def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: bool = True) -> Choice:
+    """Follow the configuration; for `auto`, take Ray where decoding outweighs its start. Pure."""
+    if config.engine != "auto":
+        return Choice(config.engine, "as configured")
+    if config.num_workers > 1:
+        return Choice("ray", f"{config.num_workers} training workers")
+    if config.ray_address is not None:
+        return Choice("ray", f"a cluster was given: {config.ray_address}")
+    if not has_ray:
+        return Choice("local", "Ray is not installed")
+    decode_s = num_items / (PICTURES_PER_CORE_S * num_cpus)
+    return by_work(decode_s, f"{num_items:,} pictures are about {decode_s:.0f} s of decoding")
+
+
+@contextmanager
+def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator[Decode]:
+    """Make an engine ready to decode."""
+    if choice.engine == "local":
+
+        def decode_locally(listing: pa.Table) -> Generator[pa.Table, None, None]:
+            blocks = slices(listing, config.decode.items_per_task)
+            return ahead(table for block in blocks for table in decode_examples(block, spec=spec))
+
+        yield decode_locally
+        return
+    from embedder.run.ray_session import ray_session
+
+    with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
+        from embedder.training.stream import decode_on_ray
+
+        num_cpus = decode_cpus(config.decode, available)
+        yield lambda listing: decode_on_ray(listing, spec, config.decode.items_per_task, num_cpus)
+
+
+def slices(listing: pa.Table, num_items: int) -> Iterator[pa.Table]:
+    """Cut the listing into what one decode task takes."""
+    for start in range(0, listing.num_rows, num_items):
+        yield listing.slice(start, num_items)

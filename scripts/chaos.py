@@ -1,0 +1,173 @@
+"""Kill runs at every step and in every kind of process; the store must not lose, double or half-publish a row.
+
+    python scripts/chaos.py [NUM_KILLS] [SEED] [--keep DIR]
+
+Before most kills the source changes (items added, changed, touched, deleted), and an undisturbed store is refreshed
+beside the disturbed one. A refresh of that is then killed with SIGKILL: at a random time, or at the very moment a
+part file, the order to publish, the commit of a table, an index, the run's record or CURRENT.json appears (watched
+from outside); on Ray, it is a stage actor, a worker, a decoding child, the raylet or the driver that dies. After some
+kills the run is killed again, after the others the same command runs to its end, and both stores are compared: keys,
+versions, fingerprints, and vectors by cosine >= 0.9999. All the while a reader opens what is published, and checks
+that it is a state that the source was in, whole. The last line is one JSON object; exit 1 where anything was lost,
+doubled, different or half published.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from bench_runs import Quiet
+
+from chaos_run.kills import Kill, Victim, plan_kills
+from chaos_run.states import Poller, compare, state_of
+from chaos_run.world import World
+from embedder.refresh.flow import refresh
+from embedder.refresh.work import Options
+from embedder.retrieval.indexing import build_store_index
+from embedder.store.files import StoreFiles
+
+CHANGE_SHARE = 0.7  # of kills before which the source changes
+MAX_ATTEMPTS = 3  # to be there when the moment comes
+AGAIN_SHARE = 0.3  # of kills after which the next one follows before a run has come to its end
+
+
+class Chaos:
+    """A disturbed store beside an undisturbed one."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.rng = Random(seed)
+        self.world = World(root, Random(seed + 1))
+        self.world.build()
+        self.poller = Poller(self.world.store("disturbed"))
+        self.tally: Counter[str] = Counter()
+        self.by_kill: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.typical_s = 10.0
+
+    def run(self, plan: list[Kill]) -> None:
+        """Disturb and compare."""
+        self._refresh_undisturbed()
+        self.poller.start()
+        try:
+            self.typical_s = self._first_run()
+            for number, kill in enumerate(plan):
+                self._one(number, kill, is_last=number == len(plan) - 1)
+        finally:
+            self.poller.stop()
+
+    def _first_run(self) -> float:
+        """The first publication, with an index that later ones keep; how long a run takes."""
+        begun_s = time.monotonic()
+        self._to_the_end("local")
+        build_store_index(StoreFiles(self.world.store("disturbed")))
+        return time.monotonic() - begun_s
+
+    def _one(self, number: int, kill: Kill, *, is_last: bool) -> None:
+        """One kill; a run that ends before its moment comes is followed by another."""
+        for attempt in range(MAX_ATTEMPTS):
+            is_killed, code, changes = self._attempt(kill, must_change=attempt > 0)
+            what = "killed" if is_killed else "ended before"
+            print(f"{number + 1:3}  {kill}: {what}, exit {code} ({changes})", flush=True)
+            self.tally["kills" if is_killed else "missed"] += 1
+            self.tally["survived in place"] += is_killed and code == 0
+            self.by_kill[str(kill)] += is_killed
+            if is_killed:
+                break
+        if is_last or self.rng.random() >= AGAIN_SHARE:
+            self._to_the_end("local")
+            self._compare(str(kill))
+            self.tally["open"] = 0
+
+    def _attempt(self, kill: Kill, *, must_change: bool) -> tuple[bool, int, str]:
+        changes = "no change"
+        if must_change or kill.engine == "ray" or not self.tally["open"] or self.rng.random() < CHANGE_SHARE:
+            changes = self.world.change()
+            self._refresh_undisturbed()
+        self.tally["open"] = 1
+        begun_s = time.monotonic()
+        is_killed, code = self._victim(kill.engine).disturb(kill, self.rng, self.typical_s)
+        if not is_killed and kill.engine == "local":  # how long a run takes changes with what else the machine does
+            self.typical_s = time.monotonic() - begun_s
+        return is_killed, code, changes
+
+    def _victim(self, engine: str) -> Victim:
+        world = self.world
+        return Victim(world.store("disturbed"), world.config_file("disturbed", engine), world.root / "victims.log")
+
+    def _to_the_end(self, engine: str) -> None:
+        """The same command, undisturbed."""
+        code = self._victim(engine).start().wait()
+        self.tally["reruns"] += 1
+        if code != 0:
+            self.faults.append(f"a rerun ended with exit code {code}; see victims.log")
+
+    def _refresh_undisturbed(self) -> None:
+        refresh(self.world.config("undisturbed", "local"), Quiet(), Options())
+        self.poller.allowed.append(state_of(self.world.store("undisturbed")))
+
+    def _compare(self, after: str) -> None:
+        difference = compare(self.world.store("disturbed"), self.world.store("undisturbed"))
+        self.tally["comparisons"] += 1
+        self.tally["rows_compared"] += difference.num_rows
+        for what in ("lost", "duplicated", "differing"):
+            found = getattr(difference, what)
+            self.tally[what] += len(found)
+            if found:
+                self.faults.append(f"after {after}: {what}: {sorted(map(str, found))[:5]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill runs, and see whether the store survives.")
+    parser.add_argument("num_kills", nargs="?", type=int, default=30)
+    parser.add_argument("seed", nargs="?", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is kept")
+    options = parser.parse_args()
+    root = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    begun_s = time.monotonic()
+    chaos = Chaos(root, options.seed)
+    try:
+        chaos.run(plan_kills(options.num_kills, Random(options.seed)))
+        code = report(chaos, time.monotonic() - begun_s, options.seed)
+    finally:
+        if options.keep is None:
+            shutil.rmtree(root, ignore_errors=True)
+    sys.exit(code)
+
+
+def report(chaos: Chaos, seconds: float, seed: int) -> int:
+    tally, poller = chaos.tally, chaos.poller
+    for kill, num in sorted(chaos.by_kill.items()):
+        print(f"{num:5}  {kill}")
+    for fault in [*chaos.faults, *poller.faults[:20]]:
+        print(f"FAULT {fault}")
+    figures = {
+        "kills": tally["kills"],
+        "missed": tally["missed"],
+        "survived_in_place": tally["survived in place"],
+        "reruns": tally["reruns"],
+        "comparisons": tally["comparisons"],
+        "rows_compared": tally["rows_compared"],
+        "rows_lost": tally["lost"],
+        "rows_duplicated": tally["duplicated"],
+        "rows_differing": tally["differing"],
+        "half_published_states": len(poller.faults),
+        "states_seen": len(poller.seen),
+        "polls": poller.num_polls,
+        "seconds": round(seconds, 1),
+        "seed": seed,
+    }
+    for name, value in figures.items():
+        print(f"{name:22} {value}")
+    faults = [*chaos.faults, *poller.faults]
+    print(json.dumps(figures | {"kills_by": dict(chaos.by_kill), "faults": faults[:50]}))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Where and whom to kill: a run is watched from outside, and ended hard as soon as the moment has come."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import psutil
+
+RUN_TIMEOUT_S = 240.0
+LOOK_S = 0.001
+LOOK_AT_ALL_S = 0.05  # at all processes of the run, which takes longer
+
+Reached = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One disturbance.
+
+    Attributes:
+        engine: of the run that is disturbed.
+        what: the process that dies: driver or decoding child; on Ray, a stage actor, a worker or the raylet too.
+        moment: what has just happened when it dies.
+    """
+
+    engine: str
+    what: str
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}: {self.what}, {self.moment}"
+
+
+MOMENTS = (
+    "at any time",
+    "after a part file",
+    "after the order",
+    "after the commit of embeddings",
+    "after the commit of items",
+    "while the index is built",
+    "after the run's record",
+    "after the swap",
+)
+AT_ONCE = "as soon as it is there"
+SHORT_LIVED = ("decode worker", "decoding child")  # all is decoded before the first part file is written
+RAY_PROCESSES = {
+    "driver": None,
+    "stage actor": "ray::MapWorker(MapBatches(Stage",
+    "decode worker": "ray::MapBatches(decode",
+    "write worker": "ray::Write",
+    "decoding child": "media/child.py",
+    "raylet": "raylet/raylet",
+}
+
+
+def plan_kills(num: int, rng: Random) -> list[Kill]:
+    """Every moment and every kind of process, as often as there is room; a fifth on Ray."""
+    num_ray = min(max(num // 5, len(RAY_PROCESSES) if num >= 20 else 0), num)
+    names = list(RAY_PROCESSES)
+    ray = [
+        Kill("ray", name, AT_ONCE if name in SHORT_LIVED else "after a part file") for name in (names * num)[:num_ray]
+    ]
+    local = []
+    for number in range(num - num_ray):
+        is_child = number % 10 == 9
+        moment = AT_ONCE if is_child else MOMENTS[number % len(MOMENTS)]
+        local.append(Kill("local", "decoding child" if is_child else "driver", moment))
+    plan = [*ray, *local]
+    rng.shuffle(plan)
+    return plan
+
+
+@dataclass
+class Victim:
+    """A run in a process of its own."""
+
+    store: Path
+    config: Path
+    log: Path
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Start it; what it says goes into a file, which no orphan can hold open."""
+        command = [sys.executable, "-m", "embedder", "refresh", str(self.config)]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def disturb(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int]:
+        """Run it and kill; says whether there was something to kill in time, and the exit code."""
+        process = self.start()
+        family: dict[int, psutil.Process] = {}
+        try:
+            is_killed = self._kill_when(process, kill, self._trigger(kill.moment, rng, typical_s), family)
+            code = process.wait(RUN_TIMEOUT_S)
+        finally:
+            end_all([*family.values(), psutil.Process(process.pid)] if process.poll() is None else family.values())
+        return is_killed, code
+
+    def _kill_when(
+        self, process: "subprocess.Popen[bytes]", kill: Kill, reached: Reached, family: dict[int, psutil.Process]
+    ) -> bool:
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            if reached():
+                known = {each.pid: each for each in descendants(process.pid)}
+                family.update(known)
+                pid = process.pid if kill.what == "driver" else find(known.values(), RAY_PROCESSES[kill.what] or "")
+                if pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        return True
+            time.sleep(LOOK_S if kill.moment != AT_ONCE else LOOK_AT_ALL_S)
+        return False
+
+    def _trigger(self, moment: str, rng: Random, typical_s: float) -> Reached:
+        """Tell when the moment has come, by what stands in the store that did not before."""
+        if moment == AT_ONCE:
+            return lambda: True
+        if moment == "at any time":
+            at_s = time.monotonic() + typical_s * rng.uniform(0.3, 1.0)
+            return lambda: time.monotonic() >= at_s
+        if moment == "after a part file":
+            wanted = rng.randint(1, 3)
+            return self._more("runs/*/journal/*.json", wanted)
+        if moment == "after the swap":
+            before = self._current_stamp()
+            return lambda: self._current_stamp() != before
+        pattern = {
+            "after the order": "runs/*/publication.json",
+            "after the commit of embeddings": "embeddings/_delta_log/*.json",
+            "after the commit of items": "items/_delta_log/*.json",
+            "while the index is built": "index/*",
+            "after the run's record": "runs/*/published.json",
+        }[moment]
+        return self._more(pattern, 1)
+
+    def _more(self, pattern: str, num: int) -> Reached:
+        before = set(self._stamps(pattern))
+        return lambda: len(set(self._stamps(pattern)) - before) >= num
+
+    def _stamps(self, pattern: str) -> Iterator[tuple[str, int]]:
+        for path in self.store.glob(pattern):
+            with contextlib.suppress(OSError):
+                yield str(path), path.stat().st_mtime_ns if path.is_file() else 0
+
+    def _current_stamp(self) -> int:
+        try:
+            return (self.store / "CURRENT.json").stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes that a run has started."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def find(processes: Iterator[psutil.Process], text: str) -> int | None:
+    """One whose command line has the text."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if text in " ".join(process.cmdline()):
+                return process.pid
+    return None
+
+
+def end_all(processes: Iterator[psutil.Process]) -> None:
+    """End what a killed run has left behind: the daemons of its Ray, which would notice only after a while."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()

@@ -1,0 +1,122 @@
+"""What a night costs: a refresh without a change, one with touched files, one with 1 % changed, over N pictures.
+
+    python scripts/measure_refresh.py [N [MODEL]]   # 10000 with the shipped model: ten minutes on two cores
+
+Each refresh runs in a process of its own. What bounds a night without a change is listing the source and comparing it
+with `items`; touched files are read and hashed besides. Checked on the way: a night without a change leaves all files
+of the store as they are; 1 % changed embeds exactly those rows, and all others keep vector and run. The last line is
+one JSON document, with seconds; `start_s` is what `embedder --help` needs, and part of each.
+"""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import embedder
+
+MODEL = Path(__file__).parents[1] / "embedder" / "demo_model"
+COMMAND = (sys.executable, "-m", "embedder")
+LIMIT_S = 10.0
+PER_FOLDER = 1000
+
+
+def main() -> None:
+    num_items = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    model = Path(sys.argv[2]).absolute() if len(sys.argv) > 2 else MODEL
+    with tempfile.TemporaryDirectory(prefix="measure-refresh-") as name:
+        print(json.dumps(measure(Path(name), num_items, model)))
+
+
+def measure(root: Path, num_items: int, model: Path) -> dict:
+    """Run the nights one after another; gives their seconds."""
+    paths = write_pictures(root / "pictures", num_items)
+    config = root / "nightly.toml"
+    config.write_text(f'model = "{model}"\nstore = "{root / "store"}"\n[[source]]\npath = "{root / "pictures"}"\n')
+    start_s = seconds_of("--help")[0]
+    first_s, _ = refresh(config)
+    subprocess.run([*COMMAND, "index", "build", "--store", root / "store"], check=True)
+    before, rows = digests(root / "store"), rows_of(root / "store")
+
+    idle_s, idle = refresh(config)
+    check(idle["outcome"] == "nothing to do", "a night without a change finds nothing to do")
+    check(digests(root / "store") == before, "a night without a change leaves the store as it is")
+    check(idle_s - start_s < LIMIT_S, f"a night without a change takes less than {LIMIT_S:g} s after start-up")
+
+    changed = paths[::100]
+    for number, path in enumerate(changed):
+        path.write_bytes(picture(num_items + number))
+    changed_s, report = refresh(config)
+    after = rows_of(root / "store")
+    names = {str(path.relative_to(root / "pictures")) for path in changed}
+    check({key for key, row in after.items() if row["run_id"] == report["run_id"]} == names, "those and no others")
+    check(all(after[key] == rows[key] for key in rows if key not in names), "all others keep vector and run")
+
+    for path in paths:
+        os.utime(path, (1, 1))
+    touched_s, report = refresh(config)
+    check((report["num_equal"], report["num_vectors"]) == (num_items, 0), "touched files see no model")
+    check(rows_of(root / "store") == after, "touched files keep vector and run")
+    seconds = {"start_s": start_s, "first_s": first_s, "idle_s": idle_s, "changed_s": changed_s, "touched_s": touched_s}
+    return {"num_items": num_items, "num_changed": len(changed), **{key: round(s, 2) for key, s in seconds.items()}}
+
+
+def refresh(config: Path) -> tuple[float, dict]:
+    """One night: its seconds, and its report."""
+    wall_s, output = seconds_of("refresh", str(config), "--json")
+    report = json.loads(output.splitlines()[-1])
+    print(f"{wall_s:7.2f} s  {report['outcome']}; {report['reasons']}", flush=True)
+    return wall_s, report
+
+
+def seconds_of(*arguments: str) -> tuple[float, str]:
+    """Run the command."""
+    started_s = time.perf_counter()
+    done = subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    return time.perf_counter() - started_s, done.stdout
+
+
+def write_pictures(folder: Path, num_items: int) -> list[Path]:
+    """Small pictures, a thousand a folder; gives their paths in the order of the listing."""
+    paths = [folder / f"{number // PER_FOLDER:04d}" / f"{number:07d}.png" for number in range(num_items)]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number))
+    return paths
+
+
+def picture(seed: int) -> bytes:
+    """Four colours that no other seed has, of 32 pixels; the model scales it."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (2, 2, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(np.kron(pixels, np.ones((16, 16, 1), np.uint8))).save(file, "PNG")
+    return file.getvalue()
+
+
+def digests(store: Path) -> dict[str, str]:
+    """All files that readers and later runs look at, by content."""
+    looked_at = (path for path in store.rglob("*") if path.is_file() and path.name not in (".lock", "runs.jsonl"))
+    return {str(path.relative_to(store)): hashlib.sha256(path.read_bytes()).hexdigest() for path in looked_at}
+
+
+def rows_of(store: Path) -> dict[str, dict]:
+    """The published rows by item."""
+    return {row["item_id"]: row for row in embedder.open_store(store).to_arrow().to_pylist()}
+
+
+def check(holds: bool, promise: str) -> None:
+    """End with what does not hold."""
+    if not holds:
+        sys.exit(f"measure_refresh: it does not hold that {promise}")
+
+
+if __name__ == "__main__":
+    main()

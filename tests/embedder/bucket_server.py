@@ -1,0 +1,64 @@
+"""An S3 server on this machine, from the package moto, in a process of its own: `bucket_server.py` prints its URL.
+
+moto looks at If-Match and If-None-Match and then writes; between the two another request could come. Requests are
+therefore served one at a time, which makes its conditional writes as atomic as those of S3.
+"""
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+KEY, SECRET = "canary-access-key", "canary/secret+with=signs"
+
+
+def serve(obeys_conditions: bool) -> None:
+    """Answer until killed.
+
+    Args:
+        obeys_conditions: as S3; else the conditions of writes are overlooked, as some servers do.
+    """
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    moto, one_at_a_time = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def answer(environ, start_response):
+        if not obeys_conditions:
+            environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_IF_")}
+        with one_at_a_time:
+            return [b"".join(moto(environ, start_response))]
+
+    server = make_server("127.0.0.1", 0, answer, threaded=True)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+@contextlib.contextmanager
+def running_server(*options: str) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Start a server; gives its URL and process."""
+    process = subprocess.Popen([sys.executable, str(Path(__file__)), *options], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def make_bucket(url: str, name: str) -> None:
+    """Make an empty bucket."""
+    connection = HTTPConnection(urlsplit(url).netloc)
+    connection.request("PUT", f"/{name}")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+if __name__ == "__main__":
+    serve(obeys_conditions="--overlook-conditions" not in sys.argv)

@@ -1,0 +1,50 @@
+"""Runs the refresh and looks at what is left."""
+
+import os
+from pathlib import Path
+
+from embedding_runs import Quiet
+
+import embedder
+from embedder.operations.operation import RUNS_FILE
+from embedder.refresh.flow import refresh
+from embedder.refresh.work import Options
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.tables import RecordTable
+
+
+def refreshed(config, **options):
+    """Run, and give the report and the published rows by (item_id, segment)."""
+    report = refresh(config, Quiet(), Options(kind="refresh", **options))
+    return report, rows_of(config)
+
+
+def rows_of(config):
+    """The published embeddings by (item_id, segment)."""
+    rows = embedder.open_store(config.store).to_arrow().to_pylist()
+    by_key = {(row["item_id"], row["segment"]): row for row in rows}
+    assert len(by_key) == len(rows), "each row once"
+    return by_key
+
+
+def items_of(config):
+    """The published items by id."""
+    files = StoreFiles(config.store)
+    rows = RecordTable(files, "items", read_current(files).items).read().to_pylist()
+    by_id = {row["item_id"]: row for row in rows}
+    assert len(by_id) == len(rows), "each item once"
+    return by_id
+
+
+def touch(path: Path):
+    """Another time of change, the same content."""
+    now = path.stat().st_mtime_ns
+    os.utime(path, ns=(now, now + 5_000_000_000))
+
+
+def contents(store):
+    """Every file of a store with its bytes; but for the lock, and the file where each run leaves a line."""
+    root = Path(store)
+    files = (path for path in root.rglob("*") if path.is_file() and path.name not in (".lock", RUNS_FILE))
+    return {path.relative_to(root): path.read_bytes() for path in files}

@@ -1,0 +1,107 @@
+"""What a store holds, read as readers do; and deaths between any two changes to it."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from store_samples import INFO, table
+
+from embedder.store.binding import bind_store, differing, published, read_store_info
+from embedder.store.files import StoreFiles
+from embedder.store.parts import Stamp, write_part
+from embedder.store.publish import Order, publish
+from embedder.store.runs import start_run
+from embedder.store.tables import RecordTable
+
+
+def new_store(folder: Path) -> StoreFiles:
+    """A store of the samples' model, in which nothing is yet."""
+    files = StoreFiles(folder)
+    bind_store(files, INFO)
+    return files
+
+
+def rows_at(files: StoreFiles, version, name: str = "embeddings") -> dict:
+    """The rows of one publication by item and segment, with all their values; each there once."""
+    rows = RecordTable(files, name, getattr(version, name)).read().to_pylist()
+    by_key = {(row["item_id"], row.get("segment")): row for row in rows}
+    assert len(by_key) == len(rows), "each row once"
+    return by_key
+
+
+def rows_now(files: StoreFiles, name: str = "embeddings") -> dict:
+    """The rows of what is published."""
+    return rows_at(files, published(files), name)
+
+
+def state_now(files: StoreFiles) -> dict:
+    """Both tables of what is published."""
+    return {name: rows_now(files, name) for name in ("embeddings", "items")}
+
+
+def vectors_now(files: StoreFiles) -> dict:
+    """item_id -> picture's vector, of what is published."""
+    return {item_id: row["image_embedding"] for (item_id, _), row in rows_now(files).items()}
+
+
+def no_index(candidate):
+    """Search is exact."""
+    return
+
+
+def heard(messages: list):
+    """Collects what is said."""
+    return messages.append
+
+
+def silent(message):
+    """Hears nothing."""
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+CHANGES = (
+    (StoreFiles, "write"),
+    (StoreFiles, "create"),
+    (StoreFiles, "delete"),
+    (RecordTable, "commit"),
+    (RecordTable, "add_columns"),
+    (RecordTable, "create_checkpoint"),
+)
+
+
+@contextmanager
+def dying(monkeypatch, number: int):
+    """Let all changes to stores but the first few die before they are made; yields a list of those that were made."""
+    made: list[str] = []
+
+    def mortal(kind, name):
+        change = getattr(kind, name)
+
+        def attempt(self, *arguments, **options):
+            if len(made) >= number:
+                raise Killed
+            made.append(name)
+            return change(self, *arguments, **options)
+
+        return attempt
+
+    with monkeypatch.context() as patch:
+        for kind, name in CHANGES:
+            patch.setattr(kind, name, mortal(kind, name))
+        yield made
+
+
+def night(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh"):
+    """One whole run as a refresh publishes it; returns its record."""
+    bind_store(files, info, may_change=True)
+    run = start_run(files, info, pa.schema([]))
+    fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
+    stamp = Stamp(run.run_id, run.session, *fingerprints, pa.schema([]))
+    if rows:
+        write_part(files, stamp, 0, table(*rows))
+    replaces_all = differing(read_store_info(files), info) != []
+    order = Order(kind=kind, info=info, replaces_all=replaces_all)
+    return publish(run, stamp, lambda version: None, order, pa.chunked_array([list(retired)], pa.string()))

@@ -1,0 +1,226 @@
+"""One writer a store in a bucket: who holds it, when it is taken over, and that nobody publishes who lost it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from bucket_server import running_server
+from conftest import bucket_on
+
+from embedder.errors import RunFailed, StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.layout import Current, read_current, utc_now
+from embedder.store.lease import LOCK_FILE, BucketLease, LeaseLost, clock_s
+from embedder.store.lock import write_current, write_lock
+
+LEASE_S = 3.0  # as the fixture `bucket` sets it
+HOLDER = """
+import sys
+from embedder.store.files import StoreFiles
+from embedder.store.layout import Current, utc_now
+from embedder.store.lock import write_current, write_lock
+files = StoreFiles(sys.argv[1])
+with write_lock(files):
+    print("held", flush=True)
+    sys.stdin.readline()
+    write_current(files, Current(run_id="sleeper", embeddings=1, items=1, published_at=utc_now()))
+"""
+
+
+@pytest.fixture
+def files(bucket):
+    return StoreFiles(f"{bucket}/store")
+
+
+def state(run_id: str) -> Current:
+    return Current(run_id=run_id, embeddings=1, items=1, published_at=utc_now())
+
+
+def another(files: StoreFiles) -> StoreFiles:
+    """The same store, as another process has it."""
+    return StoreFiles(files.address)
+
+
+def holder_process(files: StoreFiles) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, files.address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n", process.stderr.read()
+    return process
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_store_since_when(files):
+    with write_lock(files):
+        since = json.loads(files.read(LOCK_FILE))["since"]
+        began_s, said = time.monotonic(), []
+        with (
+            pytest.raises(StoreError, match="another run is writing to it") as refused,
+            write_lock(another(files), said.append),
+        ):
+            pytest.fail("two hold it")
+        assert f"process {os.getpid()} on {socket.gethostname()}, since {since}" in str(refused.value)
+        assert time.monotonic() - began_s < LEASE_S, "the holder was seen to live within a beat or two"
+        assert "watching for 3 s" in said[0]
+    said.clear()
+    with write_lock(another(files), said.append):
+        assert said == [], "what was let go is taken at once"
+
+
+def test_a_lock_outlives_many_leases_while_its_holder_lives(files, monkeypatch):
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "0.5")
+    with write_lock(files) as lease:
+        first = files.read(LOCK_FILE)
+        time.sleep(2)
+        assert not lease.lost
+        assert files.read(LOCK_FILE) != first
+        write_current(files, state("alive"))
+        write_current(files, state("alive twice"))
+    assert read_current(files).run_id == "alive twice"
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files):
+    process = holder_process(files)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    began_s, said = clock_s(), []
+    with write_lock(files, said.append):
+        assert clock_s() - began_s >= LEASE_S
+        write_current(files, state("second"))
+    assert [line.split(";")[0] for line in said][1:] == ["it does not"]
+    assert f"process {process.pid}" in said[0]
+    assert read_current(files).run_id == "second"
+    process.communicate()
+
+
+def test_a_process_that_slept_through_its_lease_publishes_nothing_and_says_so(files):
+    sleeper = holder_process(files)
+    sleeper.send_signal(signal.SIGSTOP)
+    with write_lock(files):
+        write_current(files, state("second"))
+        sleeper.send_signal(signal.SIGCONT)
+        _, stderr = sleeper.communicate("go on\n", timeout=30)
+        assert "another one took the store over" in stderr
+        assert f"process {os.getpid()}" in stderr
+        assert sleeper.returncode != 0
+        assert read_current(files).run_id == "second"
+        write_current(files, state("second still holds it"))
+
+
+def test_clocks_of_other_machines_decide_nothing(files):
+    ages = {"in 1970": "1970-01-01T00:00:00+00:00", "in 2099": "2099-01-01T00:00:00+00:00"}
+    for since in ages.values():
+        dead = {"token": "x", "host": "h", "pid": 1, "since": since, "lease_s": 0.5, "beat": 7}
+        files.write(LOCK_FILE, json.dumps(dead).encode())
+        began_s = clock_s()
+        with write_lock(files):
+            assert 0.5 <= clock_s() - began_s < 3
+    with write_lock(files) as lease:
+        lease._holder["since"] = ages["in 1970"]
+        lease.confirm()
+        with pytest.raises(StoreError, match="since 1970"), write_lock(another(files)):
+            pytest.fail("two hold it")
+
+
+def test_of_many_that_come_at_once_one_gets_a_new_lock_and_one_a_stale_one(files, monkeypatch):
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "1")
+    assert outcomes_of(8, files) == ["held"] + ["refused"] * 7
+    dead = {"token": "x", "host": "h", "pid": 1, "since": "s", "lease_s": 0.5, "beat": 7}
+    files.write(LOCK_FILE, json.dumps(dead).encode())
+    assert outcomes_of(8, files) == ["held"] + ["refused"] * 7
+
+
+def outcomes_of(number: int, files: StoreFiles) -> list[str]:
+    outcomes, all_tried, together = [], threading.Event(), threading.Barrier(number)
+
+    def note(outcome: str) -> None:
+        outcomes.append(outcome)
+        if len(outcomes) == number:
+            all_tried.set()
+
+    def attempt() -> None:
+        own = another(files)
+        together.wait()
+        try:
+            with write_lock(own):
+                note("held")
+                all_tried.wait(20)
+        except StoreError:
+            note("refused")
+
+    threads = [threading.Thread(target=attempt) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return sorted(outcomes)
+
+
+def test_who_published_without_the_lock_is_not_overwritten(files):
+    write_current(files, state("first"))
+    with write_lock(files):
+        write_current(another(files), state("a stranger"))
+        with pytest.raises(LeaseLost, match="another run published while this one held the lock"):
+            write_current(files, state("ours"))
+    assert read_current(files).run_id == "a stranger"
+
+
+def test_a_first_publication_is_fenced_too(files):
+    with write_lock(files):
+        write_current(another(files), state("a stranger"))
+        with pytest.raises(LeaseLost):
+            write_current(files, state("ours"))
+
+
+def test_a_run_that_lost_the_store_is_told_that_and_not_how_it_stopped(files):
+    with pytest.raises(LeaseLost, match="took the store over"), write_lock(files) as lease:
+        files.write(LOCK_FILE, b'{"token": "other", "pid": 7, "host": "elsewhere", "since": "now", "lease_s": 3}')
+        deadline_s = time.monotonic() + 10
+        while not lease.lost and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        raise RunFailed("stopped on request")
+    assert json.loads(files.read(LOCK_FILE))["token"] == "other", "what is not ours is not let go"
+
+
+def test_a_release_that_fails_harms_nobody(files, monkeypatch):
+    with write_lock(files):
+        monkeypatch.setattr(StoreFiles, "replace", failing)
+    monkeypatch.undo()
+
+
+def failing(*_):
+    raise StoreError("store: access is denied")
+
+
+def test_a_server_that_was_away_for_a_while_does_not_end_a_run(monkeypatch):
+    with running_server() as (url, server):
+        for bucket in bucket_on(url, monkeypatch):
+            monkeypatch.setenv("EMBEDDER_LEASE_S", "0.6")
+            files = StoreFiles(f"{bucket}/store")
+            with write_lock(files) as lease:
+                server.send_signal(signal.SIGSTOP)
+                time.sleep(1.5)
+                server.send_signal(signal.SIGCONT)
+                write_current(files, state("after the break"))
+                assert not lease.lost
+            assert read_current(files).run_id == "after the break"
+
+
+def test_a_server_that_overlooks_conditions_is_refused(monkeypatch):
+    with running_server("--overlook-conditions") as (url, _):
+        for bucket in bucket_on(url, monkeypatch):
+            files = StoreFiles(f"{bucket}/store")
+            with pytest.raises(StoreError, match="overlooks If-Match or If-None-Match"), write_lock(files):
+                pytest.fail("a lock without conditions")
+
+
+def test_a_lease_that_is_no_number_is_refused(files, monkeypatch):
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "soon")
+    with pytest.raises(StoreError, match="EMBEDDER_LEASE_S is 'soon'; write seconds above 0"):
+        BucketLease(files, print)

@@ -1,0 +1,80 @@
+"""The decode step at its limits: files that are too large, or that go away while they are read."""
+
+from dataclasses import replace
+
+import pytest
+import samples
+
+from embedder.config import SourceConfig
+from embedder.run.job import decode_spec, open_model
+from embedder.sources.fetch import Fetcher
+from embedder.sources.listing import list_sources
+from embedder.steps.decode import ItemReader
+
+
+@pytest.fixture
+def decode_folder(make_run, tiny_model):
+    """Decodes a folder's items: rows by id; `limits` differ as told."""
+
+    def run(root, before_read=lambda: None, **limits):
+        spec = decode_spec(make_run(root), open_model(str(tiny_model)))
+        reader = ItemReader(replace(spec, limits=replace(spec.limits, **limits)))
+        rows = []
+        for listing in list_sources([SourceConfig(path=str(root))]):
+            before_read()
+            for table in reader.decode(listing, lambda: False):
+                rows += table.drop_columns(["pixels", "token_ids", "trace"]).to_pylist()
+        return {row["item_id"]: row for row in rows}
+
+    return run
+
+
+def test_a_file_of_a_terabyte_is_refused_without_reading_it(decode_folder, tmp_path):
+    for name, head in (("a.jpg", samples.image_bytes(1, "JPEG")), ("b.mp4", b"\0\0\0\x18ftypmp42")):
+        with (tmp_path / name).open("wb") as file:
+            file.write(head)
+            file.truncate(1 << 40)
+    rows = decode_folder(tmp_path)
+    for name in ("a.jpg", "b.mp4"):
+        assert rows[name]["error_type"] == "TooLarge" and "decode.max_video_bytes allows" in rows[name]["error"]
+        assert rows[name]["content_version"] is None and not rows[name]["transient"]
+
+
+def test_a_picture_over_its_limit_is_refused_without_reading_it(decode_folder, tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(samples.image_bytes(1) + b"\0" * 100_000)
+    (tmp_path / "a.txt").write_text("a red car")
+    monkeypatch.setattr(Fetcher, "content_hash", lambda *_: pytest.fail("it was read whole"))
+    row = decode_folder(tmp_path, max_file_bytes=50_000)["a.png"]
+    assert row["error_type"] == "FileTooLarge"
+    assert row["num_vectors"] == 1 and row["content_version"], "its caption is embedded all the same"
+
+
+def test_a_source_that_goes_away_after_its_listing_is_tried_again_another_day(decode_folder, tmp_path):
+    samples.folder(tmp_path / "in", num_images=4)
+    rows = decode_folder(tmp_path / "in", before_read=lambda: (tmp_path / "in").rename(tmp_path / "gone"))
+    assert len(rows) == 4
+    for row in rows.values():
+        assert (row["step"], row["error_type"], row["transient"]) == ("read", "FileNotFound", True)
+
+
+@pytest.mark.parametrize("moment", ["content_hash", "fetch"])
+def test_a_file_that_goes_away_while_it_is_read_is_one_reject(decode_folder, tmp_path, monkeypatch, moment):
+    """Between two of the opens that reading takes; its neighbours are embedded."""
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(samples.image_bytes(number))
+    before = getattr(Fetcher, moment)
+
+    def vanish(self, what, **options):
+        done = before(self, what, **options) if moment == "fetch" else None
+        if "1.png" in str(what):
+            (tmp_path / "1.png").unlink(missing_ok=True)
+        return done if moment == "fetch" else before(self, what, **options)
+
+    monkeypatch.setattr(Fetcher, moment, vanish)
+    rows = decode_folder(tmp_path)
+    assert {name: row["error_type"] for name, row in rows.items()} == {
+        "0.png": None,
+        "1.png": "FileNotFound",
+        "2.png": None,
+    }
+    assert rows["1.png"]["transient"]

@@ -1,0 +1,332 @@
+"""What must not be published is not, and what is merely small or new is not held up."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import samples
+import store_samples
+from embedding_runs import Quiet
+from safetensors.numpy import load_file, save_file
+from store_samples import begin, publish_rows, row, table
+
+from embedder.config import RunConfig
+from embedder.embed import embed
+from embedder.errors import ConfigError, RunFailed
+from embedder.refresh.candidate import Candidate
+from embedder.refresh.guards import force, judge, judge_retire
+from embedder.refresh.sampling import hash_of, lowest_keys
+from embedder.store.files import StoreFiles
+from embedder.store.journal import read_finished
+from embedder.store.layout import CURRENT_FILE, read_current
+from embedder.store.parts import write_part
+from embedder.store.runs import Run, all_runs
+
+LIMITS = RunConfig()
+NUM_PAIRS, WIDTH = 300, 16
+
+
+@pytest.fixture
+def files(tmp_path):
+    return StoreFiles(tmp_path / "store")
+
+
+def unit_vectors(num, seed=0):
+    vectors = np.random.default_rng(seed).normal(size=(num, WIDTH)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def pair(name, image, text, **changes):
+    sides = {"image_embedding": list(map(float, image)), "text_embedding": list(map(float, text))}
+    words = {"modality": "pair", "caption": f"caption of {name}", "content_version": f"v-{name}"}
+    return row(name, **words, **sides, **changes)
+
+
+def matching_pairs(num=NUM_PAIRS, seed=0, prefix="p"):
+    return [pair(f"{prefix}{number:04d}", vector, vector) for number, vector in enumerate(unit_vectors(num, seed))]
+
+
+def shuffled_pairs(num=NUM_PAIRS, seed=0):
+    vectors = unit_vectors(num, seed)
+    order = np.random.default_rng(1).permutation(num)
+    return [pair(f"p{number:04d}", vectors[number], vectors[order[number]]) for number in range(num)]
+
+
+def candidate_of(run, num_items, num_rejected, published, retired=(), **options):
+    """What a run would publish, by its journal."""
+    entries = run.entries()
+    whole = read_finished(run.files, entries).whole
+    return Candidate(run, entries, whole, num_items, num_rejected, published, pa.array(retired, pa.string()), **options)
+
+
+def candidate(files, *rows, retired=(), num_items=None, num_rejected=0, **options):
+    """A run that has finished these rows and is not published."""
+    run, stamp = begin(files)
+    if rows:
+        write_part(files, stamp, 0, table(*rows))
+    return candidate_of(run, num_items or len(rows), num_rejected, read_current(files), retired, **options)
+
+
+def verdicts(found, limits=LIMITS, forced=()):
+    return {verdict.name: verdict for verdict in judge(found, limits, forced)}
+
+
+def publish_figure(files, recall, num_pairs):
+    """Write the retrieval figure into CURRENT.json, as a publication does."""
+    current = read_current(files).model_copy(update={"retrieval": {"recall_at_10": recall, "num_pairs": num_pairs}})
+    files.write(CURRENT_FILE, current.model_dump_json().encode())
+
+
+def test_good_pairs_pass_all_guards_and_give_the_figure_to_publish(files):
+    found = verdicts(candidate(files, *matching_pairs()))
+    assert all(verdict.passed for verdict in found.values())
+    assert (found["retrieval"].figure, found["retrieval"].num_judged) == (1.0, NUM_PAIRS)
+    assert found["vectors"].figure == pytest.approx(1, abs=0.05), "random directions have a mean cosine of 0"
+
+
+def test_constant_vectors_are_not_published(files):
+    same = unit_vectors(1)[0]
+    rows = [pair(f"p{number}", vector, same) for number, vector in enumerate(unit_vectors(60))]
+    verdict = verdicts(candidate(files, *rows))["vectors"]
+    assert not verdict.passed and verdict.blocks
+    assert verdict.figure == pytest.approx(0, abs=1e-9)
+    assert "60 text vectors" in verdict.message
+    assert "--force vectors" in verdict.message and "min_vector_spread = 0.0001" in verdict.message
+
+
+def test_zero_vectors_are_not_published(files):
+    rows = [pair(f"p{number}", np.zeros(WIDTH), vector) for number, vector in enumerate(unit_vectors(60))]
+    verdict = verdicts(candidate(files, *rows))["vectors"]
+    assert not verdict.passed
+    assert "60 image vectors" in verdict.message
+
+
+def test_vectors_on_one_line_are_not_published(files):
+    direction, signs = unit_vectors(1)[0], np.random.default_rng(0).choice([-1, 1], 60)
+    rows = [
+        pair(f"p{number}", sign * direction, vector)
+        for number, (sign, vector) in enumerate(zip(signs, unit_vectors(60), strict=True))
+    ]
+    verdict = verdicts(candidate(files, *rows))["vectors"]
+    assert not verdict.passed
+    assert verdict.figure == pytest.approx(1)
+    assert "over 1 directions" in verdict.message and "min_vector_directions" in verdict.message
+
+
+def test_few_vectors_are_never_judged(files):
+    same = unit_vectors(1)[0]
+    found = verdicts(candidate(files, *[pair(f"p{number}", same, same) for number in range(6)]))
+    assert all(verdict.passed for verdict in found.values())
+    assert found["vectors"].figure is None and found["retrieval"].figure is None
+
+
+def test_one_caption_for_all_pictures_is_no_collapse(files):
+    text = unit_vectors(1)[0]
+    rows = [pair(f"p{number}", image, text) | {"caption": "a photo"} for number, image in enumerate(unit_vectors(100))]
+    assert verdicts(candidate(files, *rows))["vectors"].passed
+
+
+def test_shuffled_captions_are_not_published_where_they_once_were_right(files):
+    publish_rows(files, *matching_pairs())
+    publish_figure(files, 1.0, NUM_PAIRS)
+    changed = [each | {"modified": "t1"} for each in shuffled_pairs()]
+    verdict = verdicts(candidate(files, *changed))["retrieval"]
+    assert not verdict.passed
+    assert verdict.figure < 0.2
+    assert verdict.limit == pytest.approx(0.75)
+    assert "and 1.000 in what is published" in verdict.message and "--force retrieval" in verdict.message
+
+
+def test_forcing_one_guard_overrides_that_one_only(files):
+    publish_rows(files, *matching_pairs())
+    publish_figure(files, 1.0, NUM_PAIRS)
+    same = unit_vectors(1)[0]
+    collapsed = [pair(f"p{number:04d}", same, same, modified="t1") for number in range(NUM_PAIRS)]
+    found = verdicts(candidate(files, *collapsed), forced=["retrieval"])
+    assert found["retrieval"].forced and not found["retrieval"].passed and not found["retrieval"].blocks
+    assert found["vectors"].blocks and not found["vectors"].forced
+    assert not found["rejects"].forced, "what passes is not forced"
+
+
+def test_a_guard_that_does_not_exist_cannot_be_forced(files):
+    with pytest.raises(ConfigError, match="--force retreival: there is no such guard; .*retrieval"):
+        judge(candidate(files), LIMITS, ["retreival"])
+
+
+def test_the_state_to_be_published_is_judged_not_only_the_run(files):
+    """Rows that stay, rows that are replaced, and rows that leave."""
+    publish_rows(files, *matching_pairs(100))
+    run_rows = [each | {"modified": "t1"} for each in matching_pairs(70, seed=3)[:20]]
+    new = matching_pairs(40, seed=9, prefix="q")
+    gone = [f"p{number:04d}" for number in range(90, 100)]
+    found = verdicts(candidate(files, *run_rows, *new, retired=gone))["retrieval"]
+    assert found.num_judged == 100 + 40 - 10
+    assert found.figure == 1.0
+
+
+def test_replaced_vectors_do_not_count_any_more(files):
+    publish_rows(files, *shuffled_pairs(100))
+    mended = [each | {"modified": "t1"} for each in matching_pairs(100)]
+    assert verdicts(candidate(files, *mended))["retrieval"].figure == 1.0
+
+
+def test_an_item_that_could_not_be_read_counts_with_its_old_vectors(files):
+    publish_rows(files, *matching_pairs(100))
+    broken = store_samples.reject("p0003", modified="t1")
+    found = verdicts(candidate(files, broken, num_rejected=1))
+    assert found["retrieval"].num_judged == 100
+
+
+def test_touched_items_of_equal_content_count_with_the_vectors_that_they_keep(files):
+    publish_rows(files, *matching_pairs(100))
+    no_error = dict.fromkeys(("step", "error_type", "error", "transient"))
+    known = {"modified": "t1", "known_vectors": 1, "unchanged": True}
+    names = [f"p{number:04d}" for number in range(50)]
+    rows = table(*[store_samples.reject(name, known_version=f"v-{name}", **known) | no_error for name in names])
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, rows)
+    found = verdicts(candidate_of(run, 50, 0, read_current(files)))
+    assert found["retrieval"].num_judged == 100
+    assert found["vectors"].figure is None, "no vector is new"
+
+
+def test_after_a_change_of_the_model_old_vectors_do_not_count(files):
+    publish_rows(files, *matching_pairs(100))
+    found = verdicts(candidate(files, *matching_pairs(80, seed=5), keeps_published=False))
+    assert found["retrieval"].num_judged == 80
+
+
+def test_rows_of_an_item_that_is_torn_do_not_count(files):
+    pairs = matching_pairs(100)
+    torn = [each | {"num_vectors": 2} for each in pairs[:5]]
+    assert verdicts(candidate(files, *torn, *pairs[5:]))["retrieval"].num_judged == 95
+
+
+def test_a_store_that_grows_is_compared_at_its_old_size(files):
+    """Noisy pairs: the more pictures, the harder each is to find."""
+    rng = np.random.default_rng(4)
+    images = unit_vectors(2000)
+    texts = images + 0.9 * rng.normal(size=images.shape).astype(np.float32)
+    rows = [
+        pair(f"p{number:04d}", image, text / np.linalg.norm(text))
+        for number, (image, text) in enumerate(zip(images, texts, strict=True))
+    ]
+    small = verdicts(candidate(files, *rows[:200]))["retrieval"]
+    publish_rows(files, *rows[:200])
+    publish_figure(files, small.figure, small.num_judged)
+    large = verdicts(candidate(files, *rows[200:]))["retrieval"]
+    assert large.figure < 0.5 * small.figure, "of 2,000 pairs, far below that of 200"
+    assert large.passed, "and yet nothing is wrong"
+    assert large.num_judged == 2000
+
+
+def test_a_first_publication_has_nothing_to_fall_below(files):
+    assert verdicts(candidate(files, *shuffled_pairs()))["retrieval"].passed
+
+
+def test_nothing_to_publish_is_not_judged_for_retrieval(files):
+    publish_rows(files, *matching_pairs(100))
+    assert set(verdicts(candidate(files))) == {"rejects", "vectors"}
+
+
+@pytest.mark.parametrize(
+    ("num_items", "num_rejected", "is_first", "passes"),
+    [
+        (5, 1, True, False),
+        (5, 0, True, True),
+        (1000, 10, True, True),
+        (1000, 11, True, False),
+        (3, 1, False, True),
+        (3, 2, False, False),
+        (100, 2, False, False),
+        (0, 0, False, True),
+    ],
+)
+def test_rejects_are_judged_by_their_share(files, num_items, num_rejected, is_first, passes):
+    if not is_first:
+        publish_rows(files, row("a"))
+    found = verdicts(candidate(files, num_items=num_items, num_rejected=num_rejected))["rejects"]
+    assert found.passed == passes
+    if not passes:
+        assert f"{num_rejected} of {num_items:,} items were rejected" in found.message
+        assert "embedder rejects --store" in found.message
+
+
+@pytest.mark.parametrize(
+    ("published", "gone", "figure", "passes"),
+    [
+        ({"": 100}, {"": 5}, 0.05, True),
+        ({"": 100}, {"": 6}, 0.06, False),
+        ({"": 100}, {}, 0.0, True),
+        ({}, {}, 0.0, True),
+        ({"": 1}, {"": 1}, 1.0, False),
+        ({"small": 10, "large": 990}, {"small": 10}, 1.0, False),
+        ({"a": 1000, "b": 1000}, {"a": 30, "b": 30}, 0.03, True),
+        ({"left the file": 5, "b": 1000}, {"left the file": 5}, 1.0, False),
+    ],
+)
+def test_a_source_that_lost_too_much_is_refused(published, gone, figure, passes):
+    verdict = judge_retire(published, gone, 0.05)
+    assert (verdict.passed, verdict.figure) == (passes, pytest.approx(figure))
+    if not passes:
+        assert "--force retire" in verdict.message and "mounted" in verdict.message
+        assert force(verdict, ["retire"]).forced
+
+
+def test_the_source_that_lost_its_items_is_named():
+    message = judge_retire({"small": 10, "large": 990}, {"small": 9}, 0.05).message
+    assert message.startswith("source small: 9 of 10 published items are not listed")
+
+
+def test_the_lowest_keys_are_the_same_in_any_order_and_know_their_places():
+    keys = [f"item {number}" for number in range(20_000)]
+    in_order = lowest_keys([keys[:15_000], keys[10_000:]], 50)
+    reversed_order = lowest_keys([keys[10_000:][::-1], keys[:15_000][::-1]], 50)
+    assert list(in_order) == list(reversed_order) == sorted(keys, key=hash_of)[:50]
+    for key, places in in_order.items():
+        number = int(key.split()[1])
+        assert places == {piece for piece, is_in in ((0, number < 15_000), (1, number >= 10_000)) if is_in}
+
+
+@pytest.fixture
+def broken_model(tiny_model, tmp_path):
+    """Copies the model with some tensors changed."""
+
+    def make(change):
+        folder = tmp_path / "broken"
+        folder.mkdir()
+        for file in tiny_model.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        tensors = load_file(folder / "model.safetensors")
+        save_file({name: change(name, value) for name, value in tensors.items()}, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+def judged(config):
+    """Embed without any limit, and judge what came of it."""
+    report = embed(config.model_copy(update={"max_reject_fraction": 1.0}), Quiet())
+    files = StoreFiles(config.store)
+    run = Run(files, all_runs(files)[-1], "9999-test")
+    return verdicts(candidate_of(run, report.num_items, report.num_rejected, None))
+
+
+def test_an_untrained_model_is_not_held_up(make_run, tmp_path):
+    found = judged(make_run(samples.folder(tmp_path / "in", num_images=40)))
+    assert all(verdict.passed for verdict in found.values())
+    assert found["vectors"].num_judged == 40
+
+
+def test_nan_weights_reject_every_item(make_run, tmp_path, broken_model):
+    model = broken_model(lambda name, value: np.full_like(value, np.nan) if "blocks.1" in name else value)
+    found = judged(make_run(samples.folder(tmp_path / "in", num_images=40, captions=False), model=str(model)))
+    assert not found["rejects"].passed
+    assert found["rejects"].figure == 1.0
+
+
+def test_a_zeroed_projection_is_not_published(make_run, tmp_path, broken_model):
+    model = broken_model(lambda name, value: np.zeros_like(value) if name.startswith("vision_head") else value)
+    config = make_run(samples.folder(tmp_path / "in", num_images=40), model=str(model))
+    with pytest.raises(RunFailed, match="guard vectors: .*image vectors.*--force vectors"):
+        embed(config, Quiet())
+    assert read_current(StoreFiles(config.store)) is None

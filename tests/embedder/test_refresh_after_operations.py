@@ -1,0 +1,140 @@
+"""The night after a rollback, a compaction, a purge: the refresh does what is left to do, and no more."""
+
+import os
+
+import pytest
+import samples
+from conftest import tiny_config
+from refresh_runs import items_of, refreshed, rows_of
+from store_states import no_index, silent
+
+import embedder
+from embedder.errors import StoreError
+from embedder.refresh.dry_run import forecast
+from embedder.refresh.work import Options
+from embedder.retrieval.indexing import build_store_index, keep_index, kept_or_built
+from embedder.store import compact as compact_module
+from embedder.store.compact import PartTarget, compact
+from embedder.store.files import StoreFiles
+from embedder.store.history import publications
+from embedder.store.layout import read_current
+from embedder.store.lock import write_lock
+from embedder.store.purge import purge
+from embedder.store.purged import allow_again
+from embedder.store.rollback import rollback
+from embedder.training.tokenizer import train_tokenizer
+from shards.towers import init_model
+
+
+@pytest.fixture
+def source(tmp_path):
+    return samples.folder(tmp_path / "in", num_images=6)
+
+
+def repaint(source, number: int, seed: int):
+    """Another picture in the same file."""
+    path = source / "pictures" / f"{number:04d}.png"
+    time_ns = path.stat().st_mtime_ns + 5_000_000_000
+    path.write_bytes(samples.image_bytes(seed))
+    os.utime(path, ns=(time_ns, time_ns))
+
+
+def test_after_a_rollback_what_changed_since_is_embedded_again(make_run, source):
+    config = make_run(source)
+    _, first = refreshed(config)
+    repaint(source, 3, seed=50)
+    _, second = refreshed(config)
+    rollback(StoreFiles(config.store), None, no_index, silent)
+    assert rows_of(config) == first
+    report, third = refreshed(config)
+    assert (report.num_changed, report.num_new, report.num_unchanged) == (1, 0, 5)
+    changed = ("pictures/0003.png", 0)
+    assert third[changed]["image_embedding"] == pytest.approx(second[changed]["image_embedding"], abs=1e-6)
+    assert {key: row for key, row in third.items() if key != changed} == {
+        key: row for key, row in first.items() if key != changed
+    }
+
+
+def test_after_a_rollback_over_a_model_the_old_one_answers_and_the_next_refresh_brings_the_new(
+    make_run, source, tmp_path
+):
+    old = make_run(source)
+    _, before = refreshed(old)
+    files = StoreFiles(old.store)
+    build_store_index(files)
+    folder = tmp_path / "model"
+    init_model(tiny_config(), folder, seed=1, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
+    new = make_run(source, model=str(folder))
+    _, after = refreshed(new)
+    with write_lock(files):
+        rollback(files, None, kept_or_built(files, silent), silent)
+    assert rows_of(old) == before
+    store = embedder.open_store(old.store)
+    assert store.info.model == old.model
+    query = store.encode_image([source / "pictures" / "0003.png"])[0]
+    assert store.search(query, k=1)[0].item_id == "pictures/0003.png"
+    version = embedder.open_store(old.store, version=publications(files)[1].run_id)
+    assert version.info.model == str(folder)
+    assert version.search(version.encode_image([source / "pictures" / "0002.png"])[0], 1)[0].item_id.endswith("2.png")
+
+    assert refreshed(old)[0].num_unchanged == 6, "with the old model nothing is to be done"
+    report, again = refreshed(new)
+    assert report.reasons == {"model changed": 6}
+    assert {key: row["model_fingerprint"] for key, row in again.items()} == {
+        key: row["model_fingerprint"] for key, row in after.items()
+    }
+
+
+def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(make_run, source):
+    config = make_run(source, rows_per_part=2)
+    _, before = refreshed(config)
+    compact(StoreFiles(config.store), PartTarget(), silent)
+    report, rows = refreshed(config)
+    assert (report.num_unchanged, rows) == (6, before)
+    (source / "pictures" / "0001.png").unlink()
+    _, rows = refreshed(config, forced=("retire",))
+    assert rows == {key: row for key, row in before.items() if key[0] != "pictures/0001.png"}
+
+
+def test_a_refresh_compacts_where_it_pays_and_keeps_the_index(make_run, source, monkeypatch):
+    monkeypatch.setattr(compact_module, "MIN_SAVED", 2)
+    config = make_run(source, rows_per_part=2)
+    refreshed(config)
+    files = StoreFiles(config.store)
+    build_store_index(files)
+    (source / "pictures" / "0100.png").write_bytes(samples.image_bytes(100))
+    _, rows = refreshed(config)
+    assert [each.kind for each in publications(files)][-2:] == ["refresh", "compaction"]
+    night, compaction = publications(files)[-2:]
+    assert (night.index, len(rows)) == (compaction.index, 7)
+
+
+def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
+    config = make_run(source)
+    _, before = refreshed(config)
+    files = StoreFiles(config.store)
+    with write_lock(files):
+        purge(
+            files,
+            ["pictures/0002.png"],
+            lambda new: keep_index(files, new.embeddings, new.model_fingerprint, silent),
+            silent,
+        )
+    assert forecast(config, Options(kind="refresh")).num_to_embed == 0
+    report, rows = refreshed(config)
+    assert (report.num_new, report.num_unchanged) == (0, 5)
+    assert rows == {key: row for key, row in before.items() if key[0] != "pictures/0002.png"}
+    assert "pictures/0002.png" not in items_of(config)
+    allow_again(files, ["pictures/0002.png"])
+    report, rows = refreshed(config)
+    assert (report.num_new, len(rows)) == (1, 6)
+
+
+def test_a_command_names_the_versions_that_can_be_searched(make_run, source, run_embedder):
+    config = make_run(source)
+    refreshed(config)
+    run_id = read_current(StoreFiles(config.store)).run_id
+    code, found, _ = run_embedder("search", "a red car", "--store", config.store, "--version", run_id, "--json")
+    assert (code, len(found["hits"])) == (0, 6)
+    with pytest.raises(StoreError, match="no run yesterday"):
+        embedder.open_store(config.store, version="yesterday")

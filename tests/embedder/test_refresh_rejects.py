@@ -1,0 +1,92 @@
+"""Rejects are listed, filtered, and tried again."""
+
+import pytest
+import samples
+from refresh_runs import items_of, refreshed, touch
+
+from embedder.errors import ConfigError
+from embedder.refresh.commands import rejects, retry
+from embedder.sources.errors import FetchError
+from embedder.sources.fetch import Fetcher
+
+
+@pytest.fixture
+def rejecting(make_run, tmp_path, monkeypatch):
+    """A store with a broken file, a stale one, and one that failed in passing; and what heals that."""
+    source = samples.folder(tmp_path / "in", num_images=6, captions=False)
+    config = make_run(source, max_reject_fraction=1)
+    refreshed(config)
+    fetch = Fetcher.fetch
+    failing = {"late.png"}
+
+    def fetch_or_fail(self, uri, **options):
+        if any(uri.endswith(name) for name in failing):
+            raise FetchError("ReadError", f"{uri}: Input/output error", transient=True)
+        return fetch(self, uri, **options)
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch_or_fail)
+    (source / "late.png").write_bytes(samples.image_bytes(20))
+    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    (source / "pictures" / "0001.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    refreshed(config)
+    return config, failing
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({}, {"late.png", "broken.png", "pictures/0001.png"}),
+        ({"transient": True}, {"late.png"}),
+        ({"transient": False}, {"broken.png", "pictures/0001.png"}),
+        ({"stale": True}, {"pictures/0001.png"}),
+        ({"stale": False, "transient": False}, {"broken.png"}),
+        ({"step": "read"}, {"late.png"}),
+        ({"error_type": "ReadError"}, {"late.png"}),
+        ({"error_type": "Nothing"}, set()),
+    ],
+)
+def test_rejects_are_filtered(rejecting, wanted, expected):
+    config, _ = rejecting
+    assert {row["item_id"] for row in rejects(config, None, wanted).data["rejects"]} == expected
+
+
+def test_a_retry_embeds_the_chosen_rejects_and_nothing_else(rejecting, tmp_path):
+    config, failing = rejecting
+    failing.clear()
+    (tmp_path / "in" / "new.png").write_bytes(samples.image_bytes(50))
+    (tmp_path / "in" / "pictures" / "0005.png").unlink()
+    report = retry(config, {"transient": True}).data
+    assert (report["reasons"], report["num_retired"]) == ({"rejected before": 1}, 0)
+    items = items_of(config)
+    assert items["late.png"]["state"] == "embedded"
+    assert "new.png" not in items
+    assert "pictures/0005.png" in items
+    report = retry(config, {"stale": False}).data
+    assert report["reasons"] == {"rejected before": 1}
+    assert items_of(config)["broken.png"]["attempts"] == 2
+
+
+def test_a_retry_takes_a_mended_file_as_it_is_now(rejecting, tmp_path):
+    config, _ = rejecting
+    (tmp_path / "in" / "broken.png").write_bytes(samples.image_bytes(70))
+    touch(tmp_path / "in" / "pictures" / "0000.png")
+    report = retry(config, {"step": "decode"}).data
+    assert report["reasons"] == {"content changed": 1, "rejected before": 1}
+    assert items_of(config)["broken.png"]["state"] == "embedded"
+
+
+def test_a_retry_without_sources_says_what_it_needs(rejecting):
+    config, _ = rejecting
+    with pytest.raises(ConfigError, match="--config"):
+        retry(config.model_copy(update={"source": ()}), {})
+
+
+def test_the_command_lists_and_filters(rejecting, run_embedder):
+    config, _ = rejecting
+    code, found, stderr = run_embedder("rejects", "--store", config.store, "--stale", "--json")
+    assert code == 0, stderr
+    assert [row["item_id"] for row in found["rejects"]] == ["pictures/0001.png"]
+    code, found, stderr = run_embedder(
+        "rejects", "--store", config.store, "--no-transient", "--step", "decode", "--json"
+    )
+    assert {row["item_id"] for row in found["rejects"]} == {"pictures/0001.png", "broken.png"}

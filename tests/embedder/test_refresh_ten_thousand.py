@@ -1,0 +1,51 @@
+"""A night without a change at the size that is promised; the store is made by hand, so that this takes seconds."""
+
+import time
+
+import pyarrow as pa
+import store_samples
+from refresh_runs import contents
+from store_samples import table
+
+from embedder.refresh.inputs import open_inputs
+from embedder.store.binding import bind_store
+from embedder.store.parts import Stamp, write_part
+from embedder.store.publish import Order, publish
+from embedder.store.runs import start_run
+
+NUM_ITEMS, ROWS_PER_PART = 10_000, 512
+
+
+def publish_as_listed(inputs):
+    """Publish a made-up vector for each listed item."""
+    bind_store(inputs.files, inputs.info)
+    run = start_run(inputs.files, inputs.info, pa.schema([]))
+    prints = (inputs.info.model_fingerprint, inputs.info.preprocess_fingerprint)
+    stamp = Stamp(run.run_id, run.session, *prints, pa.schema([]))
+    facts = ("uri", "size_bytes", "modified")
+    rows = [
+        store_samples.row(item["item_id"], **{name: item[name] for name in facts}, image_embedding=[0.1] * 24)
+        for item in inputs.listing.to_pylist()
+    ]
+    for start in range(0, NUM_ITEMS, ROWS_PER_PART):
+        write_part(inputs.files, stamp, start // ROWS_PER_PART, table(*rows[start : start + ROWS_PER_PART]))
+    publish(run, stamp, lambda version: None, Order(kind="refresh", info=inputs.info))
+
+
+def test_ten_thousand_unchanged_items_take_less_than_ten_seconds(make_run, tmp_path, run_embedder):
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(NUM_ITEMS):
+        (source / f"{number:05d}.png").write_bytes(b"picture %d" % number)
+    config = make_run(source)
+    publish_as_listed(open_inputs(config))
+    before = contents(config.store)
+    path = tmp_path / "nightly.toml"
+    path.write_text(f'model = "{config.model}"\nstore = "{config.store}"\n[[source]]\npath = "{source}"\n')
+    started_s = time.perf_counter()
+    code, report, stderr = run_embedder("refresh", path, "--json")
+    wall_s = time.perf_counter() - started_s
+    assert code == 0, stderr
+    assert (report["outcome"], report["num_unchanged"]) == ("nothing to do", NUM_ITEMS)
+    assert wall_s < 10
+    assert contents(config.store) == before

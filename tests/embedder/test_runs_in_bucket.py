@@ -1,0 +1,218 @@
+"""Whole runs into a store on `s3://`: killed, two at once, watched by a reader, on Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import samples
+from store_samples import INFO, begin, publish_rows, row, table
+
+import embedder
+from embedder.errors import StoreError
+from embedder.store import swap as swap_module
+from embedder.store.binding import bind_store
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.lock import write_lock
+from embedder.store.parts import write_part
+from embedder.store.publish import publish
+from embedder.store.tables import RecordTable
+
+NUM_IMAGES = 60
+SAME = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return samples.folder(tmp_path_factory.mktemp("bucket_runs") / "in", num_images=NUM_IMAGES, num_clips=1)
+
+
+def command(source, model, store, engine="local"):
+    settings = ["rows_per_part=8", "batch_size=4", "decode.items_per_task=8", "segment_s=1.0"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    base = [sys.executable, "-m", "embedder", "embed", str(source), "--model", str(model), "--store", store]
+    return [*base, "--engine", engine, *options]
+
+
+def start(*arguments):
+    return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def run_to_the_end(*arguments):
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return rows_of(arguments[2])
+
+
+def rows_of(store):
+    content = embedder.open_store(store).to_arrow()
+    rows = {(each["item_id"], each["segment"]): each for each in content.to_pylist()}
+    assert len(rows) == content.num_rows, "no (item_id, segment) stands twice"
+    return rows
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, each in expected.items():
+        assert [found[key][name] for name in SAME] == [each[name] for name in SAME]
+        for name in ("image_embedding", "text_embedding"):
+            assert (found[key][name] is None) == (each[name] is None)
+            assert each[name] is None or np.dot(found[key][name], each[name]) >= 0.9999
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source, tiny_model, tmp_path_factory):
+    return run_to_the_end(source, tiny_model, str(tmp_path_factory.mktemp("bucket_runs") / "undisturbed"))
+
+
+def signal_after(process, files, num_entries, number):
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if sum("/journal/" in info.path for info in files.list("runs")) >= num_entries:
+            process.send_signal(number)
+            break
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_entries", [pytest.param(1, marks=pytest.mark.slow), 5])
+def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(
+    source, tiny_model, bucket, undisturbed, num_entries
+):
+    store = f"{bucket}/store"
+    files, process = StoreFiles(store), start(source, tiny_model, store)
+    signal_after(process, files, num_entries, signal.SIGKILL)
+    code = process.wait(60)
+    assert code == -signal.SIGKILL, process.stderr.read()
+    process.stderr.close()
+    assert not files.exists("CURRENT.json")
+    assert not RecordTable(files, "embeddings").exists, "no reader sees half a run"
+    assert_same(run_to_the_end(source, tiny_model, store), undisturbed)
+    assert len({info.path.split("/")[1] for info in files.list("runs")}) == 1, "the second call went on with the run"
+
+
+def test_a_run_of_a_store_that_another_holds_exits_with_a_clear_line(source, tiny_model, bucket, monkeypatch):
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "10")  # on a busy machine a process that lives may be silent for seconds
+    with write_lock(StoreFiles(f"{bucket}/store")):
+        process = start(source, tiny_model, f"{bucket}/store")
+        error = process.communicate(timeout=200)[1]
+    assert process.returncode == 2, error
+    assert "another run is writing to it" in error
+    assert f"process {os.getpid()} on " in error
+    assert "Traceback" not in error
+
+
+def test_of_two_runs_at_once_one_embeds_and_the_other_is_refused_or_finds_it_done(
+    source, tiny_model, bucket, undisturbed, monkeypatch
+):
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "30")
+    store = f"{bucket}/store"
+    processes = [start(source, tiny_model, store) for _ in range(2)]
+    errors = [process.communicate(timeout=200)[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) in ([0, 2], [0, 0]), errors
+    assert sum("publishing" in error for error in errors) == 1
+    runs = {info.path.split("/")[1] for info in StoreFiles(store).list("runs") if info.path.endswith("/run.json")}
+    assert len(runs) == 1
+    assert_same(rows_of(store), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_that_slept_while_another_finished_its_work_publishes_nothing(source, tiny_model, bucket, undisturbed):
+    store = f"{bucket}/store"
+    files, sleeper = StoreFiles(store), start(source, tiny_model, store)
+    signal_after(sleeper, files, 2, signal.SIGSTOP)
+    assert_same(run_to_the_end(source, tiny_model, store), undisturbed)
+    published, report = read_current(files), files.read(f"runs/{read_current(files).run_id}/report.json")
+    sleeper.send_signal(signal.SIGCONT)
+    _, stderr = sleeper.communicate(timeout=120)
+    assert sleeper.returncode == 1, stderr
+    assert "another one took the store over" in stderr
+    assert "Traceback" not in stderr
+    assert read_current(files) == published
+    assert files.read(f"runs/{published.run_id}/report.json") == report
+    assert_same(rows_of(store), undisturbed)
+    assert_same(run_to_the_end(source, tiny_model, store), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_writes_from_its_workers_into_the_bucket(source, tiny_model, bucket, undisturbed):
+    store = f"{bucket}/store"
+    assert_same(run_to_the_end(source, tiny_model, store, "ray"), undisturbed)
+    assert StoreFiles(store).read(".lock").startswith(b'{"released"')
+
+
+def test_a_reader_that_polls_sees_whole_states_only(bucket):
+    files = StoreFiles(f"{bucket}/store")
+    bind_store(files, INFO)
+    names, seen, problems, ended = [f"{n}.jpg" for n in range(12)], [], [], threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            try:
+                store = embedder.open_store(files.address)
+                rows = store.to_arrow(["item_id", "content_version", "run_id"]).to_pylist()
+                items = store.items().to_pylist()
+            except StoreError as error:
+                if "nothing is published yet" not in str(error):
+                    problems.append(error)
+                continue
+            state = {each["content_version"] for each in rows} | {each["content_version"] for each in items}
+            if len(state) != 1 or len(rows) != len(names) or len(items) != len(names):
+                problems.append((len(rows), len(items), state))
+            seen.append(min(state))
+
+    readers = [threading.Thread(target=poll) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(6):
+        publish_rows(StoreFiles(files.address), *(row(name, content_version=f"v{number}") for name in names))
+    ended.set()
+    for reader in readers:
+        reader.join()
+    assert problems == []
+    assert len(set(seen)) >= 2, "the readers saw the store change"
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("fatal_step", ["embeddings commit", "items commit", "current"])
+def test_a_run_killed_between_any_two_steps_of_publishing_leaves_the_old_state_served(bucket, monkeypatch, fatal_step):
+    files = StoreFiles(f"{bucket}/store")
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
+    before, commit = read_current(files), RecordTable.commit
+
+    def dying_commit(self, *arguments):
+        version = commit(self, *arguments)
+        if f"{self.name} commit" == fatal_step:
+            raise Killed
+        return version
+
+    def dying_swap(files, current):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordTable, "commit", dying_commit)
+        if fatal_step == "current":
+            patch.setattr(swap_module, "write_current", dying_swap)
+        with pytest.raises(Killed):
+            publish(run, stamp, lambda version: None)
+    assert read_current(files) == before
+    assert served(files) == {"a.jpg": [1.0, 0.0], "b.jpg": [1.0, 0.0]}
+    publish(*begin(files), lambda version: None)
+    assert served(files) == {"a.jpg": [1.0, 0.0], "b.jpg": [0.0, 1.0], "c.jpg": [1.0, 0.0]}
+
+
+def served(files):
+    rows = RecordTable(files, "embeddings", read_current(files).embeddings).read(["item_id", "image_embedding"])
+    found = dict(zip(rows["item_id"].to_pylist(), rows["image_embedding"].to_pylist(), strict=True))
+    assert len(found) == rows.num_rows
+    return found

@@ -1,0 +1,315 @@
+"""The security checklist, one test a line. Where a line has many cases, its own test file is named beside it.
+
+media         formats, pixels, playlists, memory, time      tests/media
+sources       tars, links, paths, credentials in addresses  tests/sources
+hostile bytes 1,000 mutated inputs                          tests/scripts/test_hostile_inputs.py
+index         sha256 before FAISS reads                     tests/index/test_index_open.py
+"""
+
+import ast
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import samples
+from embedding_runs import Quiet
+from PIL import Image
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import embedder
+from embedder.cli import app
+from embedder.config import DecodeConfig, SourceConfig
+from embedder.embed import embed
+from embedder.errors import EmbedderError, RunFailed
+from embedder.media import pictures, videos
+from embedder.media.door import DecodeDoor
+from embedder.media.errors import DecodeError
+from embedder.media.fit import PictureFit
+from embedder.media.limits import DecodeLimits
+from embedder.retrieval.indexing import build_store_index
+from embedder.sources.listing import list_sources
+from embedder.store.files import StoreFiles
+from index.errors import RetrievalError
+from shards.errors import ModelError
+from shards.model_folder import resolve_model
+from shards.shard import load_shard
+
+ROOT = Path(__file__).parents[2]
+FIT = PictureFit(image_size=32, resize="crop", interpolation="bilinear", reduced_decode=True)
+SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCY"
+
+
+def calls(*names):
+    """Every call of a function or method of these names in the packages: where, and the call."""
+    for package in ("embedder", "shards", "index"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    if any(name == each or name.endswith(f".{each.lstrip('.')}") for each in names):
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}", name, node
+
+
+def imports():
+    for package in ("embedder", "shards", "index"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    yield from ((path, alias.name) for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    yield path, node.module
+
+
+def keywords(call):
+    return {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+
+
+# Pictures and videos
+
+
+def test_pictures_are_opened_with_a_list_of_formats_that_has_no_interpreter_in_it():
+    opened = [(where, keywords(call)) for where, name, call in calls("Image.open")]
+    assert opened and all("formats" in options for _, options in opened), opened
+    assert set(pictures.FORMATS) <= {"JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"}
+
+
+@pytest.mark.parametrize("kind", ["PDF", "EPS", "ICO", "PCX", "TGA", "PPM", "JPEG2000", "ICNS"])
+def test_other_formats_are_refused_although_pillow_reads_them(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, kind)
+    with DecodeDoor() as door, pytest.raises(DecodeError):
+        door.picture(file.getvalue(), FIT)
+
+
+def test_videos_are_opened_with_lists_of_formats_and_protocols():
+    ((where, _, call),) = calls("av.open")
+    assert where.startswith("embedder/media/videos.py") and {"options", "io_open"} <= keywords(call).keys()
+    text = Path(videos.__file__).read_text(encoding="utf-8")
+    assert '"format_whitelist": FORMATS' in text and '"protocol_whitelist"' in text
+    assert videos.FORMATS == "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+
+
+def test_a_playlist_named_like_a_video_opens_no_neighbour(tmp_path):
+    samples.clip(tmp_path / "real.mp4")
+    (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile 'real.mp4'\n")
+    with DecodeDoor() as door, pytest.raises(DecodeError):
+        next(door.video(tmp_path / "list.mp4", FIT, segment_s=1.0, frames_per_segment=1))
+
+
+def test_pixels_of_a_picture_are_limited_before_they_are_decoded():
+    assert DecodeConfig().max_pixels <= 100_000_000
+    header = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4, "big") + b"\0\0\0\0IDAT" + b"\0" * 9
+    with DecodeDoor() as door, pytest.raises(DecodeError, match="TooManyPixels"):
+        door.picture(png, FIT)
+
+
+def test_the_decoder_has_a_limit_of_memory_that_the_kernel_keeps():
+    with DecodeDoor(DecodeLimits(memory_bytes=700 << 20)) as door:
+        door.picture(samples.image_bytes(1), FIT)
+        limits = Path(f"/proc/{door.child_pid}/limits").read_text()
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    assert line.split()[3:5] == [str(700 << 20)] * 2
+
+
+def test_the_decoder_has_a_deadline():
+    rows = np.random.default_rng(0).integers(0, 255, (3000, 3000, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(rows).save(file, "PNG", compress_level=1)
+    with DecodeDoor(DecodeLimits(timeout_s=0.02)) as door:
+        begun_s = time.monotonic()
+        with pytest.raises(DecodeError) as caught:
+            door.picture(file.getvalue(), FIT)
+        assert caught.value.error_type == "TimeoutError" and caught.value.transient
+        assert time.monotonic() - begun_s < 5
+
+
+# Code in data
+
+
+def test_nothing_on_any_path_unpickles_evaluates_or_asks_a_shell():
+    forbidden = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
+    assert not [(path, name) for path, name in imports() if name.partition(".")[0] in forbidden]
+    for where, name, call in calls("eval", "exec", "os.system", "os.popen", "yaml.load"):
+        assert name.endswith(".eval") and not call.args, f"{where}: {name}"  # modules have an `eval()` mode
+    for where, _, call in calls("Popen", "subprocess.run", "check_output", "np.load", "numpy.load"):
+        options = keywords(call)
+        assert options.get("shell", "False") == "False" and options.get("allow_pickle", "False") == "False", where
+    for where, _, call in calls("torch.load"):
+        assert keywords(call).get("weights_only") == "True", where
+
+
+def test_no_code_comes_with_a_model():
+    for where, _, call in calls("from_pretrained"):
+        assert keywords(call).get("trust_remote_code") == "False", where
+
+
+class Payload:
+    """Leaves a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pickle_in_a_model_folder_is_never_executed(tiny_model, tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tiny_model.iterdir():
+        if file.name != "model.safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    (folder / name).write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
+    result = CliRunner().invoke(app, ["model", "info", str(folder)])
+    assert result.exception is not None
+    with pytest.raises(ModelError):
+        from shards.config import load_model_config
+        from shards.ranges import whole_model
+
+        load_shard(resolve_model(str(folder)), whole_model(load_model_config(folder)))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_are_safetensors(tiny_model):
+    assert load_file(tiny_model / "model.safetensors")
+    assert {path.suffix for path in tiny_model.iterdir()} <= {".safetensors", ".json"}
+
+
+def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run, tmp_path):
+    reading = [where for where, name, _ in calls("faiss.read_index", "deserialize_index")]
+    assert len(reading) == 1 and reading[0].startswith("index/engine.py"), reading
+    config = make_run(samples.folder(tmp_path / "in"))
+    embed(config, Quiet())
+    number, _ = build_store_index(StoreFiles(config.store))
+    (path,) = (tmp_path / "store" / "index").rglob("*.faiss")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises((RetrievalError, EmbedderError), match="sha256|checksum"):
+        embedder.open_store(config.store).search(np.ones(24, np.float32), 3)
+    assert number == 1
+
+
+# Sources
+
+
+def listed(path, **options):
+    tables = list_sources([SourceConfig(path=str(path), **options)])
+    return {row["item_id"]: row for table in tables for row in table.to_pylist()}
+
+
+def test_members_of_a_tar_are_never_unpacked_and_climb_nowhere(tmp_path):
+    assert not list(calls("extractall", ".extract", "unpack_archive"))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("../../climbs.png", "/absolute.png", "good.png"):
+            info = tarfile.TarInfo(name)
+            info.size = len(samples.image_bytes(1))
+            tar.addfile(info, io.BytesIO(samples.image_bytes(1)))
+        link = tarfile.TarInfo("link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    rows = listed(tmp_path / "a.tar")
+    assert [key for key, row in rows.items() if row["error_type"] is None] == ["a/good"]
+
+
+def test_a_member_of_a_tar_may_have_so_many_bytes_and_no_more(make_run, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("large.png")
+        info.size = 1 << 20
+        tar.addfile(info, io.BytesIO(b"\0" * info.size))
+    config = make_run(tmp_path / "a.tar", decode={"max_file_bytes": 1 << 16}, max_reject_fraction=1)
+    embed(config, Quiet())
+    (row,) = embedder.open_store(config.store).rejects().to_pylist()
+    assert row["error_type"] == "TooLarge" and "decode.max_file_bytes" in row["error"]
+
+
+def test_a_link_out_of_the_root_is_a_reject_and_nobody_reads_it(tmp_path):
+    (tmp_path / "secret.txt").write_text(SECRET)
+    root = samples.folder(tmp_path / "in", num_images=1)
+    (root / "climbs.txt").symlink_to("../secret.txt")
+    (root / "absolute.txt").symlink_to("/etc/passwd")
+    rows = listed(root)
+    assert {rows[name]["error_type"] for name in ("climbs.txt", "absolute.txt")} == {"LinkOutsideRoot"}
+    assert SECRET not in json.dumps(rows)
+
+
+# Ray
+
+LISTENING = """
+import json, psutil, ray
+from embedder.run.ray_session import start_ray
+start_ray(num_cpus=1)
+ray.get(ray.remote(num_cpus=0.1)(lambda: 1).remote())
+me = psutil.Process()
+found = [
+    connection.laddr.ip
+    for process in [me, *me.children(recursive=True)]
+    for connection in process.net_connections(kind="inet")
+    if connection.status == psutil.CONN_LISTEN
+]
+from ray._raylet import AuthenticationMode, get_authentication_mode
+asks = get_authentication_mode() == AuthenticationMode.TOKEN
+print(json.dumps({"ips": sorted(set(found)), "num": len(found), "asks_for_a_token": asks}))
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import ray.data\n"])
+def test_ray_listens_on_this_machine_alone_and_asks_for_a_token(first):
+    """Also where a notebook has imported Ray before us."""
+    command = [sys.executable, "-c", first + LISTENING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["num"] >= 3
+    assert set(found["ips"]) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
+    assert found["asks_for_a_token"]
+
+
+# Secrets
+
+
+def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    addresses = [
+        f"https://user:{SECRET}@host/a.jpg",
+        f"https://host/a.jpg?X-Amz-Signature={SECRET}",
+        f"s3://AKIA:{SECRET}@bucket/a.jpg",
+        f"http://host/?token={SECRET}",
+    ]
+    table = {"id": list("abcd"), "photo": addresses, "title": ["a red car"] * 4}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    columns = {"id": "id", "image": "photo", "caption": "title"}
+    source = {"path": str(tmp_path / "t.parquet"), "columns": columns}
+    settings = {"max_reject_fraction": 1, "metrics_file": str(tmp_path / "m.prom"), "log_file": str(tmp_path / "log")}
+    config = make_run([source], **settings)
+    said = []
+    watcher = Quiet()
+    watcher.say = said.append
+    embed(config, watcher)
+    told = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "t.parquet"]
+    assert len(told) > 8
+    assert not [path for path in told if SECRET.encode() in path.read_bytes()]
+    tables = [embedder.open_store(config.store).items(), embedder.open_store(config.store).to_arrow()]
+    assert SECRET not in str([rows.to_pylist() for rows in tables]) + str(said)
+
+
+@pytest.mark.parametrize("key", ["source", "store", "model"])
+def test_an_address_with_credentials_is_refused_without_repeating_them(make_run, tmp_path, key):
+    address = f"s3://AKIAIOSFODNN7:{SECRET}@bucket/place"
+    source = samples.folder(tmp_path / "in", num_images=1)
+    config = make_run(source if key != "source" else [{"path": address}], **({key: address} if key != "source" else {}))
+    with pytest.raises((EmbedderError, ModelError, RunFailed)) as caught:
+        embed(config, Quiet())
+    assert SECRET not in str(caught.value) and SECRET not in repr(caught.value)

@@ -1,0 +1,79 @@
+"""The commands that look after a store: what they print, and how they end."""
+
+import json
+
+from store_samples import row
+from store_states import new_store, night
+from typer.testing import CliRunner
+
+from embedder.cli import app
+from embedder.errors import ConfigError
+
+runner = CliRunner()
+
+
+def run(*arguments):
+    """Run a command in this process; gives the JSON of its last line."""
+    result = runner.invoke(app, [*map(str, arguments), "--json"])
+    assert result.exception is None, result.exception
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_a_store_is_looked_after_from_the_command_line(tmp_path):
+    files = new_store(tmp_path / "store")
+    first = night(files, row("a.jpg"), row("b.jpg"))
+    second = night(files, row("b.jpg", modified="t1"), row("c.jpg"))
+    store = ("--store", files.address)
+
+    told = run("history", *store)["publications"]
+    assert [(each["run_id"], each["num_items"], each["current"]) for each in told] == [
+        (first.run_id, 2, False),
+        (second.run_id, 3, True),
+    ]
+    assert run("rollback", *store)["restores"] == first.run_id
+    assert run("rollback", second.run_id, *store)["num_items"] == 3
+    assert run("compact", *store)["published"]["kind"] == "compaction"
+    promised = run("vacuum", *store, "--keep-days", 0, "--keep-versions", 1, "--dry-run")
+    assert promised["num_files"] == len(promised["files"]) > 0
+    assert run("vacuum", *store, "--keep-days", 0, "--keep-versions", 1)["files"] == promised["files"]
+    ids = tmp_path / "ids.txt"
+    ids.write_text("b.jpg\n\nnever.jpg\n")
+    done = run("purge", "a.jpg", "--from-file", ids, *store)
+    assert (done["num_asked"], done["num_published"], done["scan"]["found_in"]) == (3, 2, [])
+    assert run("purge", "--allow-again", "a.jpg", *store) == {"num_forgotten": 1}
+    assert run("migrate", *store)["was_older"] is False
+    assert [each["can_be_read"] for each in run("history", *store)["publications"]] == [False] * 5 + [True]
+
+
+def test_a_person_reads_what_happened(tmp_path):
+    files = new_store(tmp_path / "store")
+    night(files, row("a.jpg"))
+    night(files, row("b.jpg"))
+    lines = {
+        command: runner.invoke(app, [command, *more, "--store", str(files.address)]).stdout
+        for command, more in {
+            "history": [],
+            "compact": [],
+            "vacuum": ["--dry-run"],
+            "rollback": [],
+            "purge": ["a.jpg"],
+            "migrate": [],
+        }.items()
+    }
+    assert "refresh" in lines["history"]
+    assert "items: 2 part files -> 1" in lines["compact"]
+    assert "would delete" in lines["vacuum"]
+    assert "published again what run" in lines["rollback"]
+    assert "none holds or names them" in lines["purge"]
+    assert "format version 2 already" in lines["migrate"]
+
+
+def test_mistakes_are_told_as_such(tmp_path):
+    assert isinstance(runner.invoke(app, ["history"]).exception, ConfigError)
+    assert "purge: no items" in str(runner.invoke(app, ["purge", "--store", str(tmp_path)]).exception)
+    missing = runner.invoke(app, ["purge", "--from-file", "nowhere.txt", "--store", str(tmp_path)])
+    assert "--from-file nowhere.txt: can't be read" in str(missing.exception)
+    for command in ("history", "rollback", "vacuum", "compact", "migrate"):
+        missing = runner.invoke(app, [command, "--store", str(tmp_path / "typo")])
+        assert "no store.json there" in str(missing.exception)
+    assert not (tmp_path / "typo").exists(), "a typing mistake makes no store"

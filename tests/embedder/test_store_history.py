@@ -1,0 +1,134 @@
+"""What was published stays known, in its order, and each version is read as it was."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from store_samples import reject, row
+from store_states import new_store, night, no_index, rows_at, silent
+
+import embedder
+from embedder.errors import StoreError
+from embedder.store.history import find_publication, one_before, past_runs, publications, published_chain, readable
+from embedder.store.layout import CURRENT_FILE, Published, read_current
+from embedder.store.rollback import rollback
+from embedder.store.tables import RecordTable
+
+
+@pytest.fixture
+def files(tmp_path):
+    return new_store(tmp_path / "store")
+
+
+def record(run_id: str, previous: str | None = None, kind: str = "refresh", restores: str | None = None) -> Published:
+    return Published(
+        run_id=run_id,
+        previous=previous,
+        restores=restores,
+        kind=kind,
+        embeddings=1,
+        items=1,
+        published_at=datetime(2026, 1, 1, tzinfo=UTC),
+        num_items=1,
+        num_vectors=1,
+        num_rejected=0,
+    )
+
+
+def test_every_publication_is_told_with_what_it_held(files):
+    first = night(files, row("a.jpg"), row("b.jpg"))
+    second = night(files, row("c.jpg"), reject("d.jpg"))
+    history = publications(files)
+    assert [each.run_id for each in history] == [first.run_id, second.run_id]
+    assert [(each.num_items, each.num_vectors, each.num_rejected) for each in history] == [(2, 2, 0), (4, 3, 1)]
+    assert [each.previous for each in history] == [None, first.run_id]
+    assert [run.is_current for run in past_runs(files)] == [False, True]
+    assert all(run.can_be_read for run in past_runs(files))
+
+
+def test_a_run_that_died_before_its_swap_is_no_publication():
+    records = [record("1"), record("2", "1"), record("3", "1")]
+    assert [each.run_id for each in published_chain("3", records)] == ["1", "3"]
+
+
+def test_runs_from_before_there_were_records_are_told_without_figures(files):
+    old = night(files, row("a.jpg"))
+    files.delete(f"runs/{old.run_id}/published.json")
+    (told,) = past_runs(files)
+    assert (told.run_id, told.record, told.is_current, told.can_be_read) == (old.run_id, None, True, True)
+    new = night(files, row("b.jpg"))
+    assert [(run.run_id, run.record is not None, run.can_be_read) for run in past_runs(files)] == [
+        (old.run_id, False, False),
+        (new.run_id, True, True),
+    ]
+
+
+def test_each_version_is_read_as_it_was(files):
+    first = night(files, row("a.jpg", caption="then"))
+    night(files, row("a.jpg", caption="now", modified="t1"), row("b.jpg"))
+    then = embedder.open_store(files.address, version=first.run_id)
+    assert then.to_arrow(["item_id", "caption"]).to_pylist() == [{"item_id": "a.jpg", "caption": "then"}]
+    assert then.items()["modified"].to_pylist() == ["t0"]
+    assert embedder.open_store(files.address).to_arrow().num_rows == 2
+
+
+def test_a_version_of_which_a_file_is_gone_is_refused_in_one_line(files):
+    first = night(files, row("a.jpg"))
+    (path,) = RecordTable(files, "embeddings").paths()
+    night(files, row("a.jpg", modified="t1"))
+    files.delete(f"embeddings/{path}")
+    with pytest.raises(StoreError, match=rf"version {first.run_id} can't be read any more.*embedder history") as error:
+        embedder.open_store(files.address, version=first.run_id)
+    assert "\n" not in str(error.value)
+    assert [run.can_be_read for run in past_runs(files)] == [False, True]
+
+
+def test_a_version_that_never_was_is_refused(files):
+    night(files, row("a.jpg"))
+    with pytest.raises(StoreError, match="no run 2020 among what it published"):
+        find_publication(files, "2020")
+
+
+def test_going_back_steps_over_publications_that_changed_no_row():
+    history = [record("1"), record("2", "1"), record("3", "2", "compaction"), record("4", "3", "migration")]
+    assert one_before(history).run_id == "1"
+    assert one_before(history[:1]) is None
+    assert one_before([record("1"), record("2", "1", "compaction")]) is None
+
+
+def test_going_back_twice_goes_back_by_two():
+    history = [record("1"), record("2", "1"), record("3", "2"), record("4", "3", "rollback", restores="2")]
+    assert one_before(history).run_id == "1"
+    assert one_before([*history, record("5", "4")]).run_id == "4"
+
+
+def test_a_record_of_an_unknown_format_is_refused_in_one_line(files):
+    run = night(files, row("a.jpg"))
+    path = f"runs/{run.run_id}/published.json"
+    files.write(path, json.dumps(json.loads(files.read(path)) | {"format_version": 99}).encode())
+    with pytest.raises(StoreError, match=r"published.json: format version 99, this embedder knows"):
+        past_runs(files)
+
+
+def test_versions_are_told_apart_from_those_whose_log_entries_are_gone(files):
+    night(files, row("a.jpg"))
+    ahead = read_current(files).model_copy(update={"embeddings": 99})
+    assert readable(files, [ahead]) == set()
+
+
+def test_the_current_publication_knows_which_one_it_restores(files):
+    first = night(files, row("a.jpg"))
+    night(files, row("b.jpg"))
+    back = rollback(files, None, no_index, silent)
+    assert back.restores == first.run_id
+    assert json.loads(files.read(CURRENT_FILE))["restores"] == first.run_id
+    assert list(rows_at(files, back)) == [("a.jpg", 0)]
+
+
+def test_a_log_that_lost_its_beginning_is_judged_by_what_is_left(files):
+    first, second, third = (night(files, row(f"{name}.jpg")) for name in "abc")
+    for name in ("items", "embeddings"):
+        RecordTable(files, name, second.items).create_checkpoint()
+        for number in (0, 1):
+            files.delete(f"{name}/_delta_log/{number:020d}.json")
+    assert readable(files, [first, second, third]) == {second.run_id, third.run_id}

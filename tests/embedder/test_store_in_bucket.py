@@ -1,0 +1,274 @@
+"""Stores on `s3://`: the same store as on a disk, read by others, without requests that are not needed."""
+
+import pickle
+import secrets
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import samples
+from bucket_server import KEY, SECRET
+from deltalake import DeltaTable
+from embedding_runs import Quiet, embedded
+from store_samples import begin, publish_rows, row, table
+
+import embedder
+from embedder.errors import ConfigError, StoreError
+from embedder.range_file import RangeFile
+from embedder.refresh.flow import refresh
+from embedder.refresh.work import Options
+from embedder.retrieval import index_store
+from embedder.retrieval.index_store import list_manifests
+from embedder.retrieval.indexing import build_store_index
+from embedder.store.files import StoreFiles, WriteConflict
+from embedder.store.layout import read_current
+from embedder.store.object_ranges import BLOCK_BYTES, TAIL_BYTES, ObjectTail
+from embedder.store.parts import store_part, write_part
+from embedder.store.tables import RecordTable
+from index.errors import RetrievalError
+from shards import model_folder
+from shards.object_stores import open_place
+
+SAME = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
+SAME += ("image_embedding", "text_embedding", "start_s", "end_s")
+
+
+@pytest.fixture
+def files(bucket):
+    return StoreFiles(f"{bucket}/a folder/störe")
+
+
+def objects_of(files) -> dict[str, bytes]:
+    """What any client sees in the bucket."""
+    store = open_place(files.address)
+    return {each["path"]: bytes(store.get(each["path"]).bytes()) for page in store.list() for each in page}
+
+
+def by_key(rows: pa.Table, key: tuple[str, ...], names: tuple[str, ...]) -> dict:
+    return {tuple(each[name] for name in key): {name: each[name] for name in names} for each in rows.to_pylist()}
+
+
+def test_the_same_runs_make_the_same_store_on_a_disk_and_in_a_bucket(make_run, bucket, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=6, num_clips=1)
+    (source / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing more")
+    changes = {"max_reject_fraction": 0.5, "max_retire_fraction": 0.5, "rows_per_part": 4, "segment_s": 1.0}
+    configs = [make_run(source, **changes), make_run(source, store=f"{bucket}/a/store", **changes)]
+    for seed in (100, 101):  # the second runs find a changed picture
+        (source / "pictures" / "0001.png").write_bytes(samples.image_bytes(seed))
+        for config in configs:
+            assert embedded(config)[0].published
+    for config in configs:
+        build_store_index(StoreFiles(config.store))
+    (source / "pictures" / "0003.png").unlink()
+    for config in configs:  # one item is gone; the index follows
+        assert refresh(config, Quiet(), Options()).published
+    disk, there = (embedder.open_store(config.store) for config in configs)
+
+    rows = [by_key(store.to_arrow(), ("item_id", "segment"), SAME) for store in (disk, there)]
+    assert len(rows[0]) == 8
+    assert rows[0] == rows[1]
+    names = tuple(name for name in disk.items().schema.names if name not in ("run_id", "updated_at"))
+    items = [by_key(store.items(), ("item_id",), names) for store in (disk, there)]
+    assert items[0] == items[1]
+    assert items[0]["broken.jpg",]["state"] == "rejected"
+    own = {"run_id", "previous", "published_at"}
+    assert disk.current.model_dump(exclude=own) == there.current.model_dump(exclude=own)
+    assert disk.info == there.info
+    found = [
+        [(hit.item_id, hit.segment, hit.score) for hit in store.search("a red car", k=8)] for store in (disk, there)
+    ]
+    assert sorted(found[0]) == sorted(found[1])
+    assert len(found[0]) == 8
+
+
+def test_source_model_and_store_may_all_lie_in_buckets(make_run, bucket, tiny_model, tmp_path):
+    source, there = samples.folder(tmp_path / "in", num_images=4), StoreFiles(f"{bucket}/everything")
+    for path in [*source.rglob("*.*"), *tiny_model.iterdir()]:
+        root, name = (source, "in") if path.is_relative_to(source) else (tiny_model, "model")
+        there.upload(path, f"{name}/{path.relative_to(root)}")
+    _, expected = embedded(make_run(source))
+    model, store = there.uri("model"), there.uri("store")
+    _, found = embedded(make_run([{"path": there.uri("in")}], model=model, store=store))
+    assert found.keys() == expected.keys()
+    for key, each in expected.items():
+        for name in ("image_embedding", "text_embedding", "caption", "content_version"):
+            assert found[key][name] == each[name]
+    assert embedder.open_store(store).search("a red car", k=1)[0].uri.startswith(there.uri("in"))
+    with pytest.raises(ConfigError, match="lies inside the source"):
+        embedded(make_run([{"path": there.uri("in")}], model=model, store=there.uri("in/store")))
+
+
+def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = make_run(samples.folder(tmp_path / "in"), store=f"{bucket}/store")
+    embedded(config)
+    files = StoreFiles(config.store)
+    assert build_store_index(files)[0] == 1
+    expected = embedder.open_store(config.store).search("two cats", k=3)
+    (copy,) = (path for path in (tmp_path / "cache" / "embedder" / "indexes").iterdir())
+    (copy / "index.faiss").write_bytes(b"damaged on this machine")
+    assert embedder.open_store(config.store).search("two cats", k=3) == expected  # fetched again
+    # What is damaged in the store itself is refused, however it was fetched.
+    index_store.shutil.rmtree(copy)
+    files.write("index/000001/index.faiss", files.read("index/000001/index.faiss") + b"x")
+    with pytest.raises(RetrievalError, match="sha256"):
+        embedder.open_store(config.store).search("two cats", k=3)
+    assert build_store_index(files)[0] == 2
+    assert [number for number, _ in list_manifests(files)] == [1, 2]
+    assert embedder.open_store(config.store).search("two cats", k=3) == expected
+    files.delete("index/000002/manifest.json")
+    with pytest.raises(StoreError, match=r"index version 2 is not there; build one"):
+        embedder.open_store(config.store).search("two cats", k=3)
+
+
+def test_an_upload_of_an_index_that_was_cut_off_is_no_version_and_its_number_is_not_used_again(files):
+    files.write("index/000003/index.faiss", b"half")
+    assert list_manifests(files) == []
+    assert index_store._next_number(files) == 4
+
+
+def test_other_programs_read_the_table_of_a_store_in_a_bucket(bucket):
+    files = StoreFiles(f"{bucket}/plain/store")  # Polars 2.1 looks for `a%20folder` where a folder's name has a space
+    publish_rows(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]))
+    uri = files.uri("embeddings")
+    found = polars.read_delta(uri, storage_options={"allow_http": "true"})
+    assert dict(found.select("item_id", "image_embedding").iter_rows()) == {"a.jpg": [1.0, 0.0], "b.jpg": [0.0, 1.0]}
+    embeddings = DeltaTable(uri, storage_options=files.storage_options).to_pyarrow_dataset()  # noqa: F841 - for DuckDB
+    assert duckdb.sql("SELECT count(*), max(item_id) FROM embeddings").fetchall() == [(2, "b.jpg")]
+
+
+def test_a_file_is_created_once_and_replaced_only_as_it_was_read(files):
+    assert files.create("x/new.json", b"1")
+    assert not files.create("x/new.json", b"2")
+    data, tag = files.read_tagged("x/new.json")
+    assert data == b"1"
+    newer = files.replace("x/new.json", b"3", tag)
+    with pytest.raises(WriteConflict):
+        files.replace("x/new.json", b"4", tag)
+    files.replace("x/new.json", b"5", newer)
+    with pytest.raises(WriteConflict):
+        files.replace("x/gone.json", b"6", newer)
+    with pytest.raises(WriteConflict):
+        files.replace("x/new.json", b"7", None)
+    assert objects_of(files) == {"x/new.json": b"5"}
+
+
+def test_a_replacement_that_was_sent_twice_because_its_answer_was_lost_is_no_conflict(files):
+    files.create("current", b"old")
+    _, tag = files.read_tagged("current")
+    newest = files.replace("current", b"new", tag)
+    assert files.replace("current", b"new", tag) == newest  # as the client sends it again
+
+
+def test_files_are_listed_found_and_deleted_as_on_a_disk(files, tmp_path):
+    for each in (files, StoreFiles(tmp_path / "store")):
+        assert list(each.list("runs")) == []
+        for path in ("runs/b/run.json", "runs/a/journal/1.json", "runs-old/x"):
+            each.write(path, path.encode())
+        assert sorted(each.list("runs")) == [("runs/a/journal/1.json", 21), ("runs/b/run.json", 15)]
+        assert each.exists("runs/b/run.json")
+        each.delete("runs/b/run.json")
+        each.delete("runs/b/run.json")
+        assert not each.exists("runs/b/run.json")
+        with pytest.raises(FileNotFoundError, match="run.json"):
+            each.read("runs/b/run.json")
+        with pytest.raises(FileNotFoundError):
+            each.open("runs/b/run.json")
+
+
+def test_a_large_file_is_read_by_the_columns_that_are_asked_for(files):
+    num_rows = 40_000
+    content = pa.table(
+        {"item_id": [f"{n:06d}" for n in range(num_rows)], "wide": [b"%064d" % n for n in range(num_rows)]}
+    )
+    part = store_part(files, "embeddings", "part.parquet", content, "s")
+    reader = RecordingStore(open_place(files.address))
+    file = RangeFile(ObjectTail(reader, "embeddings/part.parquet", nullcontext))
+    assert len(file.read()) == part.size_bytes
+    file.seek(-4, 2)
+    assert (file.read(), file.tell()) == (b"PAR1", part.size_bytes)
+    assert file.read(10) == b""
+    got = pa.PythonFile(RangeFile(ObjectTail(reader, "embeddings/part.parquet", nullcontext)), mode="r")
+    reader.num_bytes = 0
+    found = pq.ParquetFile(got).read(["item_id"])
+    assert found["item_id"].equals(content["item_id"])
+    assert reader.num_bytes < 0.6 * part.size_bytes
+    assert TAIL_BYTES < BLOCK_BYTES
+
+
+class RecordingStore:
+    """Counts the bytes that are fetched."""
+
+    def __init__(self, store):
+        self.store, self.num_bytes = store, 0
+
+    def head(self, path):
+        return self.store.head(path)
+
+    def get(self, path, options):
+        start, stop = options["range"]
+        self.num_bytes += stop - start
+        return self.store.get(path, options=options)
+
+
+def test_files_larger_than_a_piece_come_back_as_they_went(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_folder, "CHUNK_BYTES", 1 << 20)
+    (tmp_path / "model.safetensors").write_bytes(secrets.token_bytes(BLOCK_BYTES + 12345))
+    files.upload(tmp_path / "model.safetensors", "model/model.safetensors")
+    files.download("model/model.safetensors", tmp_path / "again")
+    fetched = model_folder.resolve_model(files.uri("model"), cache=tmp_path / "cache") / "model.safetensors"
+    expected = (tmp_path / "model.safetensors").read_bytes()
+    assert (tmp_path / "again").read_bytes() == expected
+    assert fetched.read_bytes() == expected
+
+
+def test_a_part_file_that_is_replaced_while_it_is_read_is_an_error_not_a_mixture(files):
+    ids = [secrets.token_hex(16) for _ in range(40_000)]
+    store_part(files, "items", "p.parquet", pa.table({"item_id": ids}), "s")
+    opened = files.open("items/p.parquet")
+    store_part(files, "items", "p.parquet", pa.table({"item_id": ids[::-1]}), "s")
+    with pytest.raises(OSError, match="replaced while it was read"):
+        opened.read(100)
+
+
+def test_a_missing_part_file_of_a_bucket_is_named(files):
+    publish_rows(files, row("a.jpg"))
+    (path,) = RecordTable(files, "embeddings").paths()
+    files.delete(f"embeddings/{path}")
+    with pytest.raises(StoreError, match=r"s3://.*part file of version 1 can't be read"):
+        RecordTable(files, "embeddings").read()
+
+
+def test_a_store_travels_to_other_processes_by_its_address_alone(files):
+    publish_rows(files, row("a.jpg"))
+    files.lease = object()  # what this process holds does not travel
+    data = pickle.dumps(files)
+    assert SECRET.encode() not in data
+    assert KEY.encode() not in data
+    program = (
+        "import pickle, sys; files = pickle.load(sys.stdin.buffer); "
+        "from embedder.store.layout import read_current; print(files.lease, read_current(files).run_id)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["None", read_current(files).run_id]
+
+
+def test_a_stop_is_asked_for_by_one_session_and_ends_no_other(files):
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg")))
+    run.request_stop()
+    assert run.stop_requested()
+    again, _ = begin(files)
+    assert again.run_id == run.run_id
+    assert not again.stop_requested()
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/store?x=1", "s3://bucket/a#b", "ftp://host/store", "s3://"])
+def test_what_is_no_store_address_is_refused(uri):
+    with pytest.raises(StoreError, match=r"query|no store can be kept|bucket is missing"):
+        StoreFiles(uri)

@@ -1,0 +1,273 @@
+"""Purged items are nowhere: not in what is published, not in what was, not in a text; and they stay away."""
+
+import json
+from contextlib import suppress
+from io import BytesIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from store_samples import begin, reject, row, table
+from store_states import Killed, dying, heard, new_store, night, no_index, rows_now, silent, state_now, vectors_now
+
+import embedder
+from embedder.errors import RunFailed, StoreError
+from embedder.retrieval.indexing import build_store_index, keep_index
+from embedder.retrieval.opened_store import open_store
+from embedder.store import purge as purge_module
+from embedder.store.history import past_runs, publications
+from embedder.store.item_names import ItemNames
+from embedder.store.layout import read_current
+from embedder.store.parts import write_part
+from embedder.store.publish import publish
+from embedder.store.purge import purge
+from embedder.store.purged import allow_again, read_purged, without_purged
+from embedder.store.rollback import rollback
+from embedder.store.runs import finished_items
+from embedder.store.tables import RecordTable
+
+GONE = "people/anna müller.jpg"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return new_store(tmp_path / "store")
+
+
+@pytest.fixture
+def three_nights(files):
+    """The item comes with the second night and changes in the third; reports and journals name it."""
+    night(files, row("a.jpg"), row("z.jpg"))
+    night(files, row(GONE, caption="Anna"), row("b.jpg"))
+    last = night(files, row(GONE, modified="t1"), row("people/zoe.jpg"))
+    report = {"outcome": "published", "examples": [f"/pictures/{GONE}: truncated", "b.jpg"], "num_items": 2}
+    files.write(f"runs/{last.run_id}/report.json", json.dumps(report).encode())
+    files.write("runs/nightly.log", f"read {GONE}\nread b.jpg\n".encode())
+
+
+def traces(files, name: str) -> list[str]:
+    """Every file with the name in it, read as bluntly as can be: Parquet by value, all else by its bytes."""
+    found = []
+    for info in files.list(""):
+        content = files.read(info.path)
+        if info.path.endswith(".parquet"):
+            text = json.dumps(pq.read_table(BytesIO(content)).to_pylist(), default=str, ensure_ascii=False)
+        else:
+            text = content.decode(errors="replace")
+        text += text.encode().decode("unicode_escape", errors="replace")
+        if any(form in text for form in (name, json.dumps(name)[1:-1], json.dumps(json.dumps(name))[3:-3])):
+            found.append(info.path)
+    return found
+
+
+def test_the_item_is_nowhere_and_the_others_are_untouched(files, three_nights):
+    before = state_now(files)
+    assert len(traces(files, "anna")) > 10
+    done = purge(files, [GONE], no_index, silent)
+    others = {name: {key: each for key, each in rows.items() if key[0] != GONE} for name, rows in before.items()}
+    assert state_now(files) == others
+    assert traces(files, GONE) == []
+    assert (done.num_published, done.num_vectors, done.scan.found_in) == (1, 1, ())
+    assert done.scan.num_files == len(list(files.list("")))
+    assert done.published.kind == "purge"
+
+
+def test_an_item_whose_name_goes_on_from_there_stays(files):
+    night(files, row("a.jpg"), row("a.jpg.png"), row("aa.jpg"))
+    purge(files, ["a.jpg"], no_index, silent)
+    assert list(vectors_now(files)) == ["a.jpg.png", "aa.jpg"]
+
+
+def test_versions_that_held_it_are_gone_and_those_before_it_stay(files, three_nights):
+    first, second, third = publications(files)
+    done = purge(files, [GONE], no_index, silent)
+    assert done.unreadable == (second.run_id, third.run_id)
+    assert [run.can_be_read for run in past_runs(files)] == [True, False, False, True]
+    assert embedder.open_store(files.address, version=first.run_id).to_arrow()["item_id"].to_pylist() == [
+        "a.jpg",
+        "z.jpg",
+    ]
+    with pytest.raises(StoreError, match="can't be read any more"):
+        rollback(files, second.run_id, no_index, silent)
+
+
+def test_texts_lose_the_name_and_keep_the_rest(files, three_nights):
+    last = read_current(files).run_id
+    purge(files, [GONE], no_index, silent)
+    report = json.loads(files.read(f"runs/{last}/report.json"))
+    assert report == {"outcome": "published", "examples": ["[purged]: truncated", "b.jpg"], "num_items": 2}
+    assert files.read("runs/nightly.log") == b"read [purged]\nread b.jpg\n", "who appends begins a new line"
+
+
+def test_a_file_of_json_lines_stays_one(files, three_nights):
+    files.write("runs.jsonl", json.dumps({"error": f"{GONE}: odd"}).encode() + b"\n")
+    purge(files, [GONE], no_index, silent)
+    assert files.read("runs.jsonl") == b'{"error": "[purged]: odd"}\n'
+
+
+def test_the_index_loses_it_and_older_indexes_go(files):
+    night(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg"))
+    old, _ = build_store_index(files)
+    purge(files, ["b.jpg"], lambda new: keep_index(files, new.embeddings, new.model_fingerprint, silent), silent)
+    hits = open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 10)
+    assert {hit.item_id for hit in hits} == {"a.jpg", "c.jpg"}
+    assert read_current(files).index > old
+    assert not any(info.path.startswith(f"index/{old:06d}/") for info in files.list("index"))
+
+
+def test_an_index_that_never_held_it_stays(files):
+    night(files, row("a.jpg"), reject("b.jpg"))
+    number, _ = build_store_index(files)
+    purge(files, ["b.jpg"], no_index, silent)
+    assert read_current(files).index == number
+    assert len(open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 10)) == 1
+
+
+def test_a_later_listing_comes_without_it_until_it_is_allowed_again(files, three_nights):
+    purge(files, [GONE], no_index, silent)
+    listing = pa.table({"item_id": ["a.jpg", GONE, "b.jpg"]})
+    rest, num_left_out = without_purged(listing, files)
+    assert (rest["item_id"].to_pylist(), num_left_out) == (["a.jpg", "b.jpg"], 1)
+    assert allow_again(files, [GONE, "b.jpg"]) == 1
+    assert without_purged(listing, files) == (listing, 0)
+
+
+def test_what_is_remembered_names_nobody_and_differs_from_store_to_store(files, tmp_path):
+    night(files, row("a.jpg"))
+    other = new_store(tmp_path / "other")
+    night(other, row("a.jpg"))
+    for each in (files, other):
+        purge(each, ["a.jpg"], no_index, silent)
+    assert set(read_purged(files).hashes) != set(read_purged(other).hashes)
+    assert len(read_purged(files).hashes) == 1
+    assert b"a.jpg" not in files.read("purged.json")
+
+
+def test_an_empty_store_is_what_is_left_of_its_only_item(files):
+    night(files, row("a.jpg"))
+    purge(files, ["a.jpg"], no_index, silent)
+    assert state_now(files) == {"embeddings": {}, "items": {}}
+    night(files, row("b.jpg"))
+    assert list(vectors_now(files)) == ["b.jpg"]
+
+
+def test_checkpoints_that_name_it_are_made_anew(files, three_nights):
+    for name in ("items", "embeddings"):
+        RecordTable(files, name).create_checkpoint()
+    first = publications(files)[0]
+    purge(files, [GONE], no_index, silent)
+    checkpoints = [info.path for info in files.list("items/_delta_log") if info.path.endswith(".parquet")]
+    assert len(checkpoints) == 1
+    assert traces(files, GONE) == []
+    assert len(rows_now(files, "items")) == 4
+    assert embedder.open_store(files.address, version=first.run_id).items().num_rows == 2
+    assert DeltaTable(files.uri("items")).to_pyarrow_table().num_rows == 4
+    night(files, row("later.jpg"))
+    assert len(rows_now(files, "items")) == 5
+
+
+def test_parts_of_an_unfinished_run_lose_it_and_the_run_goes_on_without(files):
+    _, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("a.jpg"), row("m.jpg"), row("z.jpg")))
+    write_part(files, stamp, 1, table(row("other.jpg")))
+    done = purge(files, ["m.jpg"], no_index, silent)
+    assert (done.num_published, done.published) == (0, None)
+    assert traces(files, "m.jpg") == []
+    run, stamp = begin(files)
+    assert finished_items(run)["item_id"].to_pylist() == ["other.jpg"]
+    publish(run, stamp, lambda version: None)
+    assert list(vectors_now(files)) == ["other.jpg"]
+
+
+def test_a_run_that_must_be_given_up_for_it_is_named(files):
+    night(files, row("a.jpg"), row("b.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("c.jpg")))
+    said = []
+    purge(files, ["a.jpg"], no_index, heard(said))
+    assert [run.run_id in message for message in said] == [True]
+
+
+def test_an_unfinished_run_goes_on_where_only_old_versions_held_the_item(files):
+    night(files, row("a.jpg"))
+    first = read_current(files)
+    night(files, row("b.jpg"))
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("c.jpg")))
+    assert purge(files, ["never.jpg"], no_index, silent).published is None
+    assert begin(files)[0].run_id == run.run_id > first.run_id
+
+
+def test_what_is_still_found_is_named_and_the_command_fails(files, three_nights, monkeypatch):
+    monkeypatch.setattr(purge_module, "scrub_texts", lambda files, names: 0)
+    with pytest.raises(RunFailed, match=r"purge: 2 of \d+ files still hold or name an item: runs/.*nightly.log"):
+        purge(files, [GONE], no_index, silent)
+    assert ("b.jpg", 0) in rows_now(files)
+
+
+def test_a_damaged_file_is_no_proof(files, three_nights):
+    files.write("embeddings/part-mine.parquet", b"torn")
+    with pytest.raises(StoreError, match=r"part-mine.parquet"):
+        purge(files, [GONE], no_index, silent)
+
+
+def test_killed_between_any_two_steps_the_others_are_served_and_it_ends_when_done_again(tmp_path, monkeypatch):
+    for number in range(40):
+        files = new_store(tmp_path / str(number))
+        night(files, row("a.jpg"), row("gone.jpg"))
+        night(files, row("gone.jpg", modified="t1"), row("b.jpg"))
+        run = read_current(files).run_id
+        files.write(f"runs/{run}/report.json", b'{"outcome": "/pictures/gone.jpg: odd"}')
+        others = {key: each for key, each in rows_now(files).items() if key[0] != "gone.jpg"}
+        with dying(monkeypatch, number) as made, suppress(Killed):
+            purge(files, ["gone.jpg"], no_index, silent)
+        assert {key: each for key, each in rows_now(files).items() if key[0] != "gone.jpg"} == others
+        purge(files, ["gone.jpg"], no_index, silent)
+        assert rows_now(files) == others
+        assert traces(files, "gone.jpg") == []
+        if len(made) < number:
+            break
+    assert len(made) >= 10
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        ("a.jpg", True),
+        ("/pictures/a.jpg: broken", True),
+        ("could not read 'a.jpg'.", True),
+        ("the end is a.jpg.", True),
+        ("aa.jpg", False),
+        ("a.jpg.png", False),
+        ("a.jpg/x", False),
+        ('{"min": "a.jpg"}', True),
+        ({"deep": [{"a.jpg": 1}]}, True),
+        (12, False),
+    ],
+)
+def test_a_name_is_found_where_it_is_one(text, is_named):
+    names = ItemNames(["a.jpg"])
+    assert names.are_in(text) is is_named
+    assert names.are_in(names.removed_from(text)) is False
+
+
+def test_short_names_and_numbers_count_only_as_a_whole_or_in_quotes():
+    names = ItemNames(["7", "red", "12345"])
+    assert not names.are_in(["stage 7", "a red car", "12345 items", 7])
+    assert names.are_in("7")
+    assert names.are_in(["item 'red': broken"])
+    assert names.removed_from(["7", "item 'red': broken", "stage 7"]) == [
+        "[purged]",
+        "item [purged]: broken",
+        "stage 7",
+    ]
+
+
+def test_a_file_that_is_no_text_is_not_written_over(files, three_nights):
+    content = b"\xff\xfe " + GONE.encode()
+    files.write("notes.bin", content)
+    with pytest.raises(RunFailed, match=r"1 of \d+ files still hold or name an item: notes.bin"):
+        purge(files, [GONE], no_index, silent)
+    assert files.read("notes.bin") == content

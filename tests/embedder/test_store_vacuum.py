@@ -1,0 +1,178 @@
+"""Vacuum deletes what nobody needs, and never what is published, kept, or still to be finished."""
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from store_samples import begin, row, table
+from store_states import Killed, dying, new_store, night, no_index, rows_at, rows_now, silent, state_now
+from test_store_history import record
+
+from embedder.errors import StoreError
+from embedder.retrieval.indexing import build_store_index
+from embedder.retrieval.opened_store import open_store
+from embedder.store import vacuum as vacuum_module
+from embedder.store.history import past_runs, publications
+from embedder.store.layout import read_current
+from embedder.store.parts import write_part
+from embedder.store.publish import publish
+from embedder.store.rollback import rollback
+from embedder.store.runs import finished_items
+from embedder.store.vacuum import kept_publications, vacuum
+
+NOW = datetime(2026, 3, 10, tzinfo=UTC)
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return new_store(tmp_path / "store")
+
+
+def nights(files, number=4):
+    """So many publications that each replace the same row."""
+    for count in range(number):
+        night(files, row("a.jpg", modified=f"t{count}", caption=f"night {count}"))
+
+
+def at(run_id: str, days_ago: float):
+    return record(run_id).model_copy(update={"published_at": NOW - timedelta(days=days_ago)})
+
+
+def test_within_the_grace_period_nothing_that_was_published_goes(files):
+    nights(files)
+    vacuum(files)
+    assert all(run.can_be_read for run in past_runs(files))
+
+
+def test_without_grace_only_the_newest_versions_stay_and_the_bytes_are_told(files):
+    nights(files)
+    before = {info.path: info.size_bytes for info in files.list("")}
+    promised = vacuum(files, keep_days=0, keep_versions=2, dry_run=True)
+    assert {info.path: info.size_bytes for info in files.list("")} == before, "a dry run deletes nothing"
+    done = vacuum(files, keep_days=0, keep_versions=2)
+    assert done == promised
+    left = {info.path: info.size_bytes for info in files.list("")}
+    assert done.size_bytes == sum(before.values()) - sum(left.values())
+    assert [run.can_be_read for run in past_runs(files)] == [False, False, True, True]
+    assert len(list(files.list("embeddings/_delta_log"))) == 5, "the log stays whole"
+    assert not any("/journal/" in path for path in left)
+    assert vacuum(files, keep_days=0, keep_versions=2).deleted == ()
+
+
+def test_who_opened_a_version_goes_on_reading_it_through_a_vacuum(files):
+    nights(files, 2)
+    opened = open_store(files.address)
+    night(files, row("a.jpg", modified="later", caption="later"))
+    vacuum(files, keep_versions=1)
+    assert opened.to_arrow(["caption"]).to_pylist() == [{"caption": "night 1"}]
+    assert opened.items().num_rows == 1
+
+
+def test_a_version_counts_as_old_from_when_the_next_one_took_its_place():
+    history = [at("1", 30), at("2", 8), at("3", 1), at("4", 0.5)]
+    assert [each.run_id for each in kept_publications(history, NOW, WEEK, 1)] == ["4", "2", "3"]
+
+
+def test_the_newest_versions_stay_however_old():
+    history = [at("1", 300), at("2", 200), at("3", 100)]
+    assert [each.run_id for each in kept_publications(history, NOW, WEEK, 2)] == ["2", "3"]
+    assert [each.run_id for each in kept_publications(history, NOW, timedelta(0), 0)] == ["3"]
+
+
+def test_a_clock_set_back_deletes_nothing_early():
+    history = [at("1", 20), at("2", 1), at("3", 3000), at("4", 2999)]  # the last two while the clock was wrong
+    assert [each.run_id for each in kept_publications(history, NOW, WEEK, 1)] == ["4", "1", "2", "3"]
+    years_ago = NOW - timedelta(days=3000)
+    assert len(kept_publications(history, years_ago, WEEK, 1)) == 4
+
+
+def test_a_run_id_tells_the_time_where_the_clock_does_not():
+    history = [
+        at("20260309T000000Z-aaaa", 3000),
+        at("20260309T000001Z-bbbb", 3000),
+        at("20260309T000002Z-cccc", 3000),
+    ]
+    assert len(kept_publications(history, NOW, WEEK, 1)) == 3
+
+
+def test_an_unfinished_run_keeps_its_parts_and_its_journal_and_ends(files):
+    nights(files, 2)
+    _, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("b.jpg")))
+    vacuum(files, keep_days=0, keep_versions=1)
+    run, stamp = begin(files)
+    assert finished_items(run)["item_id"].to_pylist() == ["b.jpg"]
+    publish(run, stamp, lambda version: None)
+    assert {item_id for item_id, _ in rows_now(files)} == {"a.jpg", "b.jpg"}
+
+
+def test_parts_of_a_run_that_was_given_up_go(files):
+    nights(files, 2)
+    run, stamp = begin(files)
+    write_part(files, stamp, 0, table(row("z.jpg")))
+    rollback(files, None, no_index, silent)
+    vacuum(files)
+    assert not [info for info in files.list("") if run.run_id in info.path and not info.path.endswith("run.json")]
+
+
+def test_old_index_versions_go_and_those_of_kept_publications_stay(files):
+    nights(files, 1)
+    first, _ = build_store_index(files)
+    vacuum(files)
+    assert {int(info.path.split("/")[1]) for info in files.list("index")} == {first}
+    nights(files, 2)
+    second, _ = build_store_index(files)
+    again, _ = build_store_index(files, kind="flat")
+    vacuum(files)
+    assert {int(info.path.split("/")[1]) for info in files.list("index")} == {first, second, again}
+    vacuum(files, keep_days=0, keep_versions=1)
+    left = {int(info.path.split("/")[1]) for info in files.list("index")}
+    assert left == {second, again}, "who opened the publication may be about to open its first index"
+    assert len(open_store(files.address).searcher.search(np.array([1.0, 0.0], np.float32), 5)) == 1
+
+
+def test_files_that_are_not_the_stores_are_left_alone(files):
+    nights(files, 1)
+    for path in ("embeddings/mine.parquet", "embeddings/part-mine.parquet", "notes.txt", "index/notes.txt"):
+        files.write(path, b"mine")
+    vacuum(files, keep_days=0)
+    assert all(files.exists(path) for path in ("embeddings/mine.parquet", "notes.txt", "index/notes.txt"))
+
+
+def test_what_a_half_made_commit_put_into_the_newest_version_stays(files, monkeypatch):
+    nights(files, 2)
+    with dying(monkeypatch, 2), pytest.raises(Killed):
+        rollback(files, None, no_index, silent)
+    ahead = {name: list(rows_at(files, read_current(files), name)) for name in ("items", "embeddings")}
+    vacuum(files, keep_days=0, keep_versions=1)
+    assert {name: list(rows_at(files, read_current(files), name)) for name in ahead} == ahead
+    assert state_now(files)
+
+
+def test_killed_at_any_moment_it_harms_nothing_and_ends_when_done_again(tmp_path, monkeypatch):
+    for number in range(0, 20, 2):
+        files = new_store(tmp_path / str(number))
+        nights(files, 3)
+        state, kept = state_now(files), publications(files)[-2:]
+        with dying(monkeypatch, number) as made, suppress(Killed):
+            vacuum(files, keep_days=0, keep_versions=2)
+        assert state_now(files) == state
+        vacuum(files, keep_days=0, keep_versions=2)
+        assert [run.can_be_read for run in past_runs(files)] == [False, True, True]
+        assert rows_at(files, kept[0])
+        if len(made) < number:
+            break
+
+
+def test_a_store_without_publication_is_refused(files):
+    with pytest.raises(StoreError):
+        vacuum(files)
+
+
+def test_ages_are_counted_by_the_wall_clock(files, monkeypatch):
+    nights(files, 3)
+    monkeypatch.setattr(vacuum_module, "utc_now", lambda: datetime.now(UTC) + timedelta(days=8))
+    vacuum(files, keep_versions=1)
+    assert [run.can_be_read for run in past_runs(files)] == [False, False, True]

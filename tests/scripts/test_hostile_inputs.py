@@ -1,0 +1,38 @@
+"""Hostile inputs by the script that makes them: none crashes, hangs, or passes without a vector or a reason."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "hostile_inputs.py"
+
+
+def tally_of(*arguments, timeout_s):
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.stdout, done.stderr
+    tally = json.loads(done.stdout.splitlines()[-1])
+    assert tally["faults"] == []
+    assert done.returncode == 0
+    assert (tally["crashes"], tally["hangs"], tally["other_faults"]) == (0, 0, 0)
+    assert tally["slowest_s"] < 30
+    return tally
+
+
+def test_sixty_inputs_are_embedded_or_rejected_and_the_same_seed_makes_the_same():
+    tally = tally_of(60, 5, timeout_s=200)
+    assert tally["inputs"] == 60
+    assert tally["embedded"] > 5 and tally["rejected"] > 10
+    assert tally["decoder_peak_mib"] < 1024 and tally["reader_peak_mib"] < 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_inputs_with_all_that_are_crafted_by_hand():
+    tally = tally_of(1000, 0, timeout_s=1700)
+    assert tally["inputs"] == 1000
+    expected = {"TooManyPixels", "UnknownKind", "TooLarge", "CaptionNotUtf8", "BrokenTar", "LinkOutsideRoot"}
+    assert expected <= set(tally["reasons"])
