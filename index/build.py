@@ -1,26 +1,25 @@
 """Build one version of an index from vectors and ids: choose, add, measure, write, publish."""
 
-import hashlib
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from index.choose import NUM_SKIPPED_WITHOUT_QUERIES, IndexChoice, KindWish, choose_kind
+from index.choose import Choice, Say, Wish, choose
+from index.constraints import Constraints
+from index.errors import RetrievalError
 from index.ids import check_ids
-from index.manifest import IDS_NAME, INDEX_NAME, Manifest, write_manifest
-from index.recall import SAMPLED, RecallMeter, RecallQueries, choose_queries
-from index.vectors import Floats, Rows, VectorTable, collect_vectors
+from index.manifest import Manifest
+from index.measuring import Meter, Truths, best_point, find_truths
+from index.queries import split_queries
+from index.ranking import point_keeps
+from index.vectors import Floats, VectorTable, collect_vectors
+from index.version_files import Contents, Measured, Origin, write_version
 from index.workspace import sweep_leftovers, whole_folder
 
-if TYPE_CHECKING:
-    import faiss
-
 _SPOOL_NAME = "vectors.f32"
+_MAX_BUILT = 3  # designs that are built whole before none is said to keep the constraints
 
 
 def build_index(
@@ -30,93 +29,91 @@ def build_index(
     *,
     model_fingerprint: str,
     embeddings_version: int,
-    kind: KindWish = "auto",
+    kind: str = "auto",
+    constraints: Constraints | None = None,
     queries: Floats | None = None,
     query_kind: str = "text",
-    target_recall: float = 0.95,
+    measure_all: bool = False,
     num_threads: int | None = None,
+    say: Say | None = None,
 ) -> Manifest:
     """Build an index and publish it as the folder `out`, whole or not at all.
 
-    The search parameter is the fastest of a few whose recall@10 reaches the target, or the last of them.
+    Memory is bounded by the index itself, one block of vectors and a sample for training.
 
     Args:
         vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; it is kept in a file beside `out`
             while the build runs (N x E x 4 bytes).
-        ids: `item_id` and `segment` of each vector, in the same order.
+        ids: `item_id` and `segment` of each vector, in the same order; `run_id` where updates shall be possible.
         out: the folder to make; must not exist.
         model_fingerprint: of the model that made the vectors; search refuses any other.
         embeddings_version: of the table the vectors come from.
-        kind: `flat`, `hnsw`, `ivf`, or `auto` to choose by size.
-        queries: (Q, E) that people may ask: embeddings of captions; without them, vectors of the table are used.
+        kind: `flat`, `hnsw`, `ivf`, a design as `index.designs` writes it, or `auto` to choose by measuring.
+        constraints: what the choice must keep; by default a recall@10 of 0.95.
+        queries: (Q, E) that people may ask: embeddings of captions. Half of them are held out, and recall is measured
+            on those alone. Without them, vectors of the table are used.
         query_kind: what the queries are, for the manifest.
-        target_recall: of the exact top ten, the share to find.
+        measure_all: measure all candidates even where exact search will do.
         num_threads: None takes all cores; 1 gives the same file every time.
+        say: is told what is being done.
 
     Returns:
         The manifest that stands in the folder.
 
     Raises:
-        RetrievalError: vectors, ids or queries break a rule, or `out` exists.
+        RetrievalError: vectors, ids, queries or constraints break a rule, no design keeps the constraints, or `out`
+            exists.
     """
     from index import engine
 
     started = time.perf_counter()
-    out = Path(out)
+    out, say = Path(out), say or _silent
+    constraints = constraints or Constraints()
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, engine.threads(num_threads):
         spool = folder / _SPOOL_NAME
         table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
-        asked = choose_queries(table, queries, query_kind)
-        choice = choose_kind(table.num_vectors, table.dim, kind=kind)
-        built = engine.build(choice, table)
-        found, recall = _tune(built, choice, table, asked, target_recall)
-        spool.unlink(missing_ok=True)
-        engine.write(built, folder / INDEX_NAME)
-        pq.write_table(ids, folder / IDS_NAME)
-        manifest = Manifest(
-            kind=choice.kind,
-            dim=table.dim,
-            num_vectors=table.num_vectors,
-            parameters=choice.build | found,
+        sets = split_queries(table, queries, query_kind)
+        choice = choose(table, sets, Wish(kind), constraints, measure_all=measure_all, say=say)
+        built = _build_best(choice, table, find_truths(table, sets.measured), constraints, say)
+        origin = Origin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
-            sha256={name: _hash_file(folder / name) for name in (INDEX_NAME, IDS_NAME)},
-            size_bytes=sum((folder / name).stat().st_size for name in (INDEX_NAME, IDS_NAME)),
-            recall_at_10=recall,
-            num_recall_queries=len(asked.vectors),
-            recall_query_kind=asked.kind,
-            built_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            build_s=round(time.perf_counter() - started, 3),
-            faiss_version=engine.VERSION,
+            num_built=table.num_vectors,
+            built_recall_at_10=built.point.recall_at_10,
+            target_recall=constraints.recall,
+            trials=choice.trials,
+            centre=table.mean(),
         )
-        write_manifest(folder, manifest)
+        manifest = write_version(folder, built, Contents(ids), origin, started)
+        spool.unlink(missing_ok=True)
     return manifest
 
 
-def _tune(
-    built: "faiss.Index", choice: IndexChoice, table: VectorTable, asked: RecallQueries, target_recall: float
-) -> tuple[dict[str, int], float]:
-    """Give the first of the candidates whose recall reaches the target, or the last, and its recall."""
+def _build_best(choice: Choice, table: VectorTable, truths: Truths, constraints: Constraints, say: Say) -> Measured:
+    """Build designs, the best first, until one keeps the constraints on the whole table; a wish is taken as it is.
+
+    Raises:
+        RetrievalError: none does; the best is named.
+    """
     from index import engine
 
-    meter = RecallMeter(table, asked, engine.nearest_in_table)
-    candidates = choice.candidates
-    if asked.kind == SAMPLED:
-        candidates = candidates[NUM_SKIPPED_WITHOUT_QUERIES:] or candidates[-1:]
-    parameters, recall = candidates[-1], 0.0
-    for parameters in candidates:
+    missed = []
+    for design in choice.designs[:_MAX_BUILT]:
+        say(f"building {design} of {table.num_vectors:,} vectors")
+        index = engine.build(design, table, choice.projection(design))
+        meter = Meter(index, design, table.take)
+        curve = meter.curve(truths.asked, constraints.recall)
+        built = Measured(meter, tuple(curve), best_point(curve, constraints.recall), truths)
+        if not choice.trials or point_keeps(built.point, engine.num_bytes(index), constraints):
+            return built
+        missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
+    raise RetrievalError(
+        f"index: of {table.num_vectors:,} vectors {'; '.join(missed)}: none keeps the constraints as on the sample; "
+        "loosen recall, latency or memory, or name a design with kind"
+    )
 
-        def find(queries: Floats, k: int, parameters: dict[str, int] = parameters) -> Rows:
-            return engine.search(built, queries, k, parameters)[1]
 
-        recall = meter.measure(find)
-        if recall >= target_recall:
-            break
-    return parameters, recall
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _silent(_text: str) -> None:
+    """Tell nobody."""

@@ -1,90 +1,150 @@
-"""Which kind of index a table gets, and with what parameters: arithmetic on its size, nothing else.
+"""Which design a table gets: candidates are measured on a sample of it, with the queries it is for."""
 
-What the sizes rest on, measured on two cores with `N` pictures of 256 dimensions and captions as queries (captions
-lie off the distribution of the pictures, which makes approximate search several times harder for them):
-
-    N = 100,000    exact: 9 ms a query, one thread | HNSW: 29 s to build, recall 0.97 at ef_search 128, 0.3 ms
-                   IVF: 3 s to build, but 0.68 at a quarter of the lists, and 0.88 at half of them
-
-So exact search as long as a query waits about ten milliseconds; then HNSW, whose recall holds for captions; IVF only
-where a graph takes too long to build, and then with many lists read.
-"""
-
-import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from index.constraints import Constraints
+from index.designs import Design, Kind, candidate_designs, default_design, parse_design
 from index.errors import RetrievalError
-from index.manifest import Kind
+from index.manifest import Trial
+from index.measuring import Meter, best_point
+from index.projection import QueryDirections
+from index.queries import QuerySets, RecallQueries, sampled_queries
+from index.ranking import judge, keeps, rank
+from index.recall import find_truth
+from index.vectors import Floats, VectorTable
 
-KindWish = Literal["auto", "flat", "hnsw", "ivf"]
+NUM_TRIED = 50_000
+_SAMPLE_SEED = 2
+# How the time of a query grows with the table at one recall, as a power of its size: a scan in proportion; graphs and
+# lists as hard vectors showed between 50,000 and 1,000,000 (`scripts/bench_retrieval.py`).
+_GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.6, "hnsw": 0.4}
 
-# A query reads every vector once: 128 MiB at 12 GB/s are 11 ms. That is 131,072 vectors of 256 dimensions.
-MAX_FLAT_BYTES = 128 << 20
-# A graph took 0.3 ms a vector at 100,000 and 0.5 at 300,000 on two busy cores: by that, half an hour for so many.
-# Extrapolated: neither a graph nor lists of more than 300,000 were measured.
-MAX_HNSW_VECTORS = 4_000_000
-
-HNSW_LINKS = 32
-HNSW_EF_CONSTRUCTION = 100  # 40 builds 3 times as fast and finds 0.85 where 100 finds 0.97; 200 finds 0.98
-HNSW_EF_SEARCH = (64, 128, 256, 512, 1024)
-IVF_LIST_SHARES = (16, 8, 4, 2, 1)  # one part in so many of the lists is read
-TRAINING_VECTORS_PER_LIST = 64  # FAISS asks for 39 at least
-
-# Without real queries the first, cheap candidates are skipped: vectors of the table find each other at settings
-# where captions do not (HNSW of 100,000, ef_search 64: 1.00 for pictures, 0.92 for captions).
-NUM_SKIPPED_WITHOUT_QUERIES = 2
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class IndexChoice:
-    """A kind, the parameters it is built with, and the candidates it may be searched with, the fastest first."""
+class Wish:
+    """What to build: `auto`, `flat`, `hnsw`, `ivf`, or a design's notation."""
 
-    kind: Kind
-    build: dict[str, int]
-    candidates: tuple[dict[str, int], ...]
-    reason: str
+    text: str
+
+    def design(self, num_vectors: int) -> Design | None:
+        """Give the design that is meant; None to choose.
+
+        Raises:
+            RetrievalError: there is no such design.
+        """
+        if self.text == "auto":
+            return None
+        if self.text in ("flat", "hnsw", "ivf"):
+            return default_design(self.text, num_vectors)  # type: ignore[arg-type]  # one of the three
+        return parse_design(self.text)
 
 
-def choose_kind(num_vectors: int, dim: int, *, kind: KindWish = "auto") -> IndexChoice:
-    """Choose the index for a table.
+@dataclass(frozen=True)
+class Choice:
+    """Designs to try, the best first, and what was measured to find them."""
+
+    designs: tuple[Design, ...]
+    trials: tuple[Trial, ...]
+    directions: QueryDirections | None
+
+    def projection(self, design: Design) -> Floats | None:
+        """Give the matrix that a design projects with, (width, E).
+
+        Raises:
+            RetrievalError: it projects, and there are no queries to learn the directions from.
+        """
+        if design.projection is None:
+            return None
+        if self.directions is None:
+            raise RetrievalError(
+                f"index design {design}: it projects onto what text queries ask for, and there are no captions to "
+                "learn that from; give queries, or choose a design without LeanVec"
+            )
+        return self.directions.matrix(design.projection)
+
+
+def choose(
+    table: VectorTable, sets: QuerySets, wish: Wish, constraints: Constraints, *, measure_all: bool, say: Say
+) -> Choice:
+    """Choose designs for a table.
+
+    Exact search is measured first, and taken where it keeps the constraints: it is never wrong. Else every candidate
+    is built on a sample and measured with held-out queries.
 
     Args:
-        num_vectors: rows of the table, at least 1.
-        dim: width of a vector.
-        kind: a wish, or `auto` to choose by size.
+        table: the vectors.
+        sets: queries to learn from and queries to measure with.
+        wish: what the user asked for.
+        constraints: what the choice must keep.
+        measure_all: measure all candidates even where exact search will do, to see them beside each other.
+        say: is told what is being measured.
 
     Raises:
-        RetrievalError: the kind is unknown.
+        RetrievalError: no candidate keeps the constraints; the nearest is named.
     """
-    if kind not in get_args(KindWish):
-        raise RetrievalError(f"index kind {kind!r} is unknown; write one of {', '.join(get_args(KindWish))}")
-    if kind != "auto":
-        return _with_parameters(kind, num_vectors, "asked for")
-    size_bytes = num_vectors * dim * 4
-    if size_bytes <= MAX_FLAT_BYTES:
-        return _with_parameters(
-            "flat", num_vectors, f"{size_bytes:,} bytes of vectors: exact search takes milliseconds"
+    directions = QueryDirections(sets.learned) if len(sets.learned) else None
+    wished = wish.design(table.num_vectors)
+    if wished is not None:
+        return Choice((wished,), (), directions)
+    sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
+    widths = directions.useful_widths() if directions else ()
+    candidates = candidate_designs(table.num_vectors, table.dim, widths)
+    tried: list[tuple[Design, Trial]] = []
+    asked = sets.measured if sets.measured.own_rows is None else sampled_queries(sample)
+    tester = _Tester(sample, asked, table.num_vectors, constraints, Choice((), (), directions))
+    for place, design in enumerate(candidates):
+        say(f"measuring {design} on {sample.num_vectors:,} vectors ({place + 1} of {len(candidates)})")
+        tried.append((design, tester.measure(design)))
+        if design.is_exact and not measure_all and keeps(tried[0][1], constraints, constraints.exact_latency_ms):
+            break
+    ranked = rank([trial for _, trial in tried], constraints)
+    by_name = {trial.design: design for design, trial in tried}
+    chosen = tuple(by_name[trial.design] for trial in ranked)
+    return Choice(chosen, tuple(judge([trial for _, trial in tried], ranked, constraints)), directions)
+
+
+class _Tester:
+    """Builds candidates on one sample and measures them with the same queries."""
+
+    def __init__(
+        self, sample: VectorTable, asked: RecallQueries, num_vectors: int, constraints: Constraints, choice: Choice
+    ) -> None:
+        from index import engine
+
+        self._sample, self._num_vectors, self._constraints, self._choice = sample, num_vectors, constraints, choice
+        self._truth = find_truth(sample, asked, engine.nearest_in_table)
+
+    def measure(self, design: Design) -> Trial:
+        from index import engine
+
+        started = time.perf_counter()
+        on_sample = _with_fewer_lists(design, self._sample.num_vectors)
+        index = engine.build(on_sample, self._sample, self._choice.projection(design))
+        build_s = time.perf_counter() - started
+        points = Meter(index, on_sample, self._sample.take).curve(self._truth, self._constraints.recall)
+        point = best_point(points, self._constraints.recall)
+        size = self._num_vectors / self._sample.num_vectors
+        return Trial(
+            design=str(design),
+            num_vectors=self._sample.num_vectors,
+            parameters=point.parameters,
+            recall_at_10=point.recall_at_10,
+            latency_ms=point.latency_ms,
+            expected_latency_ms=round(point.latency_ms * size ** _GROWTH[design.kind], 5),
+            expected_bytes=round(engine.num_bytes(index) * size),
+            build_s=round(build_s, 3),
+            is_efficient=False,
+            verdict="",
         )
-    if num_vectors <= MAX_HNSW_VECTORS:
-        return _with_parameters(
-            "hnsw", num_vectors, f"{num_vectors:,} vectors: a graph finds captions' neighbours fast"
-        )
-    return _with_parameters("ivf", num_vectors, f"{num_vectors:,} vectors: a graph would take too long to build")
 
 
-def _with_parameters(kind: Kind, num_vectors: int, reason: str) -> IndexChoice:
-    if kind == "flat":
-        return IndexChoice(kind, {}, ({},), reason)
-    if kind == "hnsw":
-        build = {"links": HNSW_LINKS, "ef_construction": HNSW_EF_CONSTRUCTION}
-        return IndexChoice(kind, build, tuple({"ef_search": value} for value in HNSW_EF_SEARCH), reason)
-    num_lists = count_lists(num_vectors)
-    probes = sorted({max(1, num_lists // share) for share in IVF_LIST_SHARES})
-    return IndexChoice(kind, {"num_lists": num_lists}, tuple({"nprobe": value} for value in probes), reason)
-
-
-def count_lists(num_vectors: int) -> int:
-    """Give the lists of an IVF: the power of two nearest to 4 sqrt(N), as far as there are vectors to train them."""
-    wanted = 1 << round(math.log2(4 * math.sqrt(num_vectors)))
-    return max(1, min(wanted, num_vectors // TRAINING_VECTORS_PER_LIST))
+def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
+    """The same design with as many lists as a sample of that size gets."""
+    if not design.num_lists:
+        return design
+    fewer = default_design("ivf", num_vectors).num_lists
+    return Design(design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"), design.projection, design.rerank)

@@ -6,14 +6,46 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from index.designs import Kind
 from index.errors import RetrievalError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 INDEX_NAME = "index.faiss"
 IDS_NAME = "ids.parquet"
+QUERIES_NAME = "queries.npz"
+LIVE_NAME = "live.npy"
+REQUIRED_NAMES = frozenset({INDEX_NAME, IDS_NAME})
+OPTIONAL_NAMES = frozenset({QUERIES_NAME, LIVE_NAME})
 
-Kind = Literal["flat", "hnsw", "ivf"]
+
+class Point(BaseModel):
+    """One setting of the search, measured on the queries of the version."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parameters: dict[str, int]
+    recall_at_10: float = Field(ge=0, le=1)
+    latency_ms: float = Field(ge=0, description="of one query on one thread, the median")
+
+
+class Trial(BaseModel):
+    """One design that was measured before the choice, at its cheapest setting that reaches the recall asked for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    design: str
+    num_vectors: int = Field(description="it was measured on, a sample of the table")
+    parameters: dict[str, int]
+    recall_at_10: float = Field(ge=0, le=1)
+    latency_ms: float = Field(ge=0, description="of one query on one thread, on the sample")
+    expected_latency_ms: float = Field(ge=0, description="the same on the whole table, extrapolated")
+    expected_bytes: int = Field(ge=0, description="of the whole table's index")
+    build_s: float = Field(ge=0, description="on the sample")
+    is_efficient: bool = Field(
+        description="no other trial is better in one of recall, latency, bytes and as good in all"
+    )
+    verdict: str = Field(description="chosen, or why not")
 
 
 class Manifest(BaseModel):
@@ -21,24 +53,48 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     kind: Kind
+    design: str = Field(description="as `index.designs` writes it")
     dim: int = Field(ge=1, description="width of a vector")
-    num_vectors: int = Field(ge=1)
+    num_vectors: int = Field(ge=1, description="that a search may find")
+    num_rows: int = Field(ge=1, description="of the FAISS index: the vectors, and those masked since the build")
+    num_built: int = Field(ge=1, description="vectors when it was last built whole")
     metric: Literal["inner_product"] = "inner_product"
-    parameters: dict[str, int] = Field(description="of the build and, as `ef_search` or `nprobe`, of the search")
+    parameters: dict[str, int] = Field(description="of a search by text: `ef_search` or `nprobe`, `k_factor`")
+    image_parameters: dict[str, int] | None = Field(
+        default=None, description="of a search by picture; null where only exact search reaches the recall"
+    )
     embeddings_version: int = Field(description="version of the embeddings table the vectors come from")
     model_fingerprint: str = Field(description="of the model whose vectors these are")
     sha256: dict[str, str] = Field(description="file name to hex digest")
     size_bytes: int = Field(ge=1, description="all files but this one")
+    memory_bytes: int = Field(ge=1, description="of the FAISS file, all of it read")
     recall_at_10: float = Field(ge=0, le=1, description="share of the exact top ten found, at these parameters")
+    built_recall_at_10: float = Field(ge=0, le=1, description="the same when it was last built whole")
+    image_recall_at_10: float = Field(ge=0, le=1, description="the same for pictures, at their parameters")
     num_recall_queries: int = Field(ge=0)
     recall_query_kind: str = Field(
-        description="`sampled`: vectors of the table itself; else what the caller gave: `text`"
+        description="`sampled`: vectors of the table itself; `text-like`: made from them; else the caller's: `text`"
     )
+    target_recall: float = Field(gt=0, le=1, description="that was asked for")
+    latency_ms: float = Field(ge=0, description="of one query on one thread, at these parameters")
+    exact_row_us: float = Field(ge=0, description="microseconds to read and score one row of a filtered exact search")
+    drift: float = Field(
+        default=0,
+        ge=0,
+        description="distance between the means of what was added since the build and of what was built",
+    )
+    curve: tuple[Point, ...] = Field(default=(), description="settings that were measured, texts as queries")
+    trials: tuple[Trial, ...] = Field(default=(), description="designs that were measured before the choice")
     built_at: str = Field(description="UTC, ISO 8601")
-    build_s: float = Field(ge=0, description="wall clock of the whole build, recall measured")
+    build_s: float = Field(ge=0, description="wall clock of the whole build or update, choice and measures included")
     faiss_version: str
+
+    @property
+    def num_masked(self) -> int:
+        """Rows that no search may find any more."""
+        return self.num_rows - self.num_vectors
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -54,6 +110,8 @@ def read_manifest(folder: str | Path) -> Manifest:
     """
     path = Path(folder) / MANIFEST_NAME
     content = _read_json(path)
+    if content.get("format_version") == 1:
+        content = _from_format_1(content)
     found = content.get("format_version")
     if found != FORMAT_VERSION:
         raise RetrievalError(
@@ -67,6 +125,26 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise RetrievalError(f"{path}: these keys break their rules: {keys}; build the index again") from None
     _check_hashes_named(path, manifest)
     return manifest
+
+
+def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
+    """Read what the first release wrote: one of three plain designs, never updated."""
+    build = content.get("parameters", {})
+    designs = {"flat": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{build.get('num_lists', 1)},Flat"}
+    num_vectors, recall = content.get("num_vectors"), content.get("recall_at_10")
+    added = {
+        "design": designs.get(content.get("kind", "")),
+        "num_rows": num_vectors,
+        "num_built": num_vectors,
+        "memory_bytes": content.get("size_bytes"),
+        "built_recall_at_10": recall,
+        "image_recall_at_10": 0.0,
+        "target_recall": 0.95,
+        "latency_ms": 0.0,
+        "exact_row_us": 0.0,
+    }
+    search = {name: value for name, value in build.items() if name in ("ef_search", "nprobe")}
+    return content | added | {"format_version": FORMAT_VERSION, "parameters": search}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -84,8 +162,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_hashes_named(path: Path, manifest: Manifest) -> None:
-    expected = {INDEX_NAME, IDS_NAME}
-    if set(manifest.sha256) != expected:
+    named = set(manifest.sha256)
+    if not REQUIRED_NAMES <= named <= REQUIRED_NAMES | OPTIONAL_NAMES:
         raise RetrievalError(
-            f"{path}: sha256 names {sorted(manifest.sha256)}, and must name {sorted(expected)}; build the index again"
+            f"{path}: sha256 names {sorted(named)}, and must name {sorted(REQUIRED_NAMES)}, of others only "
+            f"{sorted(OPTIONAL_NAMES)}; build the index again"
         )

@@ -1,28 +1,27 @@
 """Open one version of an index, checked, and search it."""
 
-import hashlib
-import io
-import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from index.errors import RetrievalError
-from index.ids import read_ids
-from index.manifest import IDS_NAME, INDEX_NAME, Manifest, read_manifest
-from index.vectors import Floats, Rows, check_vectors
+from index.manifest import Manifest, read_manifest
+from index.opening import read_contents, read_index
+from index.vectors import Floats, Mask, Rows, check_vectors
 
 if TYPE_CHECKING:
     import faiss
 
-# A file up to this size is read once, hashed and parsed in memory; a larger one is hashed and then read from the same
-# open file, so that the index does not stand in memory twice.
-READ_ONCE_BYTES = 256 << 20
+    from index.faiss_search import Selector
+
 # An approximate search for so large a share of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
+
+Profile = Literal["text", "image"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Hits:
     """What a search found, best first; equal scores are ordered by row.
 
     Attributes:
-        scores: (Q, k) float32, cosines in [-1, 1].
-        rows: (Q, k) int64, rows of `Index.ids`; -1 where there is none (k never exceeds the table, so none is today).
+        scores: (Q, k) float32, cosines in [-1, 1]; minus infinity where there is none.
+        rows: (Q, k) int64, rows of `Index.ids`; -1 where there is none.
     """
 
     scores: Floats
@@ -39,53 +38,137 @@ class Hits:
 
 
 class Index:
-    """One version of an index in memory; `search` may be called from several threads.
+    """One version of an index; `search` may be called from several threads.
 
     Attributes:
         manifest: what the version says of itself.
-        ids: `item_id` and `segment` of each row.
+        ids: `item_id`, `segment` and `run_id` of each row, masked ones included.
+        is_live: bool (rows,): whether a row may be found; one that was removed since the build may not.
     """
 
-    def __init__(self, manifest: Manifest, ids: pa.Table, index: "faiss.Index") -> None:
+    def __init__(self, manifest: Manifest, ids: pa.Table, index: "faiss.Index", is_live: Mask | None = None) -> None:
+        from index import faiss_search
+
         self.manifest = manifest
         self.ids = ids
+        self.is_live: Mask = np.ones(ids.num_rows, dtype=bool) if is_live is None else is_live
         self._index = index
+        self._has_masked = not self.is_live.all()
+        faiss_search.prepare(index)
 
     def __len__(self) -> int:
-        """Count the vectors."""
+        """Count the vectors that can be found."""
         return self.manifest.num_vectors
 
-    def search(self, queries: Any, k: int = 10, *, num_threads: int | None = None) -> Hits:
-        """Find the k nearest vectors of each query; where the table has fewer, all of them.
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        among: Mask | None = None,
+        profile: Profile = "text",
+        parameters: dict[str, int] | None = None,
+        num_threads: int | None = None,
+    ) -> Hits:
+        """Find the k nearest vectors of each query; where fewer may be found, all of them.
+
+        A filter that leaves few rows is answered exactly, by scoring those alone; one that leaves many is looked up as
+        usual, with an effort that grows as the share of the rows that pass shrinks.
 
         Args:
             queries: (Q, E) of unit norm, float32 or another float type, from the model whose fingerprint the index has.
             k: how many to find, at least 1.
+            among: bool (rows,): only these rows may be found; None for all.
+            profile: what the queries are; texts and pictures lie differently, and need different efforts.
+            parameters: effort to search with instead of the manifest's.
             num_threads: None takes all cores.
 
+        Returns:
+            Hits of width min(k, rows that may be found).
+
         Raises:
-            RetrievalError: the queries have another width, are not finite or not of unit norm, or k is below 1.
+            RetrievalError: the queries have another width, are not finite or not of unit norm, k is below 1, or the
+                mask has another length.
         """
-        from index import engine
+        from index import engine, faiss_search
 
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for 1 result or more")
         queries_QE = self._as_queries(queries)
-        k = min(k, len(self))
+        selector = self._selector(among)
+        num_allowed = len(self) if selector is None else selector.num_rows
+        k = min(k, num_allowed)
+        if k == 0:
+            return Hits(np.empty((len(queries_QE), 0), np.float32), np.empty((len(queries_QE), 0), np.int64))
+        if parameters is None:
+            parameters = self.manifest.parameters if profile == "text" else self.manifest.image_parameters
         with engine.threads(num_threads):
-            if k * EXACT_SHARE >= len(self):
-                return _ordered(*engine.search_exactly(self._index, queries_QE, k))
-            scores, rows = engine.search(self._index, queries_QE, k, self.manifest.parameters)
+            if (
+                parameters is None
+                or k * EXACT_SHARE >= num_allowed
+                or (among is not None and self._is_exact_cheaper(num_allowed))
+            ):
+                return _ordered(*faiss_search.search_exactly(self._index, queries_QE, k, selector))
+            effort = parameters if among is None else raise_effort(parameters, num_allowed / len(self))
+            scores, rows = faiss_search.search(self._index, queries_QE, k, effort, selector)
             is_short = (rows < 0).any(axis=1)
             if is_short.any():  # k results come back whenever k exist
-                scores[is_short], rows[is_short] = engine.search_exactly(self._index, queries_QE[is_short], k)
+                scores[is_short], rows[is_short] = faiss_search.search_exactly(
+                    self._index, queries_QE[is_short], k, selector
+                )
         return _ordered(scores, rows)
+
+    def search_exactly(self, queries: Any, k: int = 10, *, among: Mask | None = None) -> Hits:
+        """Find the k nearest by comparing each query with every vector that may be found, as the index holds them."""
+        from index import faiss_search
+
+        selector = self._selector(among)
+        k = min(k, len(self) if selector is None else selector.num_rows)
+        return _ordered(*faiss_search.search_exactly(self._index, self._as_queries(queries), k, selector))
+
+    def vectors(self, rows: Rows) -> Floats:
+        """Give the vectors of some rows, (n, E) float32, as the index holds them: rounded to its codes."""
+        from index import faiss_search
+
+        return faiss_search.vectors(self._index, rows)
 
     def _as_queries(self, queries: Any) -> Floats:
         if isinstance(queries, np.ndarray) and np.issubdtype(queries.dtype, np.floating):
             queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_vectors(queries, "queries", dim=self.manifest.dim)
         return queries  # type: ignore[no-any-return]  # check_vectors proved it
+
+    def _selector(self, among: Mask | None) -> "Selector | None":
+        from index import faiss_search
+
+        if among is None:
+            return self._live_selector if self._has_masked else None
+        if among.shape != self.is_live.shape:
+            raise RetrievalError(
+                f"filter: found {among.shape} for an index of {len(self.is_live):,} rows; give one value a row"
+            )
+        return faiss_search.Selector(among & self.is_live if self._has_masked else among)
+
+    @cached_property
+    def _live_selector(self) -> "Selector":
+        from index import faiss_search
+
+        return faiss_search.Selector(self.is_live)
+
+    def _is_exact_cheaper(self, num_allowed: int) -> bool:
+        """Whether to score the rows that pass a filter, by what both ways cost when the index was measured."""
+        exact_us = num_allowed * self.manifest.exact_row_us
+        return exact_us <= self.manifest.latency_ms * 1000 / (num_allowed / len(self))
+
+
+def raise_effort(parameters: dict[str, int], share: float) -> dict[str, int]:
+    """Give the effort that finds, among a share of the rows, as much as `parameters` find among all.
+
+    A search of a graph or of lists looks at as many rows as it is told to, whether they pass the filter or not; so it
+    is told to look at more of them by as much as fewer pass.
+    """
+    raised = {name: -(-value // share) for name, value in parameters.items() if name != "k_factor"}
+    return parameters | {name: int(value) for name, value in raised.items()}
 
 
 def _ordered(scores: Floats, rows: Rows) -> Hits:
@@ -95,6 +178,8 @@ def _ordered(scores: Floats, rows: Rows) -> Hits:
 
 def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:
     """Open a version; FAISS reads no byte before the file's hash is that of the manifest, for an index file is code.
+
+    A large index file is mapped: its vectors come into memory as searches touch them, once for all processes.
 
     Args:
         folder: one numbered version.
@@ -110,48 +195,5 @@ def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> I
             f"{folder}: its vectors are of model {manifest.model_fingerprint}, the queries of {model_fingerprint}; "
             "vectors of two models can't be compared: search with that model, or embed and build again with this one"
         )
-    with _open_checked(folder / IDS_NAME, manifest) as file:
-        ids = read_ids(file.read())
-    index = _read_index(folder / INDEX_NAME, manifest)
-    found = (index.ntotal, index.d, ids.num_rows)
-    expected = (manifest.num_vectors, manifest.dim, manifest.num_vectors)
-    if found != expected:
-        raise RetrievalError(
-            f"{folder}: found (vectors, dimensions, ids) = {found}, its manifest says {expected}; build the index again"
-        )
-    return Index(manifest, ids, index)
-
-
-def _read_index(path: Path, manifest: Manifest) -> "faiss.Index":
-    from index import engine
-
-    with _open_checked(path, manifest) as file:
-        try:
-            return engine.read(file)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RetrievalError(
-                f"{path}: FAISS {engine.VERSION} can't read what FAISS {manifest.faiss_version} wrote ({reason}); "
-                "build the index again"
-            ) from None
-
-
-def _open_checked(path: Path, manifest: Manifest) -> BinaryIO:
-    """Open a file whose content has the hash of the manifest, at its start; what is read next is what was hashed."""
-    try:
-        opened = path.open("rb")
-    except OSError as error:
-        raise RetrievalError(f"{path}: {error.strerror}; fetch the version again, or build the index again") from None
-    file: BinaryIO = opened
-    if os.fstat(opened.fileno()).st_size <= READ_ONCE_BYTES:
-        with opened:
-            file = io.BytesIO(opened.read())
-    found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO has readinto in fact
-    if found != manifest.sha256[path.name]:
-        file.close()
-        raise RetrievalError(
-            f"{path}: its sha256 is {found[:16]}..., the manifest says {manifest.sha256[path.name][:16]}...: the file "
-            "was altered or cut short, and is not read; fetch the version again, or build the index again"
-        )
-    file.seek(0)
-    return file
+    contents = read_contents(folder, manifest)
+    return Index(manifest, contents.ids, read_index(folder, manifest, map_large=True), contents.is_live)

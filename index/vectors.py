@@ -15,6 +15,7 @@ from index.errors import RetrievalError
 
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 BLOCK_ROWS = 65_536  # 64 MiB at 256 dimensions
 # float32 arithmetic is off by 1e-6 at most; vectors rounded to bfloat16 (8 bits) by 4e-3.
@@ -29,6 +30,11 @@ class VectorTable:
     dim: int
     source: Floats | Path
 
+    @classmethod
+    def empty(cls, dim: int) -> "VectorTable":
+        """Make a table without vectors."""
+        return cls(0, dim, np.empty((0, dim), np.float32))
+
     def blocks(self) -> Iterator[Floats]:
         """Give the rows in order, `(<= BLOCK_ROWS, E)` at a time; only one block of a file is mapped at once."""
         for start in range(0, self.num_vectors, BLOCK_ROWS):
@@ -37,6 +43,13 @@ class VectorTable:
     def take(self, rows: Rows) -> Floats:
         """Give a copy of these rows, `(len(rows), E)`."""
         return np.asarray(self._rows()[rows], dtype=np.float32)
+
+    def mean(self) -> Floats:
+        """Give the mean of all rows, (E,)."""
+        total = np.zeros(self.dim)
+        for block in self.blocks():
+            total += block.sum(axis=0, dtype=np.float64)
+        return (total / max(1, self.num_vectors)).astype(np.float32)
 
     def sample(self, num_rows: int, seed: int) -> Rows:
         """Draw row numbers without repetition, sorted; the same for the same seed."""
@@ -49,27 +62,27 @@ class VectorTable:
         return self.source
 
 
-def collect_vectors(vectors: Iterable[Floats] | Floats, spool: Path) -> VectorTable:
+def collect_vectors(vectors: Iterable[Floats] | Floats, spool: Path, dim: int | None = None) -> VectorTable:
     """Check all vectors, and make them readable more than once.
 
     An array stays where it is. A stream is written to `spool` as it comes, so memory is bounded by its blocks:
-    training, adding and measuring each read it again.
+    training, adding and measuring each read it again. Where `dim` is given, it is the width that they must have.
 
     Raises:
         RetrievalError: there are none, a block has the wrong shape or type, or a row is not finite or not of unit norm.
     """
     if isinstance(vectors, np.ndarray):
-        check_vectors(vectors, "vectors")
+        check_vectors(vectors, "vectors", dim=dim)
         table = VectorTable(len(vectors), vectors.shape[1], vectors)
     else:
-        table = _spool_blocks(vectors, spool)
+        table = _spool_blocks(vectors, spool, dim)
     if table.num_vectors == 0:
         raise RetrievalError("vectors: there are none to index; embed something first")
     return table
 
 
-def _spool_blocks(blocks: Iterable[Floats], spool: Path) -> VectorTable:
-    num_vectors, dim = 0, None
+def _spool_blocks(blocks: Iterable[Floats], spool: Path, dim: int | None) -> VectorTable:
+    num_vectors = 0
     with spool.open("wb") as file:
         for block in blocks:
             check_vectors(block, "vectors", dim=dim, first_row=num_vectors)

@@ -18,15 +18,14 @@ from embedder.store.lock import write_lock
 from embedder.store.swap import swap_index
 from embedder.store.tables import RecordTable
 from index.build import build_index
-from index.choose import KindWish
 from index.manifest import Manifest
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
-MAX_RECALL_QUERIES = 1000
+MAX_RECALL_QUERIES = 4000
 
 
-def build_store_index(files: StoreFiles, *, kind: KindWish = "auto") -> tuple[int, Manifest]:
+def build_store_index(files: StoreFiles, *, kind: str = "auto") -> tuple[int, Manifest]:
     """Build an index of the published embeddings and publish it; returns its number and manifest.
 
     Raises:
@@ -82,12 +81,12 @@ def kept_or_built(files: StoreFiles, say: Callable[[str], None]) -> Callable[[Cu
 
 
 def _build(
-    files: StoreFiles, embeddings_version: int, model_fingerprint: str, kind: KindWish
+    files: StoreFiles, embeddings_version: int, model_fingerprint: str, kind: str
 ) -> tuple[int, Manifest] | None:
     """Build an index of a version; none where no picture is in it."""
     table = RecordTable(files, "embeddings", embeddings_version)
     # File by file, so that the vectors of no more than one stand in memory.
-    keys = [_pictures_of(table, path).select(["item_id", "segment"]) for path in table.paths()]
+    keys = [_pictures_of(table, path).drop_columns("image_embedding") for path in table.paths()]
     ids = pa.concat_tables(keys) if keys else pa.table({"item_id": [], "segment": []})
     if ids.num_rows == 0:
         return None
@@ -107,7 +106,7 @@ def _build(
 
 
 def _pictures_of(table: RecordTable, path: str) -> pa.Table:
-    return pictures(table.read(["item_id", "segment", "image_embedding"], [path]))
+    return pictures(table.read(["item_id", "segment", "run_id", "image_embedding"], [path]))
 
 
 def pictures(rows: pa.Table) -> pa.Table:

@@ -191,7 +191,9 @@ def test_weights_are_safetensors(tiny_model):
 
 def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run, tmp_path):
     reading = [where for where, name, _ in calls("faiss.read_index", "deserialize_index")]
-    assert len(reading) == 1 and reading[0].startswith("index/engine.py"), reading
+    assert reading and all(where.startswith("index/engine.py") for where in reading), reading
+    callers = [where for where, _, _ in calls("engine.read", "engine.map_file")]
+    assert callers and all(where.startswith("index/opening.py") for where in callers), callers
     config = make_run(samples.folder(tmp_path / "in"))
     embed(config, Quiet())
     number, _ = build_store_index(StoreFiles(config.store))

@@ -33,11 +33,12 @@ def make_pictures_and_captions(num_pictures: int, num_captions: int, dim: int = 
     return unit(meaning @ meaning_map + look @ look_map), unit(unit(meaning[owners] @ meaning_map) + offset)
 
 
-def make_ids(num_vectors: int) -> pa.Table:
+def make_ids(num_vectors: int, run_id: str = "run-1") -> pa.Table:
     """Rows 2n and 2n+1 are segments 0 and 1 of clip n: neither column alone names a row."""
     return pa.table(
         {
             "item_id": [f"clips/{row // 2:05d}.mp4" for row in range(num_vectors)],
             "segment": pa.array([row % 2 for row in range(num_vectors)], pa.int32()),
+            "run_id": [run_id] * num_vectors,
         }
     )

@@ -18,17 +18,24 @@ from index.vectors import VectorTable
 KINDS = ("flat", "hnsw", "ivf")
 
 
-def test_the_folder_holds_three_files_and_a_true_manifest(build: Build) -> None:
+def test_the_folder_holds_its_files_and_a_true_manifest(build: Build) -> None:
     out, manifest = build()
-    assert sorted(path.name for path in out.iterdir()) == ["ids.parquet", "index.faiss", "manifest.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "ids.parquet",
+        "index.faiss",
+        "manifest.json",
+        "queries.npz",
+    ]
     assert read_manifest(out) == manifest
     assert (manifest.kind, manifest.dim, manifest.num_vectors) == ("flat", DIM, 300)
     assert (manifest.embeddings_version, manifest.model_fingerprint) == (7, "model-a")
-    files = {name: (out / name).read_bytes() for name in ("ids.parquet", "index.faiss")}
+    files = {name: (out / name).read_bytes() for name in ("ids.parquet", "index.faiss", "queries.npz")}
     assert manifest.sha256 == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     assert manifest.size_bytes == sum(map(len, files.values()))
     assert manifest.built_at.endswith("+00:00")
     assert pq.read_table(out / "ids.parquet").equals(make_ids(300))
+    assert (manifest.num_rows, manifest.num_masked, manifest.design) == (300, 0, "Flat")
+    assert manifest.memory_bytes == len(files["index.faiss"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,15 +77,14 @@ def test_a_stream_is_never_held_in_whole(build: Build, monkeypatch: pytest.Monke
 
 
 def test_lists_are_trained_on_a_sample(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20,000 vectors make 312 lists; at 4 vectors a list, far fewer than all are taken."""
-    monkeypatch.setattr("index.engine.TRAINING_VECTORS_PER_LIST", 4)
+    monkeypatch.setattr("index.designs.MAX_TRAINING_VECTORS", 1248)
     taken = []
     take = VectorTable.take
     monkeypatch.setattr(VectorTable, "take", lambda self, rows: (taken.append(len(rows)), take(self, rows))[1])
     queries = make_vectors(5, seed=3)
     out, manifest = build(make_vectors(20_000), kind="ivf", queries=queries)
-    assert manifest.parameters["num_lists"] == 312
-    assert taken[0] == 4 * 312
+    assert manifest.design == "IVF312,Flat"
+    assert 1248 in taken
     assert len(open_index(out)) == 20_000
 
 
@@ -155,7 +161,7 @@ def test_ids_of_other_string_and_integer_types_and_more_columns_are_taken(build:
         }
     )
     out, _ = build(ids=ids)
-    assert open_index(out).ids.equals(given)
+    assert open_index(out).ids.equals(given.set_column(2, "run_id", pa.nulls(300, pa.string())))
 
 
 def test_a_version_is_never_written_twice(build: Build) -> None:
@@ -167,7 +173,7 @@ def test_a_version_is_never_written_twice(build: Build) -> None:
 
 
 def test_an_unknown_kind_is_refused(build: Build) -> None:
-    with pytest.raises(RetrievalError, match="kind 'annoy' is unknown; write one of auto, flat, hnsw, ivf"):
+    with pytest.raises(RetrievalError, match="kind 'annoy' is unknown; write auto, flat, hnsw or ivf"):
         build(kind="annoy")
 
 

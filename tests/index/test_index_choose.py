@@ -1,36 +1,126 @@
-"""The choice is arithmetic: exact while a query is quick, a graph while it builds in time, lists above."""
+"""A design is chosen by what was measured with texts, within what the user allows."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+from index_samples import Build, make_pictures_and_captions, make_vectors
 
-from index.choose import choose_kind, count_lists
+from index.constraints import Constraints
+from index.designs import Design, candidate_designs, count_lists, parse_design
 from index.errors import RetrievalError
+from index.manifest import Trial
+from index.projection import QueryDirections
+from index.ranking import judge, rank
+from index.search import open_index
+
+
+def trial(design: str, recall: float, latency_ms: float, num_bytes: int) -> Trial:
+    return Trial(
+        design=design,
+        num_vectors=100,
+        parameters={},
+        recall_at_10=recall,
+        latency_ms=latency_ms,
+        expected_latency_ms=latency_ms,
+        expected_bytes=num_bytes,
+        build_s=1.0,
+        is_efficient=False,
+        verdict="",
+    )
+
+
+FLAT = trial("Flat", 1.0, 50.0, 1000)
+GRAPH = trial("HNSW32,Flat", 0.97, 0.5, 1300)
+LEAN = trial("LeanVec32,HNSW32,Flat,Refine(SQ8)", 0.96, 0.2, 600)
+CODES = trial("IVF64,RaBitQ,Refine(SQ8)", 0.94, 0.4, 300)
+SLOW_CODES = trial("IVF64,SQ8,Refine(SQfp16)", 0.96, 2.0, 500)
+ALL = [FLAT, GRAPH, LEAN, CODES, SLOW_CODES]
 
 
 @pytest.mark.parametrize(
-    ("num_vectors", "dim", "kind"),
+    ("constraints", "order"),
     [
-        (1, 256, "flat"),
-        (131_072, 256, "flat"),
-        (131_073, 256, "hnsw"),
-        (32_769, 1024, "hnsw"),
-        (4_000_000, 256, "hnsw"),
-        (4_000_001, 256, "ivf"),
-        (5_000_000, 4, "flat"),
+        (Constraints(), [LEAN, GRAPH, SLOW_CODES, FLAT]),
+        (Constraints(recall=0.94), [LEAN, CODES, GRAPH, SLOW_CODES, FLAT]),
+        (Constraints(recall=0.965), [GRAPH, FLAT]),
+        (Constraints(latency_ms=3.0), [SLOW_CODES, LEAN, GRAPH]),
+        (Constraints(latency_ms=3.0, recall=0.9), [CODES, SLOW_CODES, LEAN, GRAPH]),
+        (Constraints(latency_ms=60.0), [FLAT, SLOW_CODES, LEAN, GRAPH]),
+        (Constraints(memory_bytes=1000), [LEAN, SLOW_CODES, FLAT]),
     ],
 )
-def test_kind_follows_from_size(num_vectors: int, dim: int, kind: str) -> None:
-    assert choose_kind(num_vectors, dim).kind == kind
+def test_the_fastest_is_best_or_the_smallest_that_is_fast_enough(constraints: Constraints, order: list[Trial]) -> None:
+    assert rank(ALL, constraints) == order
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
-def test_a_wish_goes_before_size(kind: str) -> None:
-    for num_vectors in (1, 10_000_000):
-        assert choose_kind(num_vectors, 256, kind=kind).kind == kind
+def test_where_none_keeps_the_constraints_the_nearest_is_named() -> None:
+    with pytest.raises(RetrievalError, match=r"none of 5 designs keeps recall 0.95, 0.1 ms, 0.0 MiB; the nearest, "):
+        rank(ALL, Constraints(memory_bytes=100, latency_ms=0.1))
 
 
-def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(RetrievalError, match="'HNSW' is unknown"):
-        choose_kind(10, 4, kind="HNSW")
+def test_the_table_says_why_each_was_not_chosen_and_which_are_beaten_in_everything() -> None:
+    constraints = Constraints(memory_bytes=1100)
+    judged = {each.design: each for each in judge(ALL, rank(ALL, constraints), constraints)}
+    assert judged[LEAN.design].verdict == "chosen"
+    assert judged[FLAT.design].verdict == "slower"
+    assert judged[CODES.design].verdict == "recall 0.940"
+    assert judged[GRAPH.design].verdict == "0.0 MiB"
+    assert {name for name, each in judged.items() if not each.is_efficient} == set()
+    worse = trial("HNSW32,SQ8,Refine(SQfp16)", 0.95, 0.6, 1300)
+    assert not judge([*ALL, worse], rank(ALL, constraints), constraints)[-1].is_efficient
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"memory_bytes": 0}, {"latency_ms": -1.0}, {"latency_ms": float("nan")}, {"recall": 0.0}, {"recall": 1.1}],
+)
+def test_a_limit_that_means_nothing_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(RetrievalError, match=next(iter(changes))):
+        Constraints(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Flat",
+        "HNSW32,Flat",
+        "SQ8,Refine(SQfp16)",
+        "LeanVec48,HNSW32,Flat,Refine(SQ8)",
+        "OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)",
+    ],
+)
+def test_notation_and_design_are_the_same(text: str) -> None:
+    assert str(parse_design(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "design"),
+    [
+        ("LeanVec48,HNSW16,Flat", Design("HNSW16,Flat", 48, "SQfp16")),
+        ("IVF64,PQ16x4fs", Design("IVF64,PQ16x4fs", None, "SQfp16")),
+        ("HNSW16,SQ8,RFlat", Design("HNSW16,SQ8", None, "Flat")),
+    ],
+)
+def test_scores_that_are_no_cosines_are_scored_again(text: str, design: Design) -> None:
+    assert parse_design(text) == design
+
+
+@pytest.mark.parametrize("text", ["annoy", "", "LeanVec0,Flat", "LeanVec,HNSW"])
+def test_an_unknown_design_is_refused(text: str) -> None:
+    with pytest.raises(RetrievalError, match="is unknown; write auto, flat, hnsw or ivf"):
+        parse_design(text)
+
+
+def test_a_design_that_faiss_can_not_make_is_one_line(build: Build) -> None:
+    with pytest.raises(RetrievalError, match="FAISS .* can't make it for 16 dimensions") as caught:
+        build(kind="IVF4,PQ7x4fs")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_projection_without_texts_is_refused(build: Build) -> None:
+    with pytest.raises(RetrievalError, match="there are no captions to learn that from"):
+        build(kind="LeanVec8,HNSW16,Flat")
 
 
 @pytest.mark.parametrize(
@@ -42,8 +132,63 @@ def test_lists_grow_with_the_root_and_have_vectors_to_train_on(num_vectors: int,
     assert num_lists == 1 or num_vectors >= 64 * num_lists
 
 
-def test_candidates_go_from_fast_to_thorough() -> None:
-    assert [c["ef_search"] for c in choose_kind(10**6, 256).candidates] == [64, 128, 256, 512, 1024]
-    assert [c["nprobe"] for c in choose_kind(10**7, 256).candidates] == [1024, 2048, 4096, 8192, 16_384]
-    assert choose_kind(10, 256, kind="ivf").candidates == ({"nprobe": 1},)
-    assert choose_kind(10, 256).candidates == ({},)
+@pytest.mark.parametrize("dim", [7, 100, 768])
+def test_every_candidate_can_be_built_and_searched(build: Build, tmp_path: Path, dim: int) -> None:
+    vectors, queries = make_vectors(400, dim), make_vectors(40, dim, seed=1)
+    projections = (dim // 2,)
+    candidates = candidate_designs(400, dim, projections)
+    for place, design in enumerate(candidates if dim in (7, 100) else candidates[-5:]):
+        out, _ = build(vectors, kind=str(design), queries=queries, out=tmp_path / str(place))
+        assert open_index(out).search(vectors[:3], 1).rows.shape == (3, 1)
+
+
+def test_efforts_go_from_fast_to_thorough() -> None:
+    graph = [each["ef_search"] for each in next(Design("HNSW32,Flat").efforts())]
+    lists = [each["nprobe"] for each in next(Design("IVF4096,Flat").efforts())]
+    assert graph == sorted(graph)
+    assert lists == sorted(lists)
+    assert lists[-1] == 4096  # at the worst all lists are read: the recall is always reached
+    assert list(Design("Flat").efforts()) == [[{}]]
+
+
+def test_directions_are_those_in_which_texts_vary() -> None:
+    _, captions = make_pictures_and_captions(1000, 800)
+    directions = QueryDirections(captions)
+    assert directions.useful_widths() == (16,)  # 8 of meaning and an offset, of 64
+    projected = captions @ directions.matrix(16).T
+    np.testing.assert_allclose(np.linalg.norm(projected, axis=1), 1, atol=1e-3)
+    assert QueryDirections(captions[:20]).useful_widths() == ()
+    assert QueryDirections(make_vectors(5000, 64)).useful_widths() == ()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_table_too_large_for_exact_search_gets_what_measures_best(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index.choose.NUM_TRIED", 2000)
+    pictures, captions = make_pictures_and_captions(6000, 800)
+    said: list[str] = []
+    out, manifest = build(
+        pictures, queries=captions, constraints=Constraints(memory_bytes=1_000_000), num_threads=2, say=said.append
+    )
+    assert manifest.memory_bytes <= 1_000_000  # whole vectors take 1.5 MB
+    assert manifest.recall_at_10 >= 0.95
+    assert len(manifest.trials) == len(said) - 1
+    chosen = [each for each in manifest.trials if each.verdict == "chosen"]
+    assert len(chosen) == 1
+    assert all(
+        each.expected_latency_ms >= chosen[0].expected_latency_ms
+        for each in manifest.trials
+        if each.verdict == "slower"
+    )
+    exact = np.argsort(-(captions[::2] @ pictures.T), axis=1)[:, :10]
+    found = open_index(out).search(captions[::2], 10).rows
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), exact.tolist(), strict=True)]) >= 0.95
+
+
+@pytest.mark.parametrize("measure_all", [False, True])
+def test_a_small_table_is_searched_exactly_and_all_is_measured_on_demand(build: Build, measure_all: bool) -> None:
+    queries = make_vectors(100, seed=2)
+    _, manifest = build(make_vectors(1000), queries=queries, measure_all=measure_all, num_threads=2)
+    assert manifest.design == "Flat"
+    assert (len(manifest.trials) > 5) == measure_all

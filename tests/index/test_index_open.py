@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from index_samples import Build, make_vectors
+from index_samples import Build, make_ids, make_vectors
 
 from index import engine
-from index.errors import RetrievalError
+from index.errors import RebuildNeeded, RetrievalError
 from index.search import open_index
+from index.update import update_index
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def test_a_truncated_file_is_refused_before_faiss_reads(
 
 
 def test_a_large_file_is_checked_and_read_through_one_open_file(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.search.READ_ONCE_BYTES", 100)
+    monkeypatch.setattr("index.opening.READ_ONCE_BYTES", 100)
     queries = make_vectors(300)[:5]
     assert open_index(version).search(queries, 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
     flip_bit(version / "index.faiss", 500)
@@ -76,14 +79,15 @@ def test_a_file_swapped_between_check_and_read_is_not_what_is_read(
 ) -> None:
     version, _ = build()
     other, _ = build(make_vectors(300, seed=1), out=tmp_path / "other")
-    monkeypatch.setattr("index.search.READ_ONCE_BYTES", read_once_bytes)
-    read = engine.read
+    monkeypatch.setattr("index.opening.READ_ONCE_BYTES", read_once_bytes)
+    for name in ("read", "map_file"):
+        read = getattr(engine, name)
 
-    def swap_then_read(file: Any) -> Any:
-        (other / "index.faiss").replace(version / "index.faiss")
-        return read(file)
+        def swap_then_read(file: Any, read: Any = read) -> Any:
+            (other / "index.faiss").replace(version / "index.faiss")
+            return read(file)
 
-    monkeypatch.setattr(engine, "read", swap_then_read)
+        monkeypatch.setattr(engine, name, swap_then_read)
     assert open_index(version).search(make_vectors(300)[:5], 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -112,21 +116,44 @@ def test_an_index_of_the_same_model_opens(version: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format_version is 2, this release reads 1"),
+        ({"format_version": 3}, "format_version is 3, this release reads 2"),
         ({"format_version": None}, "format_version is None"),
         ({"num_vectors": "many"}, "these keys break their rules: num_vectors"),
         ({"recall_at_10": 1.5, "dim": 0}, "these keys break their rules: dim, recall_at_10"),
         ({"surprise": 1}, "these keys break their rules: surprise"),
         ({"sha256": {}}, r"sha256 names \[\], and must name \['ids.parquet', 'index.faiss'\]"),
         ({"sha256": {"index.faiss": "0", "../../secret": "0"}}, "sha256 names"),
-        ({"num_vectors": 299}, r"found \(vectors, dimensions, ids\) = \(300, 16, 300\)"),
-        ({"dim": 15}, r"its manifest says \(300, 15, 300\)"),
+        ({"num_vectors": 299}, r"found \(ids, of them to be found\) = \(300, 300\), its manifest says \(300, 299\)"),
+        ({"dim": 15}, r"found \(rows, dimensions\) = \(300, 16\), its manifest says \(300, 15\)"),
     ],
 )
 def test_a_manifest_that_breaks_a_rule_is_refused(version: Path, changes: dict[str, Any], message: str) -> None:
     edit_manifest(version, **changes)
     with pytest.raises(RetrievalError, match=message):
         open_index(version)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
+def test_a_version_of_the_first_release_is_still_searched(build: Build, kind: str) -> None:
+    version, manifest = build(kind=kind)
+    for name in ("queries.npz", "ids.parquet"):
+        (version / name).unlink()
+    pq.write_table(make_ids(300).drop_columns("run_id"), version / "ids.parquet")
+    names = ("index.faiss", "ids.parquet")
+    hashes = {name: hashlib.sha256((version / name).read_bytes()).hexdigest() for name in names}
+    kept = ("dim", "num_vectors", "embeddings_version", "model_fingerprint", "size_bytes", "recall_at_10", "built_at")
+    first = {name: getattr(manifest, name) for name in (*kept, "num_recall_queries", "recall_query_kind", "build_s")}
+    build_parameters = {"flat": {}, "hnsw": {"links": 32, "ef_construction": 100}, "ivf": {"num_lists": 4}}[kind]
+    first |= {"format_version": 1, "kind": kind, "metric": "inner_product", "faiss_version": "1.12.0", "sha256": hashes}
+    first["parameters"] = build_parameters | manifest.parameters
+    (version / "manifest.json").write_text(json.dumps(first))
+    index = open_index(version)
+    assert index.search(make_vectors(300)[:5], 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert index.manifest.parameters == manifest.parameters
+    with pytest.raises(RebuildNeeded, match="an earlier release built it"):
+        update_index(
+            version, version.parent / "000002", [], index.ids.slice(0, 0), np.zeros(300, bool), embeddings_version=8
+        )
 
 
 @pytest.mark.parametrize(

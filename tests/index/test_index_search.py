@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from index_samples import DIM, Build, make_ids, make_vectors
 
+from index.constraints import Constraints
 from index.errors import RetrievalError
 from index.search import open_index
 
@@ -32,8 +33,8 @@ def test_a_row_names_its_item_and_segment(build: Build, kind: str) -> None:
     index = open_index(out)
     rows = index.search(vectors[[41, 8]], 1).rows[:, 0]
     assert index.ids.take(rows).to_pylist() == [
-        {"item_id": "clips/00020.mp4", "segment": 1},
-        {"item_id": "clips/00004.mp4", "segment": 0},
+        {"item_id": "clips/00020.mp4", "segment": 1, "run_id": "run-1"},
+        {"item_id": "clips/00004.mp4", "segment": 0, "run_id": "run-1"},
     ]
 
 
@@ -50,7 +51,7 @@ def test_k_beyond_the_table_gives_every_row_once(build: Build, kind: str, k: int
 def test_k_results_come_back_where_the_probed_lists_hold_fewer(build: Build) -> None:
     """30 lists of about 66 vectors, one of them read: 150 neighbours are more than it holds."""
     vectors, queries = make_vectors(2000), make_vectors(6, seed=2)
-    out, _ = build(vectors, kind="ivf", queries=queries, target_recall=0.0)
+    out, _ = build(vectors, kind="ivf", queries=queries, constraints=Constraints(recall=1e-9))
     index = open_index(out)
     assert index.manifest.parameters["nprobe"] == 1
     hits = index.search(queries, 150)

@@ -1,0 +1,168 @@
+"""What an index may be made of, in FAISS's own notation, and with what effort it may be searched.
+
+A design is written as FAISS's `index_factory` reads it, with one word of ours before it: `LeanVec48` projects vectors
+and queries onto the 48 directions that matter to text queries (`index.projection`) before the rest sees them.
+
+    Flat                                       exact search
+    HNSW32,Flat                                a graph over whole vectors
+    LeanVec48,HNSW32,Flat,Refine(SQfp16)       a graph over projections; the best are scored again at full width
+    OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)      lists of product codes, scanned 32 at a time; scored again
+
+Source: FAISS wiki, "The index factory"; Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit".
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from index.errors import RetrievalError
+
+Kind = Literal["flat", "hnsw", "ivf"]
+KINDS: tuple[Kind, ...] = ("flat", "hnsw", "ivf")
+Parameters = dict[str, int]
+
+HNSW_EF_CONSTRUCTION = 100  # 40 builds 3 times as fast and finds 0.85 where 100 finds 0.97; 200 finds 0.98
+TRAINING_VECTORS_PER_LIST = 64  # FAISS asks for 39 at least
+MAX_TRAINING_VECTORS = 1 << 20
+
+_EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
+_LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one list in so many is read
+_EXACT_CODES_FACTORS = (1, 4)  # scored again: so many times k; for codes that keep the order of what they see
+_SMALL_CODES_FACTORS = (4, 16, 64)  # for codes of a few bits a dimension
+
+_PROJECTED = re.compile(r"LeanVec(\d+),")
+_LISTS = re.compile(r"IVF(\d+)")
+_SMALL_CODES = re.compile(r"PQ|RaBitQ")
+_NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and of small codes are none: score the best again
+
+
+@dataclass(frozen=True)
+class Design:
+    """One design; `str()` gives its notation.
+
+    Attributes:
+        factory: for FAISS's `index_factory`, without the re-ranking.
+        projection: width that vectors are projected to first; None for none.
+        rerank: code of the vectors that the best are scored with again, as `SQfp16` or `Flat`; None for none.
+    """
+
+    factory: str
+    projection: int | None = None
+    rerank: str | None = None
+
+    def __str__(self) -> str:
+        projected = f"LeanVec{self.projection}," if self.projection else ""
+        return projected + self.factory + (f",Refine({self.rerank})" if self.rerank else "")
+
+    @property
+    def kind(self) -> Kind:
+        """Its family."""
+        return "hnsw" if "HNSW" in self.factory else "ivf" if "IVF" in self.factory else "flat"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it compares each query with every vector, at full precision."""
+        return self.factory == "Flat" and self.projection is None
+
+    @property
+    def num_lists(self) -> int:
+        """Inverted lists; 0 for other kinds."""
+        found = _LISTS.search(self.factory)
+        return int(found.group(1)) if found else 0
+
+    @property
+    def num_training(self) -> int:
+        """How many vectors it is trained on, at most."""
+        per_list = TRAINING_VECTORS_PER_LIST * max(self.num_lists, 1024)
+        return min(per_list, MAX_TRAINING_VECTORS)
+
+    def efforts(self) -> Iterator[list[Parameters]]:
+        """Give search parameters: for each factor of re-ranking a list, the cheapest first."""
+        factors: tuple[int | None, ...] = (None,)
+        if self.rerank:
+            factors = _SMALL_CODES_FACTORS if _SMALL_CODES.search(self.factory) else _EXACT_CODES_FACTORS
+        for factor in factors:
+            yield [effort | ({"k_factor": factor} if factor else {}) for effort in self._structure_efforts()]
+
+    def _structure_efforts(self) -> list[Parameters]:
+        if self.kind == "hnsw":
+            return [{"ef_search": value} for value in _EF_SEARCH]
+        if self.kind == "ivf":
+            probes = sorted({max(1, self.num_lists // share) for share in _LIST_SHARES})
+            return [{"nprobe": value} for value in probes]
+        return [{}]
+
+
+def parse_design(text: str) -> Design:
+    """Read a design's notation.
+
+    Raises:
+        RetrievalError: it names no structure that is known here; what FAISS alone refuses is refused when it is made.
+    """
+    rest, projection, rerank = text.strip(), None, None
+    if found := _PROJECTED.match(rest):
+        projection, rest = int(found.group(1)), rest[found.end() :]
+    if found := re.search(r",(?:Refine\((\w+)\)|RFlat)$", rest):
+        rerank, rest = found.group(1) or "Flat", rest[: found.start()]
+    if not re.search(r"Flat|HNSW|IVF|SQ|PQ|RaBitQ", rest) or "LeanVec" in rest or projection == 0:
+        raise RetrievalError(
+            f"index kind {text!r} is unknown; write auto, flat, hnsw or ivf, or a design as FAISS's index_factory "
+            "reads it, such as LeanVec64,HNSW32,Flat,Refine(SQfp16)"
+        )
+    if rerank is None and (projection or _NO_COSINES.search(rest)):
+        rerank = "SQfp16"
+    return Design(rest, projection, rerank)
+
+
+def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) -> tuple[Design, ...]:
+    """Give the designs worth measuring for a table, exact search first.
+
+    Args:
+        num_vectors: rows of the table.
+        dim: width of a vector, E.
+        projections: widths that keep most of what text queries ask for (`index.projection.useful_widths`).
+    """
+    lists = count_lists(num_vectors)
+    code_bytes = _divisor_near(dim, dim // 4)
+    designs = [
+        Design("Flat"),
+        Design("SQfp16"),
+        Design("SQ8", rerank="SQfp16"),
+        Design("HNSW32,Flat"),
+        Design("HNSW32,SQ8", rerank="SQfp16"),
+        Design(f"IVF{lists},Flat"),
+        Design(f"IVF{lists},SQ8", rerank="SQfp16"),
+        Design(f"OPQ{code_bytes},IVF{lists},PQ{code_bytes}x4fs", rerank="SQfp16"),
+        Design(f"IVF{lists},RaBitQ", rerank="SQ8"),
+    ]
+    for width in projections:
+        designs += [
+            Design("Flat", width, "SQfp16"),
+            Design("HNSW32,Flat", width, "SQfp16"),
+            Design("HNSW32,Flat", width, "SQ8"),
+            Design(f"IVF{lists},Flat", width, "SQfp16"),
+            Design(f"IVF{lists},SQ8", width, "SQfp16"),
+        ]
+    return tuple(designs)
+
+
+def default_design(kind: Kind, num_vectors: int) -> Design:
+    """Give the design that a bare kind stands for."""
+    if kind == "flat":
+        return Design("Flat")
+    return Design("HNSW32,Flat" if kind == "hnsw" else f"IVF{count_lists(num_vectors)},Flat")
+
+
+def count_lists(num_vectors: int) -> int:
+    """Give the lists of an IVF: the power of two nearest to 4 sqrt(N), as far as there are vectors to train them."""
+    wanted = 1 << round(math.log2(4 * math.sqrt(num_vectors)))
+    return max(1, min(wanted, num_vectors // TRAINING_VECTORS_PER_LIST))
+
+
+def _divisor_near(dim: int, wanted: int) -> int:
+    """The divisor of a width that is nearest to a wish, an even one where there is one: 4-bit codes come in pairs."""
+    divisors = [value for value in range(1, dim + 1) if dim % value == 0]
+    even = [value for value in divisors if value % 2 == 0]
+    return min(even or divisors, key=lambda value: abs(value - wanted))

@@ -1,0 +1,123 @@
+"""FAISS: search an index, whole or through a mask, by its structure or exactly.
+
+Search parameters travel with each call, so one index serves many threads.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import faiss
+import numpy as np
+
+from index.engine import innermost, nearest
+from index.vectors import Floats, Mask, Rows
+
+# Rows that a filtered exact search decodes at once: 16 MiB at 256 dimensions.
+_BLOCK_ROWS = 16_384
+
+
+class Selector:
+    """Rows that a search may find, as FAISS takes them."""
+
+    def __init__(self, mask: Mask) -> None:
+        """Make one.
+
+        Args:
+            mask: bool (rows,).
+        """
+        self.num_rows = int(np.count_nonzero(mask))
+        self.share = self.num_rows / max(1, len(mask))
+        self.mask = mask
+        self._bits = np.packbits(mask, bitorder="little")  # kept: FAISS holds no copy
+        self.faiss = faiss.IDSelectorBitmap(self._bits)
+
+
+def search(
+    index: faiss.Index, queries: Floats, k: int, parameters: Mapping[str, int], selector: Selector | None = None
+) -> tuple[Floats, Rows]:
+    """Find the k nearest rows: scores and row numbers, (Q, k), best first; row -1 where the index found none.
+
+    Args:
+        index: any that `engine.build` makes.
+        queries: (Q, E) float32, C-contiguous.
+        k: at least 1, at most the number of rows.
+        parameters: `ef_search` (HNSW), `nprobe` (IVF), `k_factor` (re-ranking).
+        selector: rows that may be found; None for all.
+    """
+    scores, rows = index.search(queries, k, params=_parameters(index, parameters, selector))
+    return scores, rows
+
+
+def _parameters(index: faiss.Index, wanted: Mapping[str, int], selector: Selector | None) -> Any:
+    index = faiss.downcast_index(index)
+    among = {} if selector is None else {"sel": selector.faiss}
+    if isinstance(index, faiss.IndexRefine):
+        inner = _parameters(index.base_index, wanted, selector)
+        return faiss.IndexRefineSearchParameters(
+            k_factor=float(wanted.get("k_factor", 1)), **({} if inner is None else {"base_index_params": inner})
+        )
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = _parameters(index.index, wanted, selector)
+        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(efSearch=wanted["ef_search"], **among)
+    if isinstance(index, faiss.IndexIVF):
+        return faiss.SearchParametersIVF(nprobe=min(wanted["nprobe"], index.nlist), **among)
+    return faiss.SearchParameters(**among) if among else None
+
+
+def search_exactly(
+    index: faiss.Index, queries: Floats, k: int, selector: Selector | None = None
+) -> tuple[Floats, Rows]:
+    """Find the k nearest rows by comparing each query with every vector that may be found, at full width."""
+    store = _full_width(index)
+    if selector is not None and selector.num_rows * len(queries) < len(selector.mask):
+        return _search_rows(store, queries, k, np.flatnonzero(selector.mask))
+    parameters = {"nprobe": store.nlist} if isinstance(store, faiss.IndexIVF) else {}
+    return search(store, queries, k, parameters, selector)
+
+
+def vectors(index: faiss.Index, rows: Rows) -> Floats:
+    """Give the vectors of some rows, (n, E), as the index holds them."""
+    return _decode(_full_width(index), rows)
+
+
+def _decode(store: faiss.Index, rows: Rows) -> Floats:
+    if not isinstance(store, faiss.IndexFlatCodes):
+        found: Floats = store.reconstruct_batch(np.ascontiguousarray(rows, dtype=np.int64))
+        return found
+    # All codes in one call: one by one, as reconstruct_batch does, costs a microsecond each.
+    size = store.code_size
+    codes = faiss.rev_swig_ptr(store.codes.data(), store.ntotal * size).reshape(store.ntotal, size)[rows]
+    decoded: Floats = codes.view(np.float32) if isinstance(store, faiss.IndexFlat) else store.sa_decode(codes)
+    return decoded
+
+
+def _search_rows(store: faiss.Index, queries: Floats, k: int, rows: Rows) -> tuple[Floats, Rows]:
+    """Score some rows; decoding them is cheaper than to pass over all others."""
+    best_scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[start : start + _BLOCK_ROWS]
+        scores, places = nearest(queries, _decode(store, block), min(k, len(block)))
+        scores, found = np.hstack([best_scores, scores]), np.hstack([best_rows, block[places]])
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        best_scores, best_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
+    return best_scores, best_rows
+
+
+def _full_width(index: faiss.Index) -> faiss.Index:
+    """Give the part that holds whole vectors, by row."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexRefine):
+        return faiss.downcast_index(index.refine_index)
+    inner = innermost(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        return faiss.downcast_index(inner.storage)
+    return inner
+
+
+def prepare(index: faiss.Index) -> None:
+    """Make row numbers findable in inverted lists; to be called once, before the first search."""
+    store = _full_width(index)
+    if isinstance(store, faiss.IndexIVF):
+        store.make_direct_map()

@@ -1,0 +1,62 @@
+"""Whether a version is good enough to be published: arithmetic on two manifests."""
+
+from dataclasses import dataclass
+
+from index.errors import GateRefused, RetrievalError
+from index.manifest import Manifest
+
+_ROUNDING = 1e-9  # 0.92 - 0.9 is a little more than 0.02
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a version must reach.
+
+    Attributes:
+        min_recall: the least recall@10 on the version's own queries, in [0, 1].
+        max_drop: how far it may lie below that of the version before.
+
+    Raises:
+        RetrievalError: one is no share.
+    """
+
+    min_recall: float = 0.9
+    max_drop: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("min_recall", "max_drop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RetrievalError(f"index gate: {name} is {getattr(self, name)}; give a share from 0 to 1")
+
+
+def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where: str) -> None:
+    """Refuse a version that finds too little.
+
+    The drop is judged only between versions whose recall was measured on the same kind of queries, of one model.
+
+    Args:
+        manifest: of the version that is about to be published.
+        previous: of the one that is published; None where there is none.
+        gate: what it must reach.
+        where: the store, for the message.
+
+    Raises:
+        GateRefused: the recall is below the floor, or too far below the last one.
+    """
+    found = f"{where}: the new index ({manifest.design}) has recall@10 {manifest.recall_at_10:.3f}"
+    cure = "build another with `embedder index build`, or lower the limit in the configuration"
+    if manifest.recall_at_10 < gate.min_recall - _ROUNDING:
+        raise GateRefused(f"{found}, and {gate.min_recall} is the least that is published; {cure}")
+    if previous is None or not _is_comparable(manifest, previous):
+        return
+    drop = previous.recall_at_10 - manifest.recall_at_10
+    if drop > gate.max_drop + _ROUNDING:
+        raise GateRefused(
+            f"{found}, {drop:.3f} below the {previous.recall_at_10:.3f} of the one that is published, and "
+            f"{gate.max_drop} is the most that is allowed; {cure}"
+        )
+
+
+def _is_comparable(manifest: Manifest, previous: Manifest) -> bool:
+    kinds = (manifest.recall_query_kind, manifest.model_fingerprint)
+    return kinds == (previous.recall_query_kind, previous.model_fingerprint)

@@ -1,0 +1,168 @@
+"""Bring an index up to date without building it: add what is new, mask what is gone, and measure what that did."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from index.designs import parse_design
+from index.errors import RebuildNeeded
+from index.ids import check_ids
+from index.manifest import QUERIES_NAME, Manifest, read_manifest
+from index.measuring import Meter, Truths, best_point
+from index.opening import read_checked, read_contents, read_index
+from index.recall import NUM_KEPT, Truth, change_truth, find_truth, replace_answers
+from index.vectors import Floats, Mask, VectorTable, collect_vectors
+from index.version_files import Contents, Measured, Origin, bind_version, read_queries, write_version
+from index.workspace import sweep_leftovers, whole_folder
+
+MAX_MASKED_SHARE = 0.25  # a search passes over masked rows, so it takes by so much longer
+MAX_GROWTH = 2.0  # times the vectors that the structure was made for
+MAX_IMBALANCE_GROWTH = 1.5
+MAX_RECALL_LOSS = 0.01  # against the last whole build
+
+_SPOOL_NAME = "added.f32"
+
+
+def update_index(
+    previous: str | Path,
+    out: str | Path,
+    added: Iterable[Floats] | Floats,
+    added_ids: pa.Table,
+    removed: Mask,
+    *,
+    embeddings_version: int,
+    num_threads: int | None = None,
+) -> Manifest:
+    """Make the next version of an index from the last one, as the folder `out`, whole or not at all.
+
+    Recall is measured on the queries of the last build: of their exact answers, which the version carries, those that
+    were removed go, and those among the added vectors come.
+
+    Args:
+        previous: folder of the version to go on from.
+        out: the folder to make; must not exist.
+        added: (n, E) float32 of unit norm, or a stream of such blocks.
+        added_ids: `item_id`, `segment`, `run_id` of each.
+        removed: bool (rows of the version before,): what shall not be found any more.
+        embeddings_version: of the table that the index now stands for.
+        num_threads: None takes all cores.
+
+    Returns:
+        The manifest that stands in the folder.
+
+    Raises:
+        RebuildNeeded: too much is masked, has been added since the build, or can't be found well; the message says why.
+        RetrievalError: the version is damaged, vectors or ids break a rule, or `out` exists.
+    """
+    from index import engine
+
+    started = time.perf_counter()
+    previous, out = Path(previous), Path(out)
+    before = read_manifest(previous)
+    if QUERIES_NAME not in before.sha256:
+        raise RebuildNeeded("an earlier release built it, without the queries that an update is measured on")
+    sweep_leftovers(out.parent)
+    with whole_folder(out) as folder, engine.threads(num_threads):
+        if added_ids.num_rows == 0 and not removed.any():
+            return bind_version(previous, folder, before, embeddings_version, started)
+        spool = folder / _SPOOL_NAME
+        table = collect_vectors(added, spool, before.dim) if added_ids.num_rows else VectorTable.empty(before.dim)
+        contents = _change_contents(read_contents(previous, before), check_ids(added_ids, table.num_vectors), removed)
+        _check_limits(contents, before)
+        measured, centre = _change_index(previous, before, table, contents)
+        origin = Origin(
+            embeddings_version=embeddings_version,
+            model_fingerprint=before.model_fingerprint,
+            num_built=before.num_built,
+            built_recall_at_10=before.built_recall_at_10,
+            target_recall=before.target_recall,
+            trials=before.trials,
+            centre=centre,
+            drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
+        )
+        manifest = write_version(folder, measured, contents, origin, started)
+        spool.unlink(missing_ok=True)
+    return manifest
+
+
+def _change_contents(before: Contents, added_ids: pa.Table, removed: Mask) -> Contents:
+    stays = ~removed if before.is_live is None else before.is_live & ~removed
+    is_live = np.concatenate([stays, np.ones(added_ids.num_rows, dtype=bool)])
+    ids = pa.concat_tables([before.ids, added_ids]).combine_chunks()
+    return Contents(ids, None if is_live.all() else is_live)
+
+
+def _check_limits(contents: Contents, before: Manifest) -> None:
+    """Refuse an update after which searches would be slow.
+
+    Raises:
+        RebuildNeeded: too many rows are masked, or came since the build.
+    """
+    num_rows, num_live = contents.ids.num_rows, contents.num_live
+    if num_live < (1 - MAX_MASKED_SHARE) * num_rows:
+        raise RebuildNeeded(f"{1 - num_live / num_rows:.0%} of its rows would be masked; {MAX_MASKED_SHARE:.0%} may be")
+    if num_live > MAX_GROWTH * before.num_built:
+        raise RebuildNeeded(
+            f"it was built for {before.num_built:,} vectors and would hold {num_live:,}: more than {MAX_GROWTH:g} times"
+        )
+
+
+def _change_index(previous: Path, before: Manifest, table: VectorTable, contents: Contents) -> tuple[Measured, Floats]:
+    """Add the vectors and measure; also gives the mean of what was built, (E,)."""
+    from index import engine, faiss_search
+
+    # Into memory: an index that is mapped takes no vectors.
+    index = read_index(previous, before, map_large=False)
+    imbalance = engine.imbalance(index)
+    engine.add(index, table.blocks())
+    if engine.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
+        raise RebuildNeeded("what was added fills few of its lists, and a search of those takes longer")
+    faiss_search.prepare(index)
+    selector = None if contents.is_live is None else faiss_search.Selector(contents.is_live)
+    truths, centre = read_queries(read_checked(previous / QUERIES_NAME, before))
+    meter = Meter(index, parse_design(before.design), lambda rows: faiss_search.vectors(index, rows), selector)
+    truths = Truths(
+        _change_truth(truths.asked, meter, table, contents), _change_truth(truths.pictures, meter, table, contents)
+    )
+    return _measure(meter, truths, before), centre
+
+
+def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: Contents) -> Truth:
+    """Bring exact answers up to date: search the added vectors alone, and the whole index where too many went."""
+    from index import engine, faiss_search
+
+    num_before = contents.ids.num_rows - table.num_vectors
+    added = None
+    if table.num_vectors:
+        added = find_truth(table, replace(truth.queries, own_rows=None), engine.nearest_in_table)
+        added = replace(added, rows=np.where(added.rows >= 0, added.rows + num_before, -1))
+    is_live = np.ones(num_before, dtype=bool) if contents.is_live is None else contents.is_live[:num_before]
+    changed, unknown = change_truth(truth, is_live, added)
+    if len(unknown):
+        k = min(NUM_KEPT, contents.num_live)
+        asked = truth.queries.vectors[unknown]
+        changed = replace_answers(changed, unknown, *faiss_search.search_exactly(meter.index, asked, k, meter.selector))
+    return changed
+
+
+def _measure(meter: Meter, truths: Truths, before: Manifest) -> Measured:
+    """Keep the effort where it still finds as much; else raise it.
+
+    Raises:
+        RebuildNeeded: no effort finds as much as after the build.
+    """
+    wanted = min(before.target_recall, before.built_recall_at_10)
+    point = meter.point(truths.asked, before.parameters)
+    curve = [point]
+    if point.recall_at_10 < wanted:
+        curve = meter.curve(truths.asked, wanted)
+        point = best_point(curve, wanted)
+    if point.recall_at_10 < before.built_recall_at_10 - MAX_RECALL_LOSS and point.recall_at_10 < wanted:
+        raise RebuildNeeded(
+            f"recall@10 would be {point.recall_at_10:.3f}, and was {before.built_recall_at_10:.3f} when it was built"
+        )
+    return Measured(meter, tuple(curve), point, truths)
