@@ -1,12 +1,12 @@
 """Build one version of an index from vectors and ids: choose, add, measure, write, publish."""
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 
 from index.choose import Choice, Say, Wish, choose
+from index.clock import StepClock
 from index.constraints import Constraints
 from index.errors import RetrievalError
 from index.ids import check_ids
@@ -66,17 +66,21 @@ def build_index(
     """
     from index import engine
 
-    started = time.perf_counter()
+    clock = StepClock()
     out, say = Path(out), say or _silent
     constraints = constraints or Constraints()
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, engine.threads(num_threads):
         spool = folder / _SPOOL_NAME
-        table = collect_vectors(vectors, spool)
+        with clock.step("collect"):
+            table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
         sets = split_queries(table, queries, query_kind)
-        choice = choose(table, sets, Wish(kind), constraints, measure_all=measure_all, say=say)
-        built = _build_best(choice, table, find_truths(table, sets.measured), constraints, say)
+        with clock.step("choose"):
+            choice = choose(table, sets, Wish(kind), constraints, measure_all=measure_all, say=say)
+        with clock.step("exact answers"):
+            truths = find_truths(table, sets.measured)
+        built = _build_best(choice, table, truths, constraints, say, clock)
         origin = Origin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
@@ -85,13 +89,16 @@ def build_index(
             target_recall=constraints.recall,
             trials=choice.trials,
             centre=table.mean(),
+            clock=clock,
         )
-        manifest = write_version(folder, built, Contents(ids), origin, started)
+        manifest = write_version(folder, built, Contents(ids), origin)
         spool.unlink(missing_ok=True)
     return manifest
 
 
-def _build_best(choice: Choice, table: VectorTable, truths: Truths, constraints: Constraints, say: Say) -> Measured:
+def _build_best(
+    choice: Choice, table: VectorTable, truths: Truths, constraints: Constraints, say: Say, clock: StepClock
+) -> Measured:
     """Build designs, the best first, until one keeps the constraints on the whole table; a wish is taken as it is.
 
     Raises:
@@ -102,9 +109,11 @@ def _build_best(choice: Choice, table: VectorTable, truths: Truths, constraints:
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
         say(f"building {design} of {table.num_vectors:,} vectors")
-        index = engine.build(design, table, choice.projection(design))
+        with clock.step("build"):
+            index = engine.build(design, table, choice.projection(design))
         meter = Meter(index, design, table.take)
-        curve = meter.curve(truths.asked, constraints.recall)
+        with clock.step("tune"):
+            curve = meter.curve(truths.asked, constraints.recall)
         built = Measured(meter, tuple(curve), best_point(curve, constraints.recall), truths)
         if not choice.trials or point_keeps(built.point, engine.num_bytes(index), constraints):
             return built

@@ -4,6 +4,7 @@ Search parameters travel with each call, so one index serves many threads.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import faiss
@@ -17,7 +18,7 @@ _BLOCK_ROWS = 16_384
 
 
 class Selector:
-    """Rows that a search may find, as FAISS takes them."""
+    """Rows that a search may find."""
 
     def __init__(self, mask: Mask) -> None:
         """Make one.
@@ -25,11 +26,18 @@ class Selector:
         Args:
             mask: bool (rows,).
         """
-        self.num_rows = int(np.count_nonzero(mask))
-        self.share = self.num_rows / max(1, len(mask))
         self.mask = mask
-        self._bits = np.packbits(mask, bitorder="little")  # kept: FAISS holds no copy
-        self.faiss = faiss.IDSelectorBitmap(self._bits)
+        self.rows: Rows = np.flatnonzero(mask)
+
+    @property
+    def num_rows(self) -> int:
+        """Count them."""
+        return len(self.rows)
+
+    @cached_property
+    def faiss(self) -> faiss.IDSelector:
+        """The same as FAISS takes it; it keeps the bits, of which FAISS holds no copy."""
+        return faiss.IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
 
 
 def search(
@@ -72,7 +80,7 @@ def search_exactly(
     """Find the k nearest rows by comparing each query with every vector that may be found, at full width."""
     store = _full_width(index)
     if selector is not None and selector.num_rows * len(queries) < len(selector.mask):
-        return _search_rows(store, queries, k, np.flatnonzero(selector.mask))
+        return _search_rows(store, queries, k, selector.rows)
     parameters = {"nprobe": store.nlist} if isinstance(store, faiss.IndexIVF) else {}
     return search(store, queries, k, parameters, selector)
 

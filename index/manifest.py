@@ -89,6 +89,7 @@ class Manifest(BaseModel):
     trials: tuple[Trial, ...] = Field(default=(), description="designs that were measured before the choice")
     built_at: str = Field(description="UTC, ISO 8601")
     build_s: float = Field(ge=0, description="wall clock of the whole build or update, choice and measures included")
+    steps_s: dict[str, float] = Field(default_factory=dict, description="wall clock of its steps, `tune` among them")
     faiss_version: str
 
     @property

@@ -1,6 +1,5 @@
 """Bring an index up to date without building it: add what is new, mask what is gone, and measure what that did."""
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from index.clock import StepClock
 from index.designs import parse_design
 from index.errors import RebuildNeeded
 from index.ids import check_ids
@@ -60,7 +60,7 @@ def update_index(
     """
     from index import engine
 
-    started = time.perf_counter()
+    clock = StepClock()
     previous, out = Path(previous), Path(out)
     before = read_manifest(previous)
     if QUERIES_NAME not in before.sha256:
@@ -68,12 +68,12 @@ def update_index(
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, engine.threads(num_threads):
         if added_ids.num_rows == 0 and not removed.any():
-            return bind_version(previous, folder, before, embeddings_version, started)
+            return bind_version(previous, folder, before, embeddings_version, clock)
         spool = folder / _SPOOL_NAME
         table = collect_vectors(added, spool, before.dim) if added_ids.num_rows else VectorTable.empty(before.dim)
         contents = _change_contents(read_contents(previous, before), check_ids(added_ids, table.num_vectors), removed)
         _check_limits(contents, before)
-        measured, centre = _change_index(previous, before, table, contents)
+        measured, centre = _change_index(previous, before, table, contents, clock)
         origin = Origin(
             embeddings_version=embeddings_version,
             model_fingerprint=before.model_fingerprint,
@@ -82,9 +82,10 @@ def update_index(
             target_recall=before.target_recall,
             trials=before.trials,
             centre=centre,
+            clock=clock,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
-        manifest = write_version(folder, measured, contents, origin, started)
+        manifest = write_version(folder, measured, contents, origin)
         spool.unlink(missing_ok=True)
     return manifest
 
@@ -111,24 +112,31 @@ def _check_limits(contents: Contents, before: Manifest) -> None:
         )
 
 
-def _change_index(previous: Path, before: Manifest, table: VectorTable, contents: Contents) -> tuple[Measured, Floats]:
+def _change_index(
+    previous: Path, before: Manifest, table: VectorTable, contents: Contents, clock: StepClock
+) -> tuple[Measured, Floats]:
     """Add the vectors and measure; also gives the mean of what was built, (E,)."""
     from index import engine, faiss_search
 
     # Into memory: an index that is mapped takes no vectors.
-    index = read_index(previous, before, map_large=False)
+    with clock.step("read"):
+        index = read_index(previous, before, map_large=False)
     imbalance = engine.imbalance(index)
-    engine.add(index, table.blocks())
+    with clock.step("add"):
+        engine.add(index, table.blocks())
     if engine.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
         raise RebuildNeeded("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)
     selector = None if contents.is_live is None else faiss_search.Selector(contents.is_live)
     truths, centre = read_queries(read_checked(previous / QUERIES_NAME, before))
     meter = Meter(index, parse_design(before.design), lambda rows: faiss_search.vectors(index, rows), selector)
-    truths = Truths(
-        _change_truth(truths.asked, meter, table, contents), _change_truth(truths.pictures, meter, table, contents)
-    )
-    return _measure(meter, truths, before), centre
+    with clock.step("exact answers"):
+        truths = Truths(
+            _change_truth(truths.asked, meter, table, contents), _change_truth(truths.pictures, meter, table, contents)
+        )
+    with clock.step("tune"):
+        measured = _measure(meter, truths, before)
+    return measured, centre
 
 
 def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: Contents) -> Truth:

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import shutil
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from index.clock import StepClock
 from index.manifest import (
     IDS_NAME,
     INDEX_NAME,
@@ -65,6 +65,7 @@ class Origin:
         target_recall: that was asked for.
         trials: what was measured to choose the design.
         centre: (E,) mean of the vectors when it was last built whole.
+        clock: of the whole build or update.
         drift: distance from it to the mean of what was added since.
     """
 
@@ -75,24 +76,28 @@ class Origin:
     target_recall: float
     trials: tuple[Trial, ...]
     centre: Floats
+    clock: StepClock
     drift: float = 0.0
 
 
-def write_version(folder: Path, measured: Measured, contents: Contents, origin: Origin, started: float) -> Manifest:
+def write_version(folder: Path, measured: Measured, contents: Contents, origin: Origin) -> Manifest:
     """Write index, ids, queries with their answers, mask, and last the manifest."""
     from index import engine, faiss_search
 
     meter, truths = measured.meter, measured.truths
-    engine.write(meter.index, folder / INDEX_NAME)
+    with origin.clock.step("write"):
+        engine.write(meter.index, folder / INDEX_NAME)
     faiss_search.prepare(meter.index)
     pq.write_table(contents.ids, folder / IDS_NAME)
     _write_queries(folder / QUERIES_NAME, truths, origin.centre)
     if contents.is_live is not None:
         np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
-    pictures = meter.curve(truths.pictures, origin.target_recall)
+    with origin.clock.step("tune"):
+        pictures = meter.curve(truths.pictures, origin.target_recall)
     of_pictures = best_point(pictures, origin.target_recall)
     is_enough = of_pictures.recall_at_10 >= origin.target_recall
-    names = [name for name in (INDEX_NAME, IDS_NAME, QUERIES_NAME, LIVE_NAME) if (folder / name).exists()]
+    with origin.clock.step("hash"):
+        hashes = _hash_files(folder)
     manifest = Manifest(
         kind=meter.design.kind,
         design=str(meter.design),
@@ -104,8 +109,8 @@ def write_version(folder: Path, measured: Measured, contents: Contents, origin: 
         image_parameters=of_pictures.parameters if is_enough else None,
         embeddings_version=origin.embeddings_version,
         model_fingerprint=origin.model_fingerprint,
-        sha256={name: hash_file(folder / name) for name in names},
-        size_bytes=sum((folder / name).stat().st_size for name in names),
+        sha256=hashes,
+        size_bytes=sum((folder / name).stat().st_size for name in hashes),
         memory_bytes=(folder / INDEX_NAME).stat().st_size,
         recall_at_10=measured.point.recall_at_10,
         built_recall_at_10=origin.built_recall_at_10,
@@ -119,31 +124,35 @@ def write_version(folder: Path, measured: Measured, contents: Contents, origin: 
         curve=measured.curve,
         trials=origin.trials,
         built_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        build_s=round(time.perf_counter() - started, 3),
+        build_s=origin.clock.total_s,
+        steps_s=origin.clock.steps_s,
         faiss_version=engine.VERSION,
     )
     write_manifest(folder, manifest)
     return manifest
 
 
-def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_version: int, started: float) -> Manifest:
+def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_version: int, clock: StepClock) -> Manifest:
     """Make a version for a table whose rows did not change: the same files, of another version of the table."""
     for name in before.sha256:
         try:
             os.link(previous / name, folder / name)
         except OSError:  # another file system, or one without links
             shutil.copyfile(previous / name, folder / name)
-    built_at, build_s = datetime.now(UTC).isoformat(timespec="seconds"), round(time.perf_counter() - started, 3)
-    update = {"embeddings_version": embeddings_version, "built_at": built_at, "build_s": build_s}
-    manifest = before.model_copy(update=update)
+    built_at = datetime.now(UTC).isoformat(timespec="seconds")
+    times = {"built_at": built_at, "build_s": clock.total_s, "steps_s": clock.steps_s}
+    manifest = before.model_copy(update=times | {"embeddings_version": embeddings_version})
     write_manifest(folder, manifest)
     return manifest
 
 
-def hash_file(path: Path) -> str:
-    """Give the sha256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash_files(folder: Path) -> dict[str, str]:
+    hashes = {}
+    for name in (INDEX_NAME, IDS_NAME, QUERIES_NAME, LIVE_NAME):
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def _write_queries(path: Path, truths: Truths, centre: Floats) -> None:
