@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from embedder import commands, store_cli
+from embedder import commands, search_cli, store_cli
 from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUri, print_result
 from embedder.config import RunConfig, load_config
 from embedder.errors import USER_MISTAKES, RunFailed
@@ -25,6 +25,7 @@ app.add_typer(index_app, name="index")
 app.add_typer(model_app, name="model")
 refresh_cli.add_to(app)
 store_cli.add_to(app)
+search_cli.add_to(app)
 
 
 @app.command()
@@ -98,24 +99,6 @@ def index_status(
 ) -> None:
     """List the versions of the index, and which one is published."""
     print_result(as_json, commands.index_status(_store(config, store, settings)))
-
-
-@app.command()
-def search(
-    query: Annotated[str | None, typer.Argument(help="What the pictures should show.")] = None,
-    store: StoreUri = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
-    image: Annotated[Path | None, typer.Option(help="Search with a picture instead of a text.")] = None,
-    sheet: Annotated[Path | None, typer.Option(help="Write the hits as a contact sheet (PNG).")] = None,
-    version: Annotated[str | None, typer.Option(metavar="RUN_ID", help="As it was published by that run.")] = None,
-    model: ModelUri = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find pictures and video segments that fit a text or a picture."""
-    run = load_config(config, {"store": store, "model": model}, settings or ())
-    print_result(as_json, commands.search(run, query, image, k, sheet, version))
 
 
 @app.command()

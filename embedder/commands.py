@@ -110,26 +110,6 @@ def index_status(config: RunConfig) -> Result:
     return Result({"versions": versions, "published": current.index}, [shown])
 
 
-def search(
-    config: RunConfig, query: str | None, image: Path | None, k: int, sheet: Path | None, version: str | None = None
-) -> Result:
-    """Search by text or picture."""
-    if (query is None) == (image is None):
-        raise ConfigError("search with a text or with --image FILE: give one of the two")
-    store = open_published(config, version)
-    vector = store.encode_text([query])[0] if query is not None else store.encode_image([str(image)])[0]
-    hits = store.search(vector, k)
-    table = _table("score", "item", "caption", "time", "uri")
-    for hit in hits:
-        time = "" if hit.start_s is None or hit.end_s is None else f"{hit.start_s:.1f}-{hit.end_s:.1f} s"
-        table.add_row(f"{hit.score:.3f}", escape(hit.item_id), escape(hit.caption or ""), time, escape(hit.uri))
-    shown: list[RenderableType] = [table]
-    if sheet is not None:
-        hits.save_sheet(sheet, query if query is not None else str(image))
-        shown.append(f"contact sheet: {sheet}")
-    return Result({"query": query, "image": image, "hits": [asdict(hit) for hit in hits], "sheet": sheet}, shown)
-
-
 def plan(config: RunConfig, options: "PlanOptions") -> Result:
     """Plan the cut and its placement from the model's config.json."""
     from embedder.planning.command import make_answer

@@ -2,8 +2,9 @@
 
 import base64
 import html
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,19 +12,27 @@ from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
 from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.retrieval.hit import Hit
 from embedder.sources.fetch import Fetcher, FetchError
 
-if TYPE_CHECKING:
-    from embedder.retrieval.search import Hit
-
 THUMBNAIL_PX = 160
+MAX_NAMED = 3  # other times or duplicates that a line names
 THUMBNAIL = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Hits(list["Hit"]):
-    """Hits, best first."""
+class Hits(list[Hit]):
+    """Hits, best first.
+
+    Attributes:
+        query: what was searched for, as a person reads it; empty for a vector.
+        note: why there are none, where there are none.
+    """
+
+    def __init__(self, hits: Iterable[Hit] = (), *, query: str = "", note: str = "") -> None:
+        super().__init__(hits)
+        self.query, self.note = query, note
 
     def thumbnails(self) -> list[Pixels | None]:
         """Each hit's picture, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""
@@ -39,6 +48,8 @@ class Hits(list["Hit"]):
     def _repr_html_(self) -> str:
         from embedder.media.sheet import encode_png
 
+        if not self:
+            return f"<p>{html.escape(self.note)}</p>"
         figures = []
         for pixels, hit in zip(self.thumbnails(), self, strict=True):
             picture = "" if pixels is None else base64.b64encode(encode_png(pixels)).decode()
@@ -51,10 +62,32 @@ class Hits(list["Hit"]):
         return "".join(figures)
 
 
-def describe(hit: "Hit") -> list[str]:
-    """Up to three short lines: score and time, caption, id."""
+class Answers(list[Hits]):
+    """The hits of several queries, in their order."""
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<h4>{html.escape(hits.query)}</h4>{hits._repr_html_()}" for hits in self)
+
+
+def describe(hit: Hit) -> list[str]:
+    """Up to four short lines: score and time, caption, id, what else stands for the same."""
     time = "" if hit.middle_s is None else f"  at {hit.middle_s:.1f} s"
-    return [f"{hit.score:.3f}{time}", *([hit.caption] if hit.caption else []), hit.item_id]
+    more = describe_more(hit)
+    caption = [hit.caption] if hit.caption else []
+    return [f"{hit.score:.3f}{time}", *caption, hit.item_id, *([more] if more else [])]
+
+
+def describe_more(hit: Hit) -> str:
+    """A video's other times and the hits folded under this one, the best few of each; empty where there are none."""
+    times = [f"{each.start_s:.1f} s" for each in hit.segments if each.start_s is not None]
+    items = [each.item_id for each in hit.duplicates]
+    parts = [("also at", times), ("like it:", items)]
+    return "; ".join(f"{name} {_first(values)}" for name, values in parts if values)
+
+
+def _first(values: list[str]) -> str:
+    more = f" and {len(values) - MAX_NAMED} more" if len(values) > MAX_NAMED else ""
+    return ", ".join(values[:MAX_NAMED]) + more
 
 
 def read_thumbnails(hits: Hits) -> list[Pixels | None]:

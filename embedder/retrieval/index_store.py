@@ -93,7 +93,7 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
         raise StoreError(
             f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
         ) from None
-    folder = _cache() / hashlib.sha256(manifest).hexdigest()[:32]
+    folder = cache_folder() / hashlib.sha256(manifest).hexdigest()[:32]
     if folder.is_dir():
         os.utime(folder)
         return folder, False
@@ -113,7 +113,7 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
 
 def drop_copies(num_kept: int = 0) -> None:
     """Delete this machine's copies of indexes but the few that were used last: they hold ids, purged ones too."""
-    copies = [path for path in _cache().glob("*") if path.is_dir() and not path.name.startswith(".")]
+    copies = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in copies[num_kept:]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,6 +129,7 @@ def _place(number: int, name: str) -> str:
     return f"{INDEX_FOLDER}/{number:06d}/{name}"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where this machine keeps copies of indexes."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "embedder" / "indexes"

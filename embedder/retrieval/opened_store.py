@@ -1,16 +1,18 @@
 """A store as notebooks and services use it: read it, encode queries, search, look at pictures."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.errors import StoreError
-from embedder.retrieval.hits import Hits
+from embedder.errors import ConfigError, StoreError
+from embedder.once import made_once
+from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.options import SearchOptions
+from embedder.retrieval.queries import Images, Query, read_queries
 from embedder.retrieval.query import QueryEncoder
 from embedder.retrieval.search import Searcher
 from embedder.run.job import open_model
@@ -21,6 +23,16 @@ from embedder.store.layout import Current
 from embedder.store.tables import RecordTable
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Wishes(TypedDict, total=False):
+    """Options of `Store.search`, for type checkers."""
+
+    where: str | None
+    group: bool
+    fold: float | None
+    hybrid: bool
+    min_score: float | None
 
 
 def open_store(uri: str | Path, *, model: str | None = None, version: str | None = None) -> "Store":
@@ -72,25 +84,65 @@ class Store:
         """Pictures as vectors of the store's model; float32 (Q, E), L2-normalised."""
         return self.encoder.encode_image(images)
 
-    def search(self, query: str | Floats, k: int = 10) -> Hits:
-        """The k pictures and video segments that fit a text or a vector best.
+    @overload
+    def search(self, query: str, k: int = 10, **options: Unpack[Wishes]) -> Hits: ...
+    @overload
+    def search(
+        self, query: Query | None = None, k: int = 10, *, image: Images | None = None, **options: Unpack[Wishes]
+    ) -> Any: ...
+    def search(
+        self,
+        query: Query | None = None,
+        k: int = 10,
+        *,
+        image: Images | None = None,
+        where: str | None = None,
+        group: bool = True,
+        fold: float | None = None,
+        hybrid: bool = False,
+        min_score: float | None = None,
+    ) -> Hits | Answers:
+        """The k pictures and videos that fit a text, a picture or a vector best.
 
         Args:
-            query: a text, or a vector float32 (E,) from `encode_text` or `encode_image`.
-            k: how many.
+            query: a text, or a vector float32 (E,) from `encode_text` or `encode_image`; several texts as a list, or
+                vectors float32 (Q, E), are searched at once.
+            k: how many hits each query gets.
+            image: a picture to search with instead: a path or a file's content, or several as a list.
+            where: SQL condition over the columns of `to_arrow()` but the vectors, as `"price < 10"`; k hits that
+                fulfil it are found wherever k exist.
+            group: one hit a video, its best segment, with the others' times in `Hit.segments`; else a hit a segment.
+            fold: fold hits under a better one where the cosine of their vectors reaches this, as 0.98.
+            hybrid: rank by the words of captions, too; for texts only.
+            min_score: least cosine of a hit.
 
         Returns:
-            The hits, best first; a notebook shows them as pictures.
-        """
-        vector = self.encode_text([query])[0] if isinstance(query, str) else np.asarray(query, np.float32)
-        return Hits(self.searcher.search(vector, k))
+            The hits, best first; of several queries, a list of them. A notebook shows them as pictures.
 
-    @cached_property
+        Raises:
+            ConfigError: an option can't be fulfilled, a query is empty, or a picture can't be read.
+            index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
+        """
+        options = SearchOptions(k=k, where=where, group=group, fold=fold, hybrid=hybrid, min_score=min_score)
+        queries = read_queries(query, image)
+        if hybrid and queries.kind != "text":
+            raise ConfigError(f"hybrid search ranks by words, and a {queries.kind} has none; search with a text")
+        answers = self.searcher.search_batch(
+            queries.encode(self),
+            options,
+            texts=queries.values if queries.kind == "text" else None,
+            profile="image" if queries.kind == "picture" else "text",
+        )
+        for name, hits in zip(queries.names, answers, strict=True):
+            hits.query = name
+        return answers[0] if queries.is_single else Answers(answers)
+
+    @made_once
     def searcher(self) -> Searcher:
         """Searches this version."""
         return Searcher(self.files, self.current, self.info.model_fingerprint)
 
-    @cached_property
+    @made_once
     def encoder(self) -> QueryEncoder:
         """Encodes with the store's model.
 

@@ -1,7 +1,7 @@
 """Queries into the shared space, in this process and without Ray; only the tower that is asked for is loaded."""
 
+import threading
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from embedder.errors import ConfigError
 from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
+from embedder.once import made_once
 from embedder.run.job import Model, picture_fit
 from embedder.steps.captions import CaptionEncoder
 
@@ -26,6 +27,7 @@ class QueryEncoder:
 
     def __init__(self, model: Model, *, dtype: str = "float32", device: str = "cpu") -> None:
         self.model, self.dtype, self.device = model, dtype, device
+        self._turn = threading.Lock()  # a door serves one thread at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
         """Embed captions or queries.
@@ -84,22 +86,23 @@ class QueryEncoder:
 
     def _pixels(self, image: Path | bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
         try:
-            return self._door.picture(image, picture_fit(self.model))
+            with self._turn:
+                return self._door.picture(image, picture_fit(self.model))
         except DecodeError as error:
             name = "the picture" if isinstance(image, bytes) else str(image)
             raise ConfigError(f"{name}: {error.message}; give a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file") from None
 
-    @cached_property
+    @made_once
     def _captions(self) -> CaptionEncoder:
         return CaptionEncoder(self.model.tokenizer_json, self.model.config.preprocess.max_caption_tokens)
 
-    @cached_property
+    @made_once
     def _text_tower(self) -> "Shard":
         from shards.ranges import text_only
 
         return self._load(text_only(self.model.config))
 
-    @cached_property
+    @made_once
     def _vision_tower(self) -> "Shard":
         from shards.ranges import vision_only
 
@@ -110,6 +113,6 @@ class QueryEncoder:
 
         return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)
 
-    @cached_property
+    @made_once
     def _door(self) -> DecodeDoor:
         return DecodeDoor()

@@ -1,0 +1,33 @@
+"""Attributes that are made when they are first asked for, once, however many threads ask."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
+
+Value = TypeVar("Value")
+
+
+class made_once(Generic[Value]):
+    """As `functools.cached_property`, with a lock for each object: nobody sees it half made, nor makes it twice.
+
+    From Python 3.12 on, `cached_property` lets two threads load the same model or index.
+    """
+
+    def __init__(self, make: Callable[[Any], Value]) -> None:
+        self._make, self._name = make, make.__name__
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> Self: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> Value: ...
+    def __get__(self, owner: object | None, kind: type) -> Self | Value:
+        """Give the value; called only until it is made, as the object's own attribute comes first afterwards."""
+        if owner is None:
+            return self
+        values = owner.__dict__
+        with values.setdefault(f"_lock_of_{self._name}", threading.RLock()):
+            if self._name not in values:
+                values[self._name] = self._make(owner)
+            value: Value = values[self._name]
+            return value

@@ -1,0 +1,85 @@
+"""Vectors and caption words as one ranking, by reciprocal rank fusion."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embedder.retrieval.exact import ExactIndex
+from embedder.retrieval.fusion import reciprocal_rank_fusion
+from embedder.retrieval.ranking import Ranking
+from embedder.retrieval.words import CaptionWords
+
+if TYPE_CHECKING:
+    from index.search import Index
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class HybridRanker:
+    """Ranks the rows of one version by vectors and words."""
+
+    def __init__(self, words: CaptionWords, vectors: "Index | ExactIndex", table_rows: Rows, num_rows: int) -> None:
+        """Connect the two.
+
+        Args:
+            words: numbers rows as the table does.
+            vectors: numbers them otherwise, and lacks those without a picture.
+            table_rows: the table's row for each vector, -1 where it has none.
+            num_rows: of the table.
+        """
+        self._words, self._vectors, self._table_rows = words, vectors, table_rows
+        live = np.flatnonzero(vectors.is_live)
+        self._vector_rows: Rows = np.full(num_rows, -1, np.int64)
+        self._vector_rows[table_rows[live]] = live
+
+    def rank(
+        self,
+        rankings: Sequence[Ranking],
+        queries: Floats,
+        texts: Sequence[str],
+        depth: int,
+        among: Mask | None,
+        min_score: float | None,
+    ) -> list[Ranking]:
+        """Fuse the ranking of each query by vectors with its ranking by words.
+
+        Args:
+            rankings: by vectors, Q of them.
+            queries: float32 (Q, E).
+            texts: the same Q queries.
+            depth: how far the ranking by words reaches.
+            among: bool (vectors,), which may answer; by default all that are live.
+            min_score: the least cosine of either ranking's rows.
+        """
+        allowed = self._allowed(among)
+        return [
+            self._fuse(ranking, query, self._words.ranking(text, depth, allowed), min_score)
+            for ranking, query, text in zip(rankings, queries, texts, strict=True)
+        ]
+
+    def _allowed(self, among: Mask | None) -> Mask:
+        """Which rows of the table may answer."""
+        allowed = self._vector_rows >= 0
+        if among is not None:
+            allowed[allowed] = among[self._vector_rows[allowed]]
+        return allowed
+
+    def _fuse(self, ranking: Ranking, query: Floats, table_rows: Rows, min_score: float | None) -> Ranking:
+        by_words = self._vector_rows[table_rows]
+        scores = self._vectors.vectors(by_words) @ query
+        if min_score is not None:
+            by_words, scores = by_words[scores >= min_score], scores[scores >= min_score]
+        rows, sums = reciprocal_rank_fusion([ranking.rows, by_words])
+        known = dict(zip(by_words.tolist(), scores.tolist(), strict=True))
+        known |= dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
+        places = {row: place for place, row in enumerate(by_words.tolist(), start=1)}
+        return Ranking(
+            rows,
+            np.array([known[row] for row in rows.tolist()], np.float32),
+            ranking.is_whole,
+            sums,
+            np.array([places.get(row, 0) for row in rows.tolist()], np.int64),
+        )

@@ -1,0 +1,77 @@
+"""What somebody searches for: texts, pictures or vectors, one or several at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from embedder.errors import ConfigError
+from index.errors import RetrievalError
+
+if TYPE_CHECKING:
+    from embedder.retrieval.opened_store import Store
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Query = str | Sequence[str] | Floats
+Image = str | Path | bytes
+Images = Image | Sequence[Image]
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Queries of one kind.
+
+    Attributes:
+        kind: what they are.
+        values: Q texts, paths and file contents, or vectors float32 (Q, E).
+        is_single: one was given by itself, not in a list.
+    """
+
+    kind: Literal["text", "picture", "vector"]
+    values: Any
+    is_single: bool
+
+    @property
+    def names(self) -> list[str]:
+        """Each query as a person reads it."""
+        if self.kind == "vector":
+            return ["" if self.is_single else f"vector {number}" for number in range(len(self.values))]
+        return ["a picture" if isinstance(value, bytes) else str(value) for value in self.values]
+
+    def encode(self, store: "Store") -> Floats:
+        """All of them as vectors of a store's model, float32 (Q, E); the model is run once."""
+        if self.kind == "text":
+            return store.encode_text(self.values)
+        if self.kind == "picture":
+            return store.encode_image(self.values)
+        vectors: Floats = self.values
+        return vectors
+
+
+def read_queries(query: Query | None, image: Images | None) -> Queries:
+    """Tell what was given.
+
+    Raises:
+        ConfigError: nothing was given, or both.
+        RetrievalError: an array is neither one vector nor a table of vectors.
+    """
+    if (query is None) == (image is None):
+        raise ConfigError("search with a text or a vector, or with a picture (image): give one of the two")
+    if image is not None:
+        is_single = isinstance(image, str | Path | bytes)
+        return Queries("picture", [image] if is_single else list(image), is_single)  # type: ignore[arg-type]
+    if isinstance(query, str):
+        return Queries("text", [query], True)
+    if isinstance(query, np.ndarray) or not all(isinstance(each, str) for each in query or ()):
+        return _vectors(np.asarray(query))
+    return Queries("text", list(query or ()), False)
+
+
+def _vectors(values: Any) -> Queries:
+    if values.ndim not in (1, 2) or not np.issubdtype(values.dtype, np.number):
+        raise RetrievalError(
+            f"query: found {values.dtype} of shape {values.shape}; give one vector (E,), or several (Q, E)"
+        )
+    return Queries("vector", np.atleast_2d(values.astype(np.float32)), values.ndim == 1)

@@ -1,0 +1,182 @@
+"""A SQL condition: k hits wherever k rows fulfil it, and nothing but those rows within its reach."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_stores import QUERY, ids, picture, searchable, towards, video
+
+from embedder.errors import ConfigError
+from embedder.retrieval import filters
+from embedder.retrieval.filters import RowFilter
+
+CAPTIONS = ["A red car", None, "red", "", "grün", None]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["index", "exact"])
+def store(request, tmp_path_factory):
+    """Six pictures, ever farther from the query, and a clip; with prices, of which one is missing."""
+    pictures = [picture(f"{number}.png", 10 * number, caption=CAPTIONS[number]) for number in range(6)]
+    return searchable(
+        tmp_path_factory.mktemp("where") / "s",
+        *pictures,
+        *video("clip.mp4", 70, 80),
+        index=request.param,
+        price=[1.0, 2.0, 3.0, None, 5.0, 6.0, 7.0, float("nan")],
+        category=["toys", "food"] * 4,
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two pictures."""
+    return searchable(tmp_path_factory.mktemp("two") / "s", picture("a", 0), picture("b", 10))
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("price >= 3", ["2.png", "4.png", "5.png", "clip.mp4"]),
+        ("price < 3 AND category = 'food'", ["1.png"]),
+        ("NOT price < 5", ["4.png", "5.png", "clip.mp4"]),  # NULL is not false, and still no hit
+        ("price IS NULL", ["3.png"]),
+        ("caption ILIKE '%RED%'", ["0.png", "2.png"]),
+        ("caption = 'grün'", ["4.png"]),
+        ("modality = 'video' AND end_s > 5", ["clip.mp4"]),
+        ("uri LIKE '/pictures/_.png' AND item_id > '3'", ["3.png", "4.png", "5.png"]),
+        ("price > (SELECT avg(price) FROM embeddings WHERE price < 100)", ["4.png", "5.png", "clip.mp4"]),
+        ("price < 2 -- and nothing else", ["0.png"]),
+        ("NULL", []),
+        ("false", []),
+    ],
+)
+def test_only_rows_that_fulfil_the_condition_answer(store, where, expected):
+    hits = store.search(QUERY, k=10, where=where)
+    assert ids(hits) == expected
+    assert bool(hits.note) == (not expected)
+
+
+def test_k_hits_come_back_though_they_are_the_farthest(store):
+    assert ids(store.search(QUERY, k=2, where="price > 4 AND modality = 'image'")) == ["4.png", "5.png"]
+
+
+def test_each_query_of_a_batch_is_filtered(store):
+    answers = store.search(np.stack([QUERY, towards(60)]), k=2, where="category = 'toys' AND segment = 0")
+    assert [ids(hits) for hits in answers] == [["0.png", "2.png"], ["clip.mp4", "4.png"]]
+
+
+def test_nothing_found_tells_why(store):
+    assert store.search(QUERY, where="price > 99 AND price < 100").note.startswith("none of 8 ")
+
+
+MISTAKES = {
+    "prise < 3": ("no column 'prise'", "did you mean price?"),
+    "colour = 'x'": ("no column 'colour'", "item_id, segment, modality"),
+    'category = "toys"': ("no column 'toys'", "single quotes"),
+    "image_embedding IS NULL": ("no column 'image_embedding'", "vectors are no part"),
+    "price <": ("syntax error",),
+    " ": ("it is empty",),
+    "price": ("it gives DOUBLE", "must give BOOLEAN"),
+    "segment": ("it gives INTEGER",),
+    "category": ("it gives VARCHAR",),
+    "COLUMNS(*) IS NULL": ("BOOLEAN, BOOLEAN",),
+    "category < 3": ("Cannot compare values of type VARCHAR",),
+    "price = 'dear'": ("Could not convert string 'dear'",),
+    "cast(category AS INT) = 1": ("Could not convert",),
+    "sum(price) > 1": ("aggregates",),
+    "price < ?": ("",),
+}
+
+
+@pytest.mark.parametrize("where", MISTAKES)
+def test_a_mistake_tells_what_was_found_and_the_cure(store, where):
+    with pytest.raises(ConfigError) as caught:
+        store.search(QUERY, where=where)
+    message = str(caught.value)
+    assert message.startswith(f"where {where!r}: ")
+    assert all(part in message for part in MISTAKES[where])
+    assert len(message.splitlines()) == 1
+    assert ids(store.search(QUERY, k=1, where="price = 2")) == ["1.png"], "the next condition is answered"
+
+
+ATTACKS = {
+    "a second statement": "true; DROP TABLE embeddings",
+    "a statement after a comment": "true -- \n ; COPY embeddings TO '{tmp}/out.csv'",
+    "its own parenthesis": "true) UNION SELECT 0 FROM range(3) WHERE (true",
+    "a comment that hides the end": "true) --",
+    "an open comment": "true /*",
+    "two expressions": "true, false",
+    "a clause behind": "true ORDER BY price LIMIT 1",
+    "another table": "true FROM range(3)",
+    "a file": "EXISTS (SELECT 1 FROM '{tmp}/secret.csv')",
+    "a text file": "EXISTS (SELECT 1 FROM read_text('{tmp}/secret.csv') WHERE content LIKE '%hidden%')",
+    "a CSV file": "EXISTS (SELECT 1 FROM read_csv('{tmp}/secret.csv'))",
+    "a Parquet file": "EXISTS (SELECT 1 FROM read_parquet('{tmp}/*.parquet'))",
+    "a listing": "EXISTS (SELECT 1 FROM glob('{tmp}/*'))",
+    "a guess at CSV": "EXISTS (SELECT 1 FROM sniff_csv('{tmp}/secret.csv'))",
+    "an address": "EXISTS (SELECT 1 FROM read_csv('http://127.0.0.1:9/x.csv'))",
+    "the environment": "getenv('HOME') IS NOT NULL",
+    "a Python object": "EXISTS (SELECT 1 FROM secret_rows)",
+    "a query in a text": "EXISTS (SELECT 1 FROM query('SELECT * FROM read_text(''{tmp}/secret.csv'')'))",
+    "writing": "EXISTS (COPY embeddings TO '{tmp}/out.csv')",
+    "attaching": "EXISTS (ATTACH '{tmp}/out.db')",
+    "a setting": "EXISTS (SET enable_external_access = true)",
+    "a pragma": "EXISTS (PRAGMA enable_profiling)",
+    "an extension": "EXISTS (INSTALL httpfs)",
+    "changing rows": "EXISTS (DELETE FROM embeddings RETURNING 1)",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_condition_reaches_nothing_but_the_rows(attack, two, tmp_path):
+    (tmp_path / "secret.csv").write_text("word\nhidden\n")
+    secret_rows = two.to_arrow()  # DuckDB looks for names in the caller's variables, unless it is told not to
+    before = [sorted(folder.iterdir()) for folder in (tmp_path, Path())]
+    with pytest.raises(ConfigError) as caught:
+        two.search(QUERY, where=ATTACKS[attack].format(tmp=tmp_path))
+    assert "hidden" not in str(caught.value).replace(ATTACKS[attack].format(tmp=tmp_path), "")
+    assert [sorted(folder.iterdir()) for folder in (tmp_path, Path())] == before
+    assert len(two.search(QUERY, where="true")) == secret_rows.num_rows
+
+
+def test_the_connection_can_not_be_opened_from_within(two, tmp_path):
+    import duckdb
+
+    connection = RowFilter(two.to_arrow(["item_id"]))._connection
+    for statement in (
+        "SET enable_external_access = true",
+        "RESET enable_external_access",
+        "SET threads = 8",
+        f"ATTACH '{tmp_path}/out.db'",
+        f"COPY (SELECT 1) TO '{tmp_path}/out.csv'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+    ):
+        with pytest.raises(duckdb.Error):
+            connection.execute(statement)
+
+
+def test_a_condition_without_end_is_stopped(two, monkeypatch):
+    monkeypatch.setattr(filters, "DEADLINE_S", 0.2)
+    pairs = "range(10000000) AS x, range(10000000) AS y"
+    with pytest.raises(ConfigError, match="not evaluated within"):
+        two.search(QUERY, where=f"(SELECT count(*) FROM {pairs} WHERE (x.range * y.range) % 7 = segment) > 0")
+    assert len(two.search(QUERY, where="true")) == 2
+
+
+def test_several_threads_filter_at_once(store):
+    expected = {where: ids(store.search(QUERY, where=where)) for where in ("price < 3", "category = 'toys'", "true")}
+    wrong = []
+
+    def ask(where):
+        for _ in range(20):
+            if ids(store.search(QUERY, where=where)) != expected[where]:
+                wrong.append(where)
+
+    threads = [threading.Thread(target=ask, args=(where,)) for where in [*expected] * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
