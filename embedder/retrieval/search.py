@@ -104,6 +104,10 @@ class Searcher:
         )
         return [self._describe(query, each, options, among) for query, each in zip(queries, arranged, strict=True)]
 
+    def prepare(self) -> None:
+        """Read what searches need; else the first one does."""
+        _ = self._catalogue_rows, self._items
+
     def _depth(self, options: SearchOptions) -> int:
         leaves_fewer = options.fold is not None or (options.group and self._items.has_groups)
         depth = options.k * (SPARE_DEPTH if leaves_fewer else 1)

@@ -1,0 +1,179 @@
+"""Vectors and caption words together, and the words' index that is kept on this machine."""
+
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from search_stores import QUERY, ids, picture, searchable, video
+
+from embedder.retrieval import words_cache
+from embedder.retrieval.fusion import reciprocal_rank_fusion
+from embedder.retrieval.index_store import cache_folder, drop_copies
+from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.options import SearchOptions
+from embedder.retrieval.words import CaptionWords, build_bm25, words_in
+
+CAPTIONS = ["a red car", "the sea", None, "STRASSE im Regen", "a blue boat on the sea", "", "车"]
+
+
+@pytest.fixture(autouse=True)
+def _own_copies(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["index", "exact"])
+def address(request, tmp_path_factory):
+    """Pictures ever farther from the query; the words of the last but two are unlike its vector."""
+    pictures = [picture(f"{number}.png", 10 * number, caption=caption) for number, caption in enumerate(CAPTIONS)]
+    text = picture("text", 0, image_embedding=None, text_embedding=[1.0, 0.0], modality="text", caption="the sea, sea")
+    folder = tmp_path_factory.mktemp("hybrid") / "s"
+    rows = [text, *pictures, *video("v.mp4", 100, 110, caption="waves")]
+    return searchable(folder, *rows, index=request.param).files.address
+
+
+@pytest.fixture
+def store(address):
+    return open_store(address)
+
+
+def hybrid(store, text: str, k: int = 10, **options):
+    return store.searcher.search_batch(QUERY[None], SearchOptions(k=k, hybrid=True, **options), texts=[text])[0]
+
+
+def test_ranks_are_fused_as_the_paper_has_it():
+    rows, sums = reciprocal_rank_fusion([np.array([7, 3, 5]), np.array([5, 9])])
+    assert rows.tolist() == [5, 7, 3, 9]
+    assert sums.tolist() == pytest.approx([1 / 63 + 1 / 61, 1 / 61, 1 / 62, 1 / 62])
+    assert reciprocal_rank_fusion([np.empty(0, np.int64)])[0].tolist() == []
+
+
+def test_words_lift_what_vectors_rank_low(store):
+    hits = hybrid(store, "Sea boat", k=3)
+    assert ids(hits) == ["1.png", "4.png", "0.png"], "ranks 2 and 2, 5 and 1, 1 and none"
+    assert [hit.words_rank for hit in hits] == [2, 1, None]
+    assert [hit.rank_score for hit in hits] == pytest.approx([1 / 62 + 1 / 62, 1 / 65 + 1 / 61, 1 / 61])
+    assert hits[1].score == pytest.approx(np.cos(np.radians(40)), abs=1e-6), "the score stays a cosine"
+    plain = store.search(QUERY, k=3)
+    assert ids(plain) == ["0.png", "1.png", "2.png"]
+    assert plain[0].rank_score is None
+
+
+def test_texts_without_a_picture_are_no_hits(store):
+    assert "text" not in ids(hybrid(store, "the sea, sea"))
+
+
+@pytest.mark.parametrize("text", ["zebra", "!?", "   ", "日本"])
+def test_words_that_occur_nowhere_leave_the_vectors_order(store, text):
+    assert ids(hybrid(store, text)) == ids(store.search(QUERY))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("straße", "3.png"), ("REGEN", "3.png"), ("\uff33\uff25\uff21 BOAT", "4.png"), ("车", "6.png")]
+)
+def test_case_and_form_of_characters_make_no_difference(store, text, found):
+    (first,) = [hit.item_id for hit in hybrid(store, text) if hit.words_rank == 1]
+    assert first == found
+
+
+def test_a_condition_holds_for_words_too(store):
+    hits = hybrid(store, "sea", where="item_id <> '1.png' AND item_id > '2'")
+    assert ids(hits)[0] == "4.png"
+    assert "1.png" not in ids(hits)
+    assert hits[0].words_rank == 1, "what the condition leaves out takes no rank"
+
+
+def test_a_least_score_holds_for_words_too(store):
+    assert ids(hybrid(store, "waves sea", min_score=0.9)) == ["1.png", "0.png", "2.png"]
+
+
+def test_segments_of_a_video_are_one_hit(store):
+    hits = hybrid(store, "waves")
+    assert ids(hits).count("v.mp4") == 1
+    (hit,) = [hit for hit in hits if hit.item_id == "v.mp4"]
+    assert (hit.segment, hit.words_rank, [each.start_s for each in hit.segments]) == (0, 1, [5.0])
+
+
+def test_near_duplicates_are_folded_in_the_order_of_the_ranks(store):
+    hits = hybrid(store, "sea boat", fold=float(np.cos(np.radians(11))), k=2)
+    assert ids(hits)[0] == "1.png"
+    assert {each.item_id for each in hits[0].duplicates} == {"0.png", "2.png"}
+
+
+def test_a_store_without_captions_is_searched_by_vectors(tmp_path):
+    store = searchable(tmp_path / "s", picture("a", 0), picture("b", 10))
+    assert ids(hybrid(store, "anything")) == ["a", "b"]
+
+
+def test_bm25_prefers_rare_words_and_short_captions():
+    captions = pa.chunked_array([["sea sun", "sun", "sun and sand and more sand", None, "sun boat"]])
+    words = CaptionWords(build_bm25(captions), captions)
+    everything = np.ones(5, bool)
+    assert words.ranking("sun boat", 9, everything).tolist()[0] == 4
+    assert words.ranking("sun", 9, everything).tolist() == [1, 0, 4, 2]
+    assert words.ranking("sun", 2, everything).tolist() == [1, 0]
+    assert words.ranking("sun", 9, np.array([True, False, True, True, False])).tolist() == [0, 2]
+    assert words_in("Ünder_score, don't STOP") == ["ünder_score", "don", "t", "stop"]
+
+
+def kept() -> list:
+    return sorted(cache_folder().glob("words-*"))
+
+
+def test_the_next_process_builds_nothing(store, monkeypatch):
+    expected = hybrid(store, "sea boat")
+    assert len(kept()) == 1
+    monkeypatch.setattr(words_cache, "build_bm25", None)
+    assert hybrid(open_store(store.files.address), "sea boat") == expected
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "missing", "no hashes"])
+def test_what_was_damaged_is_built_again(store, damage, monkeypatch):
+    expected = hybrid(store, "sea boat")
+    (folder,) = kept()
+    file = folder / ("sha256.json" if damage == "no hashes" else "indices.csc.index.npy")
+    content = file.read_bytes()
+    if damage in ("missing", "no hashes"):
+        file.unlink()
+    else:
+        file.write_bytes(content[:-8] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    assert hybrid(open_store(store.files.address), "sea boat") == expected
+    assert (kept()[0] / file.name).read_bytes() == content
+
+
+def test_another_publication_has_an_index_of_its_own(tmp_path):
+    for number in range(2):
+        store = searchable(tmp_path / f"s{number}", picture("a", 0, caption=f"word{number}"), picture("b", 10))
+        assert hybrid(store, f"word{number}")[0].words_rank == 1
+    assert len(kept()) == 2
+
+
+def test_purging_drops_it(store):
+    hybrid(store, "sea")
+    drop_copies()
+    assert kept() == []
+    assert hybrid(store, "sea")[0].words_rank == 1, "what is open stays so"
+
+
+def test_nothing_can_be_kept_and_search_goes_on(store, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert hybrid(store, "sea boat")[0].item_id == "1.png"
+
+
+def test_several_build_at_once(store):
+    start, found = threading.Barrier(4), []
+
+    def ask():
+        fresh = open_store(store.files.address)
+        start.wait()
+        found.append(ids(hybrid(fresh, "sea boat")))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [ids(hybrid(store, "sea boat"))] * 4
+    assert len(kept()) == 1
+    assert [path for path in cache_folder().iterdir() if path.name.startswith(".")] == []
