@@ -7,12 +7,9 @@ import numpy as np
 
 from embedder.retrieval.catalogue import Catalogue
 from embedder.retrieval.hit import Duplicate, Hit, Segment
-from embedder.retrieval.ranking import Ranking
+from embedder.retrieval.ranking import Ranking, Scored
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
-Scored = tuple[Rows, Floats]
-"""Rows of the index and their cosines, best first."""
 
 NO_ROWS: Scored = (np.empty(0, np.int64), np.empty(0, np.float32))
 

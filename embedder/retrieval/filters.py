@@ -1,7 +1,8 @@
 """A SQL condition over a table's rows, evaluated by DuckDB; it can read those rows, and nothing else.
 
-DuckDB scans the Arrow columns where they stand: on 200,000 rows that took 1.2 ms for a number and 2.4 ms for a text,
-as long as over a table of DuckDB's own (1.1 and 2.2 ms), which would hold every column twice.
+DuckDB scans the Arrow columns where they stand. On a million rows and one thread, `price < 0.0001` took 3 ms,
+`price < 0.1` 9 ms (a tenth of the rows to name), `category = 'c3'` 5 ms where the column names its few values once,
+as here, and 15 ms where it does not; a table of DuckDB's own, which holds all columns twice, took 2, 9 and 17 ms.
 """
 
 import difflib
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.errors import ConfigError
 
@@ -22,6 +24,8 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 TABLE = "embeddings"
 ROW = "__row_number"
 DEADLINE_S = 30.0
+# A text column counts as one of few values where each stands so often, among so many rows.
+MIN_REPEATS, SAMPLE_ROWS = 8, 65_536
 # Whoever may write a condition may not read files, change settings, fetch code, or take the machine for itself.
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
@@ -46,7 +50,8 @@ class RowFilter:
         self._names: list[str] = rows.column_names
         self._num_rows: int = rows.num_rows
         self._connection = duckdb.connect(":memory:", config=SETTINGS)
-        self._connection.register(TABLE, rows.append_column(ROW, pa.array(np.arange(rows.num_rows))))
+        numbered = _with_values_once(rows).append_column(ROW, pa.array(np.arange(rows.num_rows)))
+        self._connection.register(TABLE, numbered)
         self._turn = threading.Lock()
 
     def matching(self, where: str) -> Mask:
@@ -107,6 +112,16 @@ class RowFilter:
             cure = "a text stands in single quotes."
         columns = ", ".join(self._names)
         return ConfigError(f"where {where!r}: there is no column {unknown[1]!r}; {cure} Columns are {columns}")
+
+
+def _with_values_once(rows: pa.Table) -> pa.Table:
+    """Text columns of few values name each once, so that a condition looks at these and not at every row."""
+    for place, column in enumerate(rows.columns):
+        if pa.types.is_string(column.type):
+            sample = column.slice(0, SAMPLE_ROWS)
+            if len(pc.unique(sample)) * MIN_REPEATS <= len(sample):
+                rows = rows.set_column(place, rows.column_names[place], column.dictionary_encode())
+    return rows
 
 
 def _check_expression(where: str) -> None:

@@ -1,47 +1,70 @@
 """The segments of one video as one hit."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.retrieval.ranking import Ranking, Scored
+
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+ROUNDING = 1e-6  # the same cosine, once from a search and once from the vector, may differ by so much
 
 
 class ItemRows:
-    """Which rows belong to one item.
+    """Which rows belong to one video."""
 
-    Attributes:
-        num_items: different items.
-    """
-
-    def __init__(self, item_ids: pa.ChunkedArray) -> None:
-        """Number the items.
+    def __init__(self, ids: pa.Table) -> None:
+        """Number the items; those with one row, as pictures have, are not looked up.
 
         Args:
-            item_ids: of each row.
+            ids: `item_id` and `segment` of each row.
         """
-        names = pc.unique(item_ids)
-        self.num_items = len(names)
-        self._items: Rows = pc.index_in(item_ids, value_set=names).to_numpy().astype(np.int64)
-        self._by_item = np.argsort(self._items, kind="stable")
-        self._starts = np.searchsorted(self._items[self._by_item], np.arange(self.num_items + 1))
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether any item has more than one row."""
-        return self.num_items < len(self._items)
+        videos = pc.unique(ids["item_id"].filter(pc.greater(ids["segment"], 0)))
+        self.has_groups = len(videos) > 0
+        if self.has_groups:
+            numbers = pc.fill_null(pc.index_in(ids["item_id"], value_set=videos), -1).to_numpy().astype(np.int64)
+            # A picture's number is its own.
+            self._items: Rows = np.where(numbers < 0, len(videos) + np.arange(len(numbers)), numbers)
+            self._by_video: Rows = np.flatnonzero(numbers >= 0)
+            self._by_video = self._by_video[np.argsort(numbers[self._by_video], kind="stable")]
+            self._starts: Rows = np.searchsorted(numbers[self._by_video], np.arange(len(videos) + 1))
 
     def first_of_each(self, rows: Rows) -> Rows:
         """Places in `rows` where an item comes up for the first time."""
+        if not self.has_groups:
+            return np.arange(len(rows))
         _, first = np.unique(self._items[rows], return_index=True)
         places: Rows = np.sort(first)
         return places
 
     def others(self, row: int) -> Rows:
-        """The other rows of the item that a row belongs to."""
-        item = self._items[row]
-        rows = self._by_item[self._starts[item] : self._starts[item + 1]]
+        """The other rows of the video that a row belongs to; none for a picture."""
+        if not self.has_groups or self._items[row] >= len(self._starts) - 1:
+            return np.empty(0, np.int64)
+        start, stop = self._starts[self._items[row] :][:2]
+        rows = self._by_video[start:stop]
         others: Rows = rows[rows != row]
         return others
+
+
+def best_segments(hits: Ranking, segments: list[Scored]) -> tuple[Ranking, list[Scored]]:
+    """Let each video be stood for by its best segment, which an approximate search may have missed.
+
+    Args:
+        hits: one place a video.
+        segments: for each hit, the other segments.
+    """
+    rows, scores, others = hits.rows.copy(), hits.scores.copy(), list(segments)
+    for place, (other_rows, other_scores) in enumerate(segments):
+        if len(other_rows) and other_scores[0] > scores[place] + ROUNDING:
+            behind = int(np.searchsorted(-other_scores, -scores[place]))
+            others[place] = (
+                np.insert(other_rows, behind, rows[place])[1:],
+                np.insert(other_scores, behind, scores[place])[1:],
+            )
+            rows[place], scores[place] = other_rows[0], other_scores[0]
+    return replace(hits, rows=rows, scores=scores), others

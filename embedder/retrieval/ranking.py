@@ -9,6 +9,8 @@ import numpy as np
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Scored = tuple[Rows, Floats]
+"""Rows of the index and their cosines, best first."""
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,20 @@
 """Search over what a store has published: through its index, or exactly where it has none."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from embedder.once import made_once
-from embedder.retrieval.catalogue import Catalogue
-from embedder.retrieval.describing import NO_ROWS, Scored, describe_hits
-from embedder.retrieval.exact import ExactIndex
+from embedder.retrieval.describing import NO_ROWS, describe_hits
 from embedder.retrieval.folding import fold
-from embedder.retrieval.grouping import ItemRows
+from embedder.retrieval.grouping import best_segments
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.hits import Hits
-from embedder.retrieval.hybrid import HybridRanker
-from embedder.retrieval.index_store import open_version
-from embedder.retrieval.indexing import pictures
 from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.ranking import Arranged, Ranking, deepen
-from embedder.retrieval.words_cache import open_words
+from embedder.retrieval.ranking import Arranged, Ranking, Scored, deepen
+from embedder.retrieval.version import SearchedVersion
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
-from embedder.store.tables import RecordTable
-
-if TYPE_CHECKING:
-    from index.search import Index
 
 __all__ = ["Hit", "Searcher"]
 
@@ -35,15 +25,15 @@ Profile = Literal["text", "image"]
 
 # Grouping and folding leave fewer hits than rows, so they begin with more.
 SPARE_DEPTH = 4
-# Below this rank a row adds next to nothing to a fused sum (1/160 against 1/61 of the first).
+# Below this rank a row adds little to a fused sum: 1/160, against 1/61 of the first.
 HYBRID_DEPTH = 100
 
 
 class Searcher:
-    """Searches one published version; what it reads stays in memory. It may be asked from several threads."""
+    """Searches one published version. It may be asked from several threads."""
 
     def __init__(self, files: StoreFiles, current: Current, model_fingerprint: str) -> None:
-        self.files, self.current, self.model_fingerprint = files, current, model_fingerprint
+        self.version = SearchedVersion(files, current, model_fingerprint)
 
     def search(self, vector: Floats, k: int = 10) -> Hits:
         """The k pictures and videos nearest to one vector, best first; fewer where there are fewer.
@@ -80,115 +70,78 @@ class Searcher:
             ConfigError: the condition in `options.where` is no condition over the table's columns.
             RetrievalError: a vector is not one of the model, or the index is damaged or of another model.
         """
-        among = self._among(options.where)
-        num_rows = int((self._vectors.is_live if among is None else among).sum())
+        among = self.version.among(options.where)
+        num_rows = int((self.version.vectors.is_live if among is None else among).sum())
+        if num_rows == 0:
+            return [Hits(note=self._why_nobody(options)) for _ in queries]
 
         def rank(which: list[int], depth: int) -> list[Ranking]:
-            found = self._vectors.search(queries[which], depth, among=among, profile=profile)
+            """Candidates of some queries, by vectors and, in hybrid search, by words."""
+            found = self.version.vectors.search(queries[which], depth, among=among, profile=profile)
             rankings = [
                 _ranking(*each, is_whole=depth >= num_rows, min_score=options.min_score)
                 for each in zip(found.rows, found.scores, strict=True)
             ]
             if texts is None or not options.hybrid:
                 return rankings
-            return self._hybrid.rank(
-                rankings, queries[which], [texts[query] for query in which], depth, among, options.min_score
-            )
+            words = [texts[query] for query in which]
+            return self.version.hybrid.rank(rankings, queries[which], words, depth, among, options.min_score)
 
-        arranged = deepen(
-            rank,
-            lambda ranking: self._arrange(ranking, options),
-            num_queries=len(queries),
-            k=options.k,
-            depth=self._depth(options),
-        )
+        def arrange(ranking: Ranking) -> Arranged:
+            return self._arrange(ranking, options)
+
+        arranged = deepen(rank, arrange, num_queries=len(queries), k=options.k, depth=self._depth(options))
         return [self._describe(query, each, options, among) for query, each in zip(queries, arranged, strict=True)]
 
     def prepare(self) -> None:
         """Read what searches need; else the first one does."""
-        _ = self._catalogue_rows, self._items
+        self.version.prepare()
 
     def _depth(self, options: SearchOptions) -> int:
-        leaves_fewer = options.fold is not None or (options.group and self._items.has_groups)
+        """How many rows to look at first."""
+        leaves_fewer = options.fold is not None or (options.group and self.version.items.has_groups)
         depth = options.k * (SPARE_DEPTH if leaves_fewer else 1)
         return max(depth, HYBRID_DEPTH) if options.hybrid else depth
 
-    def _among(self, where: str | None) -> Mask | None:
-        """Which vectors may answer; bool (vectors,), or None for all that are live."""
-        if where is None:
-            return None
-        fulfils = np.append(self._catalogue.matching(where), False)  # for the row -1, which nothing describes
-        among: Mask = fulfils[self._catalogue_rows] & self._vectors.is_live
-        return among
-
     def _arrange(self, ranking: Ranking, options: SearchOptions) -> Arranged:
         """One place a video, and near-duplicates under the best of them."""
-        if options.group and self._items.has_groups:
-            ranking = ranking.take(self._items.first_of_each(ranking.rows))
+        if options.group:
+            ranking = ranking.take(self.version.items.first_of_each(ranking.rows))
         if options.fold is None:
             return Arranged(ranking, [])
-        places, duplicates = fold(self._vectors.vectors(ranking.rows), options.fold, options.k)
+        places, duplicates = fold(self.version.vectors.vectors(ranking.rows), options.fold, options.k)
         return Arranged(ranking.take(places), [ranking.take(each) for each in duplicates])
 
     def _describe(self, query: Floats, arranged: Arranged, options: SearchOptions, among: Mask | None) -> Hits:
         """The first k as hits, with what the table says of them."""
+        version = self.version
         hits = arranged.hits.take(np.arange(min(options.k, len(arranged.hits.rows))))
         if len(hits.rows) == 0:
-            return Hits([], note=self._why_nothing(query, options, among))
-        may_answer = self._vectors.is_live if among is None else among
-        segments = [
-            self._segments(query, int(row), may_answer, options.min_score) if options.group else NO_ROWS
-            for row in hits.rows
-        ]
-        return Hits(describe_hits(self._catalogue, self._catalogue_rows, hits, segments, arranged.duplicates))
+            best = version.vectors.search(query[None], 1, among=among).scores[0, 0]
+            return Hits(note=f"none has a score of {options.min_score} or more; the best is {best:.3f}")
+        segments = [self._segments(query, int(row), options, among) for row in hits.rows]
+        hits, segments = best_segments(hits, segments)
+        found = describe_hits(version.catalogue, version.catalogue_rows, hits, segments, arranged.duplicates)
+        # A segment that an approximate search missed may lift its video; fused ranks stay as they are.
+        return Hits(found if options.hybrid else sorted(found, key=lambda hit: -hit.score))
 
-    def _segments(self, query: Floats, row: int, may_answer: Mask, min_score: float | None) -> Scored:
-        """The other segments of a hit's video, best first."""
-        rows = self._items.others(row)
-        rows = rows[may_answer[rows]]
+    def _segments(self, query: Floats, row: int, options: SearchOptions, among: Mask | None) -> Scored:
+        """The other segments of a hit's video that may answer."""
+        rows = self.version.items.others(row) if options.group else NO_ROWS[0]
+        rows = rows[(self.version.vectors.is_live if among is None else among)[rows]]
         if len(rows) == 0:
             return NO_ROWS
-        scores = self._vectors.vectors(rows) @ query
+        scores = self.version.vectors.vectors(rows) @ query
         order = np.lexsort((rows, -scores))
-        kept = order if min_score is None else order[scores[order] >= min_score]
-        return rows[kept], scores[kept]
+        if options.min_score is not None:
+            order = order[scores[order] >= options.min_score]
+        return rows[order], scores[order]
 
-    def _why_nothing(self, query: Floats, options: SearchOptions, among: Mask | None) -> str:
-        num_live = len(self._vectors)
+    def _why_nobody(self, options: SearchOptions) -> str:
+        num_live = len(self.version.vectors)
         if num_live == 0:
             return "the store holds no picture or video"
-        if among is not None and not among.any():
-            return f"none of {num_live:,} pictures and video segments fulfils the condition {options.where}"
-        best = self._vectors.search(query[None], 1, among=among).scores[0, 0]
-        return f"none has a score of {options.min_score} or more; the best is {best:.3f}"
-
-    @made_once
-    def _vectors(self) -> "Index | ExactIndex":
-        if self.current.index is None:
-            return ExactIndex(pictures(self._table.read(["item_id", "segment", "image_embedding"])).combine_chunks())
-        return open_version(self.files, self.current.index, self.model_fingerprint)
-
-    @made_once
-    def _table(self) -> RecordTable:
-        return RecordTable(self.files, "embeddings", self.current.embeddings)
-
-    @made_once
-    def _catalogue(self) -> Catalogue:
-        return Catalogue(self._table)
-
-    @made_once
-    def _catalogue_rows(self) -> Rows:
-        """The row of the catalogue that describes each vector."""
-        return self._catalogue.rows_of(self._vectors.ids, self._vectors.is_live)
-
-    @made_once
-    def _items(self) -> ItemRows:
-        return ItemRows(self._vectors.ids["item_id"])
-
-    @made_once
-    def _hybrid(self) -> HybridRanker:
-        words = open_words(self._table, self._catalogue.rows["caption"])
-        return HybridRanker(words, self._vectors, self._catalogue_rows, self._catalogue.rows.num_rows)
+        return f"none of {num_live:,} pictures and video segments fulfils the condition {options.where}"
 
 
 def _ranking(rows: Rows, scores: Floats, *, is_whole: bool, min_score: float | None) -> Ranking:

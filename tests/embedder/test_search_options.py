@@ -10,6 +10,8 @@ from search_stores import QUERY, ids, picture, searchable, towards, video
 from embedder.errors import ConfigError
 from embedder.once import made_once
 from embedder.retrieval.folding import fold
+from embedder.retrieval.grouping import best_segments
+from embedder.retrieval.ranking import Ranking
 from index.errors import RetrievalError
 
 
@@ -44,6 +46,17 @@ def test_a_video_tells_its_other_times_best_first(store):
     assert picture_hit.segments == []
 
 
+def test_a_segment_that_the_index_missed_stands_for_its_video():
+    hits = Ranking(np.array([4, 7, 9]), np.array([0.9, 0.8, 0.7], np.float32), is_whole=False)
+    none = (np.empty(0, np.int64), np.empty(0, np.float32))
+    others = [none, (np.array([5, 6, 8]), np.array([0.95, 0.85, 0.1], np.float32)), (np.array([3]), np.float32([0.7]))]
+    found, segments = best_segments(hits, others)
+    assert found.rows.tolist() == [4, 5, 9]
+    assert found.scores.tolist() == pytest.approx([0.9, 0.95, 0.7])
+    assert [rows.tolist() for rows, _ in segments] == [[], [6, 7, 8], [3]]
+    assert segments[1][1].tolist() == pytest.approx([0.85, 0.8, 0.1])
+
+
 def test_other_times_obey_the_condition_and_the_least_score(store):
     (hit,) = store.search(QUERY, k=1, where="item_id = 'b.mp4' AND start_s >= 10", min_score=cosine(9.5))
     assert (hit.segment, [segment.start_s for segment in hit.segments]) == (2, [15.0, 20.0])
@@ -76,7 +89,7 @@ def test_a_batch_gives_each_query_what_it_gets_alone(store):
 def test_a_batch_is_one_search_of_the_index(tmp_path, monkeypatch):
     store = searchable(tmp_path / "s", *(picture(f"{number}.png", number) for number in range(9)), index=False)
     calls = []
-    vectors = store.searcher._vectors
+    vectors = store.searcher.version.vectors
     search = vectors.search
     monkeypatch.setattr(
         vectors, "search", lambda *args, **options: calls.append(len(args[0])) or search(*args, **options)
