@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from embedder.once import made_once
 from embedder.retrieval.filters import RowFilter
+from embedder.store.parts import VECTOR_COLUMNS
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError
@@ -25,7 +26,7 @@ class Catalogue:
     def __init__(self, table: RecordTable) -> None:
         schema = table.schema
         names = schema.names if schema is not None else list(OWN)
-        self.rows: pa.Table = table.read([name for name in names if not name.endswith("_embedding")]).combine_chunks()
+        self.rows: pa.Table = table.read([name for name in names if name not in VECTOR_COLUMNS]).combine_chunks()
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
         """The row that describes each vector; -1 for a vector that is no longer live and described by none.

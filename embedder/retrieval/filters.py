@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import ConfigError
+from embedder.store.parts import VECTOR_COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
@@ -50,7 +51,8 @@ class RowFilter:
         self._names: list[str] = rows.column_names
         self._num_rows: int = rows.num_rows
         self._connection = duckdb.connect(":memory:", config=SETTINGS)
-        numbered = _with_values_once(rows).append_column(ROW, pa.array(np.arange(rows.num_rows)))
+        # First, as DuckDB renames the later of two columns with one name.
+        numbered = _with_values_once(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
         self._connection.register(TABLE, numbered)
         self._turn = threading.Lock()
 
@@ -104,7 +106,7 @@ class RowFilter:
             reason = str(error).splitlines()[0].strip()
             return ConfigError(f"where {where!r}: {reason}; {EXAMPLE}; columns are {', '.join(self._names)}")
         near = difflib.get_close_matches(unknown[1], self._names, n=2)
-        if unknown[1].endswith("_embedding"):
+        if unknown[1] in VECTOR_COLUMNS:
             cure = "vectors are no part of a condition."
         elif near:
             cure = f"did you mean {' or '.join(near)}?"

@@ -65,11 +65,15 @@ def read_queries(query: Query | None, image: Images | None) -> Queries:
     if isinstance(query, str):
         return Queries("text", [query], True)
     if isinstance(query, np.ndarray) or not all(isinstance(each, str) for each in query or ()):
-        return _vectors(np.asarray(query))
+        return _vectors(query)
     return Queries("text", list(query or ()), False)
 
 
 def _vectors(values: Any) -> Queries:
+    try:
+        values = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        values = np.asarray(values, object)
     if values.ndim not in (1, 2) or not np.issubdtype(values.dtype, np.number):
         raise RetrievalError(
             f"query: found {values.dtype} of shape {values.shape}; give one vector (E,), or several (Q, E)"

@@ -55,9 +55,11 @@ class CaptionWords:
         known = self._bm25.get_tokens_ids(words_in(text))
         if not known:
             return np.empty(0, np.int64)
-        scores = self._bm25.get_scores_from_ids(known) * among[self._rows]
-        best = largest(scores, min(depth, int((scores > 0).sum())))
-        return self._rows[best]
+        scores = self._bm25.get_scores_from_ids(known)
+        fitting = np.flatnonzero(scores > 0)
+        fitting = fitting[among[self._rows[fitting]]]
+        best: Rows = self._rows[fitting[largest(scores[fitting], depth)]]
+        return best
 
 
 def build_bm25(captions: pa.ChunkedArray) -> "bm25s.BM25 | None":

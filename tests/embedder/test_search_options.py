@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
+from store_samples import reject
 
 from embedder.errors import ConfigError
 from embedder.once import made_once
@@ -147,6 +148,8 @@ MISTAKES = [
     (lambda store: store.search(np.ones(2, np.float32)), RetrievalError, "divide vectors by their L2 norm"),
     (lambda store: store.search(np.ones(3, np.float32) / 3**0.5), RetrievalError, "2 are needed"),
     (lambda store: store.search(np.ones((2, 2, 2), np.float32)), RetrievalError, "several (Q, E)"),
+    (lambda store: store.search([QUERY, QUERY[:1]]), RetrievalError, "several (Q, E)"),
+    (lambda store: store.search([QUERY, "a text"]), RetrievalError, "several (Q, E)"),
     (lambda store: store.search(np.array([np.nan, 1], np.float32)), RetrievalError, "finite"),
 ]
 
@@ -163,12 +166,25 @@ def test_a_store_without_pictures_says_so(tmp_path):
     text = picture("text", 0, image_embedding=None, text_embedding=[1.0, 0.0], modality="text")
     hits = searchable(tmp_path / "s", text, index=False).search(QUERY, where="true", fold=0.9)
     assert (hits, hits.note) == ([], "the store holds no picture or video")
+    nothing = searchable(tmp_path / "r", reject("broken"), index=False).search(QUERY, where="caption IS NULL")
+    assert (nothing, nothing.note) == ([], "the store holds no picture or video")
 
 
 def test_carried_columns_come_with_each_hit(tmp_path):
     rows = [picture(f"{number}.png", 10 * number) for number in range(4)]
-    hits = searchable(tmp_path / "s", *rows, price=[1.5, None, 3.5, 4.5]).search(QUERY, k=2)
-    assert [hit.carryover for hit in hits] == [{"price": 1.5}, {"price": None}]
+    store = searchable(tmp_path / "s", *rows, price=[1.5, None, 3.5, 4.5], old_embedding=[0, 1, 2, 3])
+    hits = store.search(QUERY, k=2, where="old_embedding < 9")
+    assert [hit.carryover for hit in hits] == [
+        {"price": 1.5, "old_embedding": 0},
+        {"price": None, "old_embedding": 1},
+    ]
+
+
+def test_a_carried_column_may_have_any_name(tmp_path):
+    rows = [picture(f"{number}.png", 10 * number) for number in range(4)]
+    names = {"__row_number": [9, 9, 9, 9], "Price in EUR": [1, 2, 3, 4], "embeddings": ["a", "b", "c", "d"]}
+    store = searchable(tmp_path / "s", *rows, **names)
+    assert ids(store.search(QUERY, where="\"Price in EUR\" >= 3 AND embeddings <> 'd'")) == ["2.png"]
 
 
 def test_many_threads_make_a_thing_once():
