@@ -18,7 +18,7 @@ def add_to(app: typer.Typer) -> None:
 
 def search(
     queries: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUERY]...", help="What the pictures should show; several at once.")
+        list[str] | None, typer.Argument(metavar="QUERY", help="What the pictures should show; several at once.")
     ] = None,
     store: StoreUri = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each query.")] = 10,
