@@ -48,7 +48,7 @@ class Catalogue:
 
     def matching(self, where: str) -> Mask:
         """Which rows fulfil a SQL condition; bool (rows,)."""
-        return self._filter.matching(where)
+        return self.filter.matching(where)
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """What a hit tells of some rows, in their order; what was carried over stands under `carryover`."""
@@ -59,7 +59,8 @@ class Catalogue:
         ]
 
     @made_once
-    def _filter(self) -> RowFilter:
+    def filter(self) -> RowFilter:
+        """Evaluates conditions over the rows."""
         return RowFilter(self.rows)
 
 

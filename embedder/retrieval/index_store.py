@@ -16,7 +16,7 @@ from embedder.store.files import StoreFiles
 from index.errors import RetrievalError
 from index.manifest import MANIFEST_NAME, Manifest, read_manifest
 from index.versions import list_versions, next_version, version_path
-from index.workspace import whole_folder
+from index.workspace import sweep_leftovers, whole_folder
 
 if TYPE_CHECKING:
     from index.search import Index
@@ -113,6 +113,7 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
 
 def drop_copies(num_kept: int = 0) -> None:
     """Delete this machine's copies of indexes but the few that were used last: they hold ids, purged ones too."""
+    sweep_leftovers(cache_folder())
     copies = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in copies[num_kept:]:

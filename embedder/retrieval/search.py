@@ -93,9 +93,9 @@ class Searcher:
         arranged = deepen(rank, arrange, num_queries=len(queries), k=options.k, depth=self._depth(options))
         return [self._describe(query, each, options, among) for query, each in zip(queries, arranged, strict=True)]
 
-    def prepare(self) -> None:
-        """Read what searches need; else the first one does."""
-        self.version.prepare()
+    def prepare(self, like: "Searcher | None" = None) -> None:
+        """Read what searches need, and those that another searcher had; else the first one does."""
+        self.version.prepare(like.version if like is not None else None)
 
     def _depth(self, options: SearchOptions) -> int:
         """How many rows to look at first."""

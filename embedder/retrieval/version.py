@@ -65,9 +65,17 @@ class SearchedVersion:
         among: Mask = fulfils[self.catalogue_rows] & self.vectors.is_live
         return among
 
-    def prepare(self) -> None:
-        """Read what every search needs; else the first one does."""
+    def prepare(self, like: "SearchedVersion | None" = None) -> None:
+        """Read what every search needs; else the first one does.
+
+        Args:
+            like: a version whose searches this one takes over; what only some of them need is read if it was there.
+        """
         _ = self.catalogue_rows, self.items
+        if like is not None and "hybrid" in vars(like):
+            _ = self.hybrid
+        if like is not None and "filter" in vars(like.catalogue):
+            _ = self.catalogue.filter
 
     @made_once
     def _table(self) -> RecordTable:

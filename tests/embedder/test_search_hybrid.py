@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
-from embedder.retrieval import words_cache
+from embedder.retrieval import catalogue, version, words_cache
 from embedder.retrieval.fusion import reciprocal_rank_fusion
 from embedder.retrieval.index_store import cache_folder, drop_copies
 from embedder.retrieval.opened_store import open_store
@@ -153,6 +153,24 @@ def test_purging_drops_it(store):
     drop_copies()
     assert kept() == []
     assert hybrid(store, "sea")[0].words_rank == 1, "what is open stays so"
+
+
+def test_purging_drops_what_a_killed_build_left(store):
+    hybrid(store, "sea")
+    leftover = cache_folder() / ".building-words-0"
+    leftover.mkdir()
+    drop_copies()
+    assert not leftover.exists()
+
+
+def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeypatch):
+    hybrid(store, "sea", where="segment = 0")
+    fresh = open_store(store.files.address)
+    fresh.searcher.prepare(store.searcher)
+    for name in ("open_words", "Catalogue", "ExactIndex", "open_version", "ItemRows"):
+        monkeypatch.setattr(version, name, None)
+    monkeypatch.setattr(catalogue, "RowFilter", None)
+    assert hybrid(fresh, "sea", where="segment = 0") == hybrid(store, "sea", where="segment = 0")
 
 
 def test_nothing_can_be_kept_and_search_goes_on(store, monkeypatch, tmp_path):
