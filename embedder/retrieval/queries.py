@@ -64,9 +64,10 @@ def read_queries(query: Query | None, image: Images | None) -> Queries:
         return Queries("picture", [image] if is_single else list(image), is_single)  # type: ignore[arg-type]
     if isinstance(query, str):
         return Queries("text", [query], True)
-    if isinstance(query, np.ndarray) or not all(isinstance(each, str) for each in query or ()):
+    several = list(query)  # type: ignore[arg-type]  # it is not None, as there is no image
+    if isinstance(query, np.ndarray) or not all(isinstance(each, str) for each in several):
         return _vectors(query)
-    return Queries("text", list(query or ()), False)
+    return Queries("text", several, False)
 
 
 def _vectors(values: Any) -> Queries:
@@ -74,7 +75,7 @@ def _vectors(values: Any) -> Queries:
         values = np.asarray(values)
     except ValueError:  # rows of different lengths
         values = np.asarray(values, object)
-    if values.ndim not in (1, 2) or not np.issubdtype(values.dtype, np.number):
+    if values.ndim not in (1, 2) or values.dtype.kind not in "fiu":
         raise RetrievalError(
             f"query: found {values.dtype} of shape {values.shape}; give one vector (E,), or several (Q, E)"
         )
