@@ -57,17 +57,22 @@ def read_queries(query: Query | None, image: Images | None) -> Queries:
         ConfigError: nothing was given, or both.
         RetrievalError: an array is neither one vector nor a table of vectors.
     """
-    if (query is None) == (image is None):
-        raise ConfigError("search with a text or a vector, or with a picture (image): give one of the two")
-    if image is not None:
-        is_single = isinstance(image, str | Path | bytes)
-        return Queries("picture", [image] if is_single else list(image), is_single)  # type: ignore[arg-type]
+    if query is not None and image is None:
+        return _texts_or_vectors(query)
+    if image is not None and query is None:
+        if isinstance(image, str | Path | bytes):
+            return Queries("picture", [image], True)
+        return Queries("picture", list(image), False)
+    raise ConfigError("search with a text or a vector, or with a picture (image): give one of the two")
+
+
+def _texts_or_vectors(query: Query) -> Queries:
     if isinstance(query, str):
         return Queries("text", [query], True)
-    several = list(query)  # type: ignore[arg-type]  # it is not None, as there is no image
-    if isinstance(query, np.ndarray) or not all(isinstance(each, str) for each in several):
+    if isinstance(query, np.ndarray):
         return _vectors(query)
-    return Queries("text", several, False)
+    several = list(query)
+    return Queries("text", several, False) if all(isinstance(each, str) for each in several) else _vectors(several)
 
 
 def _vectors(values: Any) -> Queries:
