@@ -1,0 +1,50 @@
+"""Build the index that autofaiss picks, in a process of its own; imports nothing of this project.
+
+    python build_theirs.py FOLDER OUT.faiss NUM_PICTURES    # by autofaiss where it is installed, else as it does
+
+autofaiss 2.18 takes HNSW32 of whole vectors where memory allows, adds them, and tunes efSearch on vectors of the index.
+Its tuning is done again by the caller, on captions; here it gets the least of time.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+MEMORY = "4GB"
+
+
+def main() -> None:
+    folder, out, num_pictures = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    pictures = np.load(folder / "pictures.npy", mmap_mode="r")[:num_pictures]
+    started = time.perf_counter()
+    try:
+        from autofaiss import build_index, version
+
+        index, infos = build_index(
+            np.ascontiguousarray(pictures),
+            save_on_disk=False,
+            metric_type="ip",
+            max_index_memory_usage=MEMORY,
+            current_memory_available=MEMORY,
+            max_index_query_time_ms=10.0,
+        )
+        by, picked_effort = f"autofaiss {version.__version__}", str(infos.get("hyperparameters", ""))
+    except ImportError:
+        index = faiss.index_factory(pictures.shape[1], "HNSW32", faiss.METRIC_INNER_PRODUCT)
+        for first in range(0, num_pictures, 65_536):
+            index.add(np.ascontiguousarray(pictures[first : first + 65_536]))
+        by, picked_effort = f"FAISS {faiss.__version__}, as autofaiss 2.18 does", "not tuned"
+    faiss.write_index(index, str(out))
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = {"by": by, "hyperparameters": picked_effort, "build_s": time.perf_counter() - started}
+    print()
+    print(json.dumps(found | {"peak_bytes": peak_bytes}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Time of searches and memory of processes, measured alike for every contestant."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+K = 10
+NUM_ROUNDS = 5
+NUM_SINGLE = 200
+
+Find = Callable[[np.ndarray], np.ndarray]
+"""Queries (Q, E) -> rows (Q, K)."""
+
+
+def recall(found: np.ndarray, exact: np.ndarray) -> float:
+    """Share of the exact rows that were found."""
+    shares = [len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]
+    return float(np.mean(shares))
+
+
+def rates(contestants: Mapping[str, Find], queries: np.ndarray) -> dict[str, float]:
+    """Queries a second of a batch, median of rounds in which the contestants take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(NUM_ROUNDS + 1):  # the first touches the memory, and does not count
+        for name, find in contestants.items():
+            started = time.perf_counter()
+            find(queries)
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: len(queries) / median(each) for name, each in seconds.items()}
+
+
+def latencies_ms(contestants: Mapping[str, Find], queries: np.ndarray) -> dict[str, np.ndarray]:
+    """Time of each query asked alone, in milliseconds; the contestants take turns."""
+    for find in contestants.values():
+        find(queries[:1])
+    times = {name: np.empty(len(queries)) for name in contestants}
+    for number in range(len(queries)):
+        for name, find in contestants.items():
+            started = time.perf_counter()
+            find(queries[number : number + 1])
+            times[name][number] = (time.perf_counter() - started) * 1000
+    return times
+
+
+def in_process(program: Sequence[str | Path], timeout_s: float = 3600.0) -> dict:
+    """Run a command of this benchmark in a process of its own; gives the JSON of its last line."""
+    scripts = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([scripts, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout_s, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def table(rows: Sequence[Sequence[object]]) -> None:
+    """Print rows, the first as a heading, in columns."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    sys.stdout.flush()
