@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedder.predictor import BatchPredictor
+    from embedder.retrieval.following import FollowingStore, follow_store
     from embedder.retrieval.opened_store import Store, open_store
 
-__all__ = ["BatchPredictor", "Store", "open_store"]
+__all__ = ["BatchPredictor", "FollowingStore", "Store", "follow_store", "open_store"]
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
+    "FollowingStore": "embedder.retrieval.following",
     "Store": "embedder.retrieval.opened_store",
+    "follow_store": "embedder.retrieval.following",
     "open_store": "embedder.retrieval.opened_store",
 }
 

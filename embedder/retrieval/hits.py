@@ -28,11 +28,12 @@ class Hits(list[Hit]):
     Attributes:
         query: what was searched for, as a person reads it; empty for a vector.
         note: why there are none, where there are none.
+        version: what answered: the run that published it, and its index.
     """
 
     def __init__(self, hits: Iterable[Hit] = (), *, query: str = "", note: str = "") -> None:
         super().__init__(hits)
-        self.query, self.note = query, note
+        self.query, self.note, self.version = query, note, ""
 
     def thumbnails(self) -> list[Pixels | None]:
         """Each hit's picture, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""

@@ -16,7 +16,7 @@ from embedder.retrieval.queries import Images, Query, read_queries
 from embedder.retrieval.query import QueryEncoder
 from embedder.retrieval.search import Searcher
 from embedder.run.job import open_model
-from embedder.store.binding import published, read_store_info, served_info
+from embedder.store.binding import differing, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication
 from embedder.store.layout import Current
@@ -51,7 +51,7 @@ def open_store(uri: str | Path, *, model: str | None = None, version: str | None
 
 
 class Store:
-    """One published version of a store; a later publication needs a new `open_store`."""
+    """One published version of a store; for a later one open it again, or follow it (`embedder.follow_store`)."""
 
     def __init__(self, files: StoreFiles, model: str | None = None, version: str | None = None) -> None:
         self.files = files
@@ -134,8 +134,28 @@ class Store:
             profile="image" if queries.kind == "picture" else "text",
         )
         for name, hits in zip(queries.names, answers, strict=True):
-            hits.query = name
+            hits.query, hits.version = name, self.version
         return answers[0] if queries.is_single else Answers(answers)
+
+    @property
+    def version(self) -> str:
+        """What is open: the run that published it, and its index."""
+        return f"{self.current.run_id}/{'exact' if self.current.index is None else f'index {self.current.index}'}"
+
+    def prepare(self, before: "Store | None" = None) -> None:
+        """Read what searches need, so that none has to wait for it, or misses what a vacuum deleted.
+
+        Args:
+            before: a store whose queries this one takes over: what they made it load is loaded here too, and its model
+                shared where that is the same.
+        """
+        self.searcher.prepare(before.searcher if before is not None else None)
+        if before is None or "encoder" not in vars(before):
+            return
+        if not differing(before.info, self.info):
+            vars(self)["encoder"] = before.encoder  # as if it had been made here
+        else:
+            self.encoder.load_like(before.encoder)
 
     @made_once
     def searcher(self) -> Searcher:

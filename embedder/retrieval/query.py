@@ -55,6 +55,12 @@ class QueryEncoder:
             self._image_batch, [image if isinstance(image, bytes) else Path(image) for image in images]
         )
 
+    def load_like(self, other: "QueryEncoder") -> None:
+        """Load what another encoder has loaded, so that no query waits for it."""
+        for name in ("_captions", "_text_tower", "_vision_tower"):
+            if name in vars(other):
+                getattr(self, name)
+
     def _in_batches(self, encode: Any, queries: list[Any]) -> Floats:
         width = self.model.config.embedding_dim
         parts = [encode(queries[start : start + BATCH_ROWS]) for start in range(0, len(queries), BATCH_ROWS)]

@@ -1,0 +1,231 @@
+"""A service searches while a store publishes: how many searches failed, and how many mixed two versions.
+
+    python scripts/follow_publications.py [NUM_SEARCHES [NUM_THREADS]]   # 10000 by 4 threads: 20 s on two cores
+
+Five publications follow one another while the threads search: a night that changes every row, an index of another kind,
+a rollback, a night that changes some rows and retires others, and again an index. Each is followed by a vacuum that
+keeps nothing but the newest two publications. What each version answers is recorded as it is published, by a store
+opened for that alone; every answer of the service must be, row by row, what the version answers that it names. The last
+line is one JSON document.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+import embedder
+from embedder.retrieval.following import FollowingStore
+from embedder.retrieval.indexing import build_store_index, keep_index, kept_or_built
+from embedder.rows import TRACE, VECTOR
+from embedder.store.binding import bind_store
+from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
+from embedder.store.lock import write_lock
+from embedder.store.parts import Stamp, write_part
+from embedder.store.publish import Order, publish
+from embedder.store.rollback import rollback
+from embedder.store.runs import start_run
+from embedder.store.vacuum import vacuum
+
+DIM, NUM_ITEMS, NUM_QUERIES, K = 32, 300, 50, 10
+LOOK_EVERY_S = 0.02
+INFO = StoreInfo(
+    model="none",
+    model_fingerprint="model",
+    preprocess_fingerprint="preprocessing",
+    segment_s=5.0,
+    frames_per_segment=4,
+    dtype="float32",
+)
+
+Answer = tuple[tuple[str, str, float], ...]
+"""Of each hit: its item, its caption, which tells the night that wrote it, and its score."""
+
+
+@dataclass
+class Searches:
+    """What the threads found: of each search, the version that answered, the number of the query, the answer."""
+
+    found: list[tuple[str, int, Answer]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def number(self) -> int:
+        """How many there were."""
+        return len(self.found) + len(self.failures)
+
+
+def main() -> None:
+    num_searches = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    num_threads = int(sys.argv[2]) if len(sys.argv) > 2 else 4
+    with tempfile.TemporaryDirectory(prefix="follow-publications-") as folder:
+        result = follow(StoreFiles(folder), num_searches, num_threads)
+    print(json.dumps(result))
+    sys.exit(1 if result["failed"] or result["mixed"] or result["versions_answering"] < result["versions"] else 0)
+
+
+def follow(files: StoreFiles, num_searches: int, num_threads: int) -> dict:
+    """Search and publish at the same time; gives the counts."""
+    bind_store(files, INFO)
+    night(files, 0, range(NUM_ITEMS))
+    build_store_index(files, kind="flat")
+    queries = unit(np.random.default_rng(1).standard_normal((NUM_QUERIES, DIM)))
+    expected = dict([answers_now(files, queries)])
+    searches, started_s = Searches(), time.perf_counter()
+    with (
+        embedder.follow_store(files.address, every_s=LOOK_EVERY_S) as service,
+        ThreadPoolExecutor(num_threads) as threads,
+    ):
+        for thread in range(num_threads):
+            threads.submit(search, service, queries, searches, thread)
+        try:
+            publications = five_publications(files)
+            for number, one in enumerate(publications, 1):
+                until(lambda share=number: searches.number >= num_searches * share / (len(publications) + 1))
+                one()
+                version, answers = answers_now(files, queries)
+                expected[version] = answers
+                with write_lock(files):
+                    vacuum(files, keep_days=0, keep_versions=2)
+                until(lambda version=version: service.version == version)
+            until(lambda: searches.number >= num_searches)
+        finally:
+            searches.is_over = True
+    return tally(searches, expected) | {"wall_s": round(time.perf_counter() - started_s, 1)}
+
+
+def five_publications(files: StoreFiles) -> list[Callable[[], object]]:
+    """What is published while the threads search, one after another."""
+
+    def back() -> None:
+        with write_lock(files):
+            rollback(files, None, kept_or_built(files, quiet), quiet)
+
+    return [
+        lambda: night(files, 1, range(NUM_ITEMS)),
+        lambda: build_store_index(files, kind="hnsw"),
+        back,
+        lambda: night(files, 2, range(0, NUM_ITEMS, 3), retired=range(1, NUM_ITEMS, 30)),
+        lambda: build_store_index(files, kind="ivf"),
+    ]
+
+
+def search(service: FollowingStore, queries: np.ndarray, searches: Searches, first: int) -> None:
+    """Ask one query after another until it is over; nothing that goes wrong is forgiven."""
+    number = first
+    while not searches.is_over:
+        number = (number + 1) % len(queries)
+        try:
+            hits = service.search(queries[number], K)
+            searches.found.append((hits.version, number, answer(hits)))
+        except Exception as error:  # noqa: BLE001  # whatever it is, it counts
+            searches.failures.append(f"{type(error).__name__}: {error}")
+
+
+def answers_now(files: StoreFiles, queries: np.ndarray) -> tuple[str, list[Answer]]:
+    """What is published, and what it answers, as a store opened for this alone finds it."""
+    store = embedder.open_store(files.address)
+    return store.version, [answer(store.search(query, K)) for query in queries]
+
+
+def answer(hits: list) -> Answer:
+    return tuple((hit.item_id, hit.caption, hit.score) for hit in hits)
+
+
+def tally(searches: Searches, expected: dict[str, list[Answer]]) -> dict:
+    """Count what must not be, and which versions answered how often."""
+    by_version = Counter(version for version, _, _ in searches.found)
+    mixed = [each for each in searches.found if not is_of_its_version(*each, expected)]
+    for line in [*searches.failures[:3], *map(str, mixed[:3])]:
+        print(line, file=sys.stderr)
+    return {
+        "searches": searches.number,
+        "publications": len(expected) - 1,
+        "versions": len(expected),
+        "versions_answering": len(by_version),
+        "failed": len(searches.failures),
+        "mixed": len(mixed),
+        "searches_by_version": [by_version[version] for version in expected],
+    }
+
+
+def is_of_its_version(version: str, query: int, found: Answer, expected: dict[str, list[Answer]]) -> bool:
+    """Whether an answer is what the version answers that it names: the same rows, captions and scores."""
+    wanted = expected.get(version, [()] * (query + 1))[query]
+    return [hit[:2] for hit in found] == [hit[:2] for hit in wanted] and np.allclose(
+        [hit[2] for hit in found], [hit[2] for hit in wanted], atol=1e-5
+    )
+
+
+def night(files: StoreFiles, number: int, items: range, retired: range = range(0)) -> None:
+    """Publish new vectors and captions of some items as a refresh does, and retire others; the index is kept."""
+    with write_lock(files):
+        run = start_run(files, INFO, pa.schema([]))
+        stamp = Stamp(run.run_id, run.session, INFO.model_fingerprint, INFO.preprocess_fingerprint, pa.schema([]))
+        write_part(files, stamp, 0, rows(number, items))
+        publish(
+            run,
+            stamp,
+            lambda version: keep_index(files, version, None, quiet),
+            Order(kind="refresh", info=INFO),
+            pa.chunked_array([[name(item) for item in retired]], pa.string()),
+        )
+
+
+def rows(night: int, items: range) -> pa.Table:
+    """Finished rows as the last stage hands them on: pictures whose caption names the night."""
+    vectors = unit(np.random.default_rng(night).standard_normal((len(items), DIM)))
+    texts = {
+        "item_id": [name(item) for item in items],
+        "uri": [f"/pictures/{name(item)}" for item in items],
+        "caption": [f"night {night}" for _ in items],
+        "source": [""] * len(items),
+        "modality": ["image"] * len(items),
+        "modified": [str(night)] * len(items),
+        "content_version": [str(night)] * len(items),
+    }
+    numbers = {"size_bytes": (1, pa.int64()), "attempts": (1, pa.int32()), "segment": (0, pa.int32())}
+    numbers |= {"num_vectors": (1, pa.int32()), "known_vectors": (0, pa.int32())}
+    nothing = {"start_s": pa.float64(), "end_s": pa.float64(), "transient": pa.bool_(), "unchanged": pa.bool_()}
+    nothing |= dict.fromkeys(("known_version", "step", "error_type", "error"), pa.string())
+    nothing |= {"text_embedding": VECTOR, "trace": TRACE}
+    return pa.table(
+        {column: pa.array(values, pa.string()) for column, values in texts.items()}
+        | {column: pa.array([value] * len(items), kind) for column, (value, kind) in numbers.items()}
+        | {column: pa.nulls(len(items), kind) for column, kind in nothing.items()}
+        | {"image_embedding": pa.array(list(vectors), VECTOR)}
+    )
+
+
+def name(item: int) -> str:
+    return f"{item:06d}.jpg"
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def quiet(message: str) -> None:
+    """Hear nothing."""
+
+
+def until(happened: Callable[[], bool], limit_s: float = 120.0) -> None:
+    """Wait for something."""
+    stop_s = time.monotonic() + limit_s
+    while not happened():
+        if time.monotonic() > stop_s:
+            sys.exit(f"follow_publications: waited {limit_s:g} s in vain")
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()
