@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from embedder import commands, search_cli, store_cli
+from embedder import commands, index_cli, search_cli, store_cli
 from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUri, print_result
-from embedder.config import RunConfig, load_config
+from embedder.config import load_config
 from embedder.errors import USER_MISTAKES, RunFailed
 from embedder.refresh import cli as refresh_cli
 
@@ -19,10 +19,9 @@ DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-index_app = typer.Typer(no_args_is_help=True, help="Build an index, see its versions.")
 model_app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
-app.add_typer(index_app, name="index")
 app.add_typer(model_app, name="model")
+index_cli.add_to(app)
 refresh_cli.add_to(app)
 store_cli.add_to(app)
 search_cli.add_to(app)
@@ -79,26 +78,6 @@ def embed(
         settings or (),
     )
     print_result(as_json, commands.embed(run, retry_rejects=retry_rejects))
-
-
-@index_app.command("build")
-def index_build(
-    store: StoreUri = None,
-    kind: Annotated[str, typer.Option(help="auto, flat, hnsw or ivf.")] = "auto",
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Build an index of the published embeddings, and publish it with them."""
-    print_result(as_json, commands.index_build(_store(config, store, settings), kind))
-
-
-@index_app.command("status")
-def index_status(
-    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
-) -> None:
-    """List the versions of the index, and which one is published."""
-    print_result(as_json, commands.index_status(_store(config, store, settings)))
 
 
 @app.command()
@@ -225,10 +204,6 @@ def train(
 def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
     """Print versions, devices, memory, and what would be chosen."""
     print_result(as_json, commands.doctor(load_config(config, settings=settings or ())))
-
-
-def _store(config: Path | None, store: str | None, settings: list[str] | None) -> RunConfig:
-    return load_config(config, {"store": store}, settings or ())
 
 
 def main() -> None:

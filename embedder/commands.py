@@ -65,51 +65,6 @@ def train(config: "TrainConfig", *, resume: bool = False) -> Result:
     return Result(report.model_dump(), train_parts(report))
 
 
-def index_build(config: RunConfig, kind: str) -> Result:
-    """Build and publish an index."""
-    from embedder.retrieval.indexing import build_store_index
-
-    number, manifest = build_store_index(open_files(config), kind=_index_kind(kind))
-    recall = "exact" if manifest.kind == "flat" else f"recall@10 {manifest.recall_at_10:.3f}"
-    text = (
-        f"index {number}: {manifest.kind}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
-        f"{manifest.size_bytes / 2**20:.1f} MiB, built in {manifest.build_s:.1f} s"
-    )
-    return Result({"index": number, **manifest.model_dump()}, [text])
-
-
-def _index_kind(kind: str) -> Any:
-    if kind not in ("auto", "flat", "hnsw", "ivf"):
-        raise ConfigError(f"--kind {kind}: there is no such index; write auto, flat, hnsw or ivf")
-    return kind
-
-
-def index_status(config: RunConfig) -> Result:
-    """List the index versions."""
-    from embedder.retrieval.index_store import list_manifests
-    from embedder.store.binding import published
-
-    files = open_files(config)
-    current = published(files)
-    table = _table("version", "kind", "vectors", "recall@10", "MiB", "embeddings version", "built at", "published")
-    versions = []
-    for number, manifest in list_manifests(files):
-        is_published = number == current.index
-        versions.append({"index": number, "published": is_published, **manifest.model_dump()})
-        table.add_row(
-            str(number),
-            manifest.kind,
-            f"{manifest.num_vectors:,}",
-            f"{manifest.recall_at_10:.3f}",
-            f"{manifest.size_bytes / 2**20:.1f}",
-            str(manifest.embeddings_version),
-            manifest.built_at[:16].replace("T", " "),
-            "yes" if is_published else "",
-        )
-    shown: RenderableType = table if versions else "no index yet: search is exact; `embedder index build` makes one"
-    return Result({"versions": versions, "published": current.index}, [shown])
-
-
 def plan(config: RunConfig, options: "PlanOptions") -> Result:
     """Plan the cut and its placement from the model's config.json."""
     from embedder.planning.command import make_answer

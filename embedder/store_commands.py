@@ -20,7 +20,7 @@ def history(files: StoreFiles) -> Result:
 
     read_store_info(files)
     runs = past_runs(files)
-    table = _table("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
+    table = new_table("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
 
     def state(run: PastRun) -> str:
         gone = "can't be read" if run.record else "no record"
@@ -66,7 +66,7 @@ def rollback(files: StoreFiles, run_id: str | None) -> Result:
     from embedder.retrieval.indexing import kept_or_built
     from embedder.store.rollback import rollback as run_rollback
 
-    with _writing(files) as say:
+    with writing(files) as say:
         new = run_rollback(files, run_id, kept_or_built(files, say), say)
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
@@ -80,7 +80,7 @@ def vacuum(files: StoreFiles, keep_days: float, keep_versions: int, *, dry_run: 
     """Delete what nobody needs."""
     from embedder.store.vacuum import vacuum as run_vacuum
 
-    with _writing(files):
+    with writing(files):
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     did = "would delete" if dry_run else "deleted"
     count = f"{did} {len(done.deleted):,} files, {_size(done.size_bytes)}"
@@ -105,7 +105,7 @@ def compact(files: StoreFiles, target_rows: int | None, target_mib: float | None
         num_rows=target_rows or default.num_rows,
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
-    with _writing(files) as say:
+    with writing(files) as say:
         new, tables = run_compact(files, target, say)
     lines = [
         f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
@@ -123,7 +123,7 @@ def purge(files: StoreFiles, item_ids: list[str]) -> Result:
     from embedder.retrieval.indexing import keep_index
     from embedder.store.purge import purge as run_purge
 
-    with _writing(files) as say:
+    with writing(files) as say:
         done = run_purge(
             files,
             item_ids,
@@ -156,7 +156,7 @@ def allow_again(files: StoreFiles, item_ids: list[str]) -> Result:
     """Forget that items were purged."""
     from embedder.store.purged import allow_again as forget
 
-    with _writing(files):
+    with writing(files):
         num_forgotten = forget(files, item_ids)
     return Result(
         {"num_forgotten": num_forgotten},
@@ -169,7 +169,7 @@ def migrate(files: StoreFiles) -> Result:
     from embedder.store.layout import FORMAT_VERSION
     from embedder.store.migrate import migrate as run_migrate
 
-    with _writing(files) as say:
+    with writing(files) as say:
         migrated = run_migrate(files, say)
     text = f"store {files.address}: format version {FORMAT_VERSION}"
     if not migrated.was_older:
@@ -185,7 +185,7 @@ def migrate(files: StoreFiles) -> Result:
 
 
 @contextmanager
-def _writing(files: StoreFiles) -> Iterator[Callable[[str], None]]:
+def writing(files: StoreFiles) -> Iterator[Callable[[str], None]]:
     """Hold the store for writing, a publication that was cut off brought to its end; yields who is told.
 
     Raises:
@@ -209,7 +209,8 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / MIB:,.1f} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:,.0f} KiB"
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
+    """A table as commands print them."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:
         table.add_column(name, overflow="fold")

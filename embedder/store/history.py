@@ -173,3 +173,24 @@ def one_before(history: list[Published]) -> Published | None:
         restored = history[number].restores
         number = place[restored] if restored in place else number - 1
     return history[number - 1] if number > 0 else None
+
+
+def same_rows(history: list[Published]) -> set[int]:
+    """The versions of embeddings that hold the rows of what is published, and so may lend it an index; pure.
+
+    Args:
+        history: publications, oldest first; the last is the current one.
+    """
+    place = {record.run_id: number for number, record in enumerate(history)}
+    versions: set[int] = set()
+    number = len(history) - 1
+    while number >= 0:
+        record = history[number]
+        versions.add(record.embeddings)
+        if record.restores in place:
+            number = place[record.restores]
+        elif record.kind in SAME_ROWS:
+            number -= 1
+        else:
+            break
+    return versions

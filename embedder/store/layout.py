@@ -65,6 +65,9 @@ class Published(Current):
     num_items: int
     num_vectors: int = Field(description="rows of the embeddings table")
     num_rejected: int
+    past_indexes: dict[int, datetime] = Field(
+        {}, description="numbers of its earlier indexes, and when each was replaced"
+    )
 
 
 class RunInfo(Record):

@@ -14,6 +14,7 @@ from embedder.store.layout import (
     read_current,
     read_record,
     run_file,
+    utc_now,
     write_record,
 )
 from embedder.store.lock import write_current
@@ -52,16 +53,17 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
 
 
 def swap_index(files: StoreFiles, number: int) -> None:
-    """Give what is published another index; it stays the same publication."""
+    """Give what is published another index; it stays the same publication, and remembers the one it had."""
     current = read_current(files)
     if current is None:
         return
-    update = {"index": number}
     path = run_file(current.run_id, PUBLISHED_FILE)
     record = read_record(files, path, Published)
     if record is not None:
-        write_record(files, path, record.model_copy(update=update))
-    write_current(files, current.model_copy(update=update))
+        replaced = {current.index: utc_now()} if current.index is not None else {}
+        past = {each: when for each, when in (record.past_indexes | replaced).items() if each != number}
+        write_record(files, path, record.model_copy(update={"index": number, "past_indexes": past}))
+    write_current(files, current.model_copy(update={"index": number}))
 
 
 def _counts(files: StoreFiles, current: Current) -> dict[str, int]:

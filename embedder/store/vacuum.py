@@ -45,7 +45,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
 
     Args:
         files: the store, held by the write lock.
-        keep_days: a publication stays readable for as long after another took its place.
+        keep_days: a publication stays readable for as long after another took its place, and so does an index.
         keep_versions: so many of the newest publications stay, however old.
         dry_run: say what would go, and delete nothing.
 
@@ -53,14 +53,15 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
         StoreError: there is no store, nothing is published, it is of an older format, or a record is damaged.
     """
     current = writable(files)
-    kept = kept_publications(publications(files), utc_now(), timedelta(days=keep_days), keep_versions)
+    history, now, grace = publications(files), utc_now(), timedelta(days=keep_days)
+    kept = kept_publications(history, now, grace, keep_versions)
     whole = readable(files, kept)
     versions: list[Current] = [current, *(record for record in kept if record.run_id in whole)]
     unfinished = {run.run_id for run in unfinished_runs(files)}
     doomed = [
         *_parts(files, versions, unfinished),
         *_journals(files, unfinished),
-        *_indexes(files, versions),
+        *_indexes(files, history, versions, now - grace),
     ]
     if not dry_run:
         files.confirm_lease()
@@ -110,18 +111,47 @@ def _journals(files: StoreFiles, unfinished: set[str]) -> list[FileInfo]:
     return [info for info, match in matches if match and match["run_id"] not in unfinished]
 
 
-def _indexes(files: StoreFiles, versions: Sequence[Current]) -> list[FileInfo]:
-    """Index versions of no kept publication; the manifest first, without which the rest is no version.
-
-    A publication may have had several indexes one after the other, any of which a reader may be about to open.
-    """
+def _indexes(
+    files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], since: datetime
+) -> list[FileInfo]:
+    """Index versions that nobody needs; the manifest first, without which the rest is no version."""
     infos = [(info, match) for info in files.list("index") if (match := _INDEX.fullmatch(info.path))]
-    needed = {version.index for version in versions}
-    tables = {version.embeddings for version in versions}
-    needed |= {
-        int(match["number"])
+    built = {
+        int(match["number"]): json.loads(files.read(info.path))
         for info, match in infos
-        if info.path.endswith("/manifest.json") and json.loads(files.read(info.path))["embeddings_version"] in tables
+        if info.path.endswith("/manifest.json")
     }
+    needed = needed_indexes(history, versions, since)
+    tables, told = {version.embeddings for version in versions}, _told_of(history)
+    for number, manifest in built.items():
+        is_young = datetime.fromisoformat(manifest["built_at"]) > since
+        if manifest["embeddings_version"] in tables and number not in told and is_young:
+            needed.add(number)  # of a store from before its records told of indexes, or of a build that was killed
     doomed = [info for info, match in infos if int(match["number"]) not in needed]
     return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+
+
+def needed_indexes(history: Sequence[Published], versions: Sequence[Current], since: datetime) -> set[int]:
+    """Which index versions stay; pure.
+
+    Those of the kept publications, and of each the one before, however old: who opened the publication may be about to
+    open it, and `embedder index rollback` goes back to it. Any other stays until the grace has passed since another
+    took its place, which may be long after its publication's time.
+
+    Args:
+        history: all publications.
+        versions: those that stay readable.
+        since: what was replaced after that stays.
+    """
+    needed = {version.index for version in versions if version.index is not None}
+    kept = {version.run_id for version in versions}
+    for record in history:
+        past = record.past_indexes
+        needed |= {number for number, replaced_at in past.items() if replaced_at > since}
+        if past and record.run_id in kept:
+            needed.add(max(past, key=lambda number: past[number]))
+    return needed
+
+
+def _told_of(history: Sequence[Published]) -> set[int | None]:
+    return {number for record in history for number in (record.index, *record.past_indexes)}

@@ -9,7 +9,15 @@ from store_states import new_store, night, no_index, rows_at, silent
 
 import embedder
 from embedder.errors import StoreError
-from embedder.store.history import find_publication, one_before, past_runs, publications, published_chain, readable
+from embedder.store.history import (
+    find_publication,
+    one_before,
+    past_runs,
+    publications,
+    published_chain,
+    readable,
+    same_rows,
+)
 from embedder.store.layout import CURRENT_FILE, Published, read_current
 from embedder.store.rollback import rollback
 from embedder.store.tables import RecordTable
@@ -132,3 +140,16 @@ def test_a_log_that_lost_its_beginning_is_judged_by_what_is_left(files):
         for number in (0, 1):
             files.delete(f"{name}/_delta_log/{number:020d}.json")
     assert readable(files, [first, second, third]) == {second.run_id, third.run_id}
+
+
+def test_an_index_fits_the_versions_that_hold_the_same_rows():
+    kinds = ("embed", "refresh", "compaction", "refresh", "migration", "rollback", "compaction")
+    restores = {6: "2"}
+    history = [
+        record(str(number), kind=kind, restores=restores.get(number)).model_copy(update={"embeddings": number})
+        for number, kind in enumerate(kinds, 1)
+    ]
+    assert same_rows(history) == {7, 6, 2}
+    assert same_rows(history[:5]) == {5, 4}
+    assert same_rows(history[:3]) == {3, 2}
+    assert same_rows([]) == set()
