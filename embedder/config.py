@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from embedder.errors import ConfigError
 
@@ -84,6 +84,26 @@ class OnFailure(Section):
     timeout_s: float = Field(30.0, gt=0, le=600, description="the command, and the webhook, are given up after it")
 
 
+class IndexConfig(Section):
+    """What the index must keep, and how good a new one must be to be published."""
+
+    kind: str = Field("auto", description="auto to choose by measuring, or flat, hnsw, ivf, or one design")
+    memory_bytes: int | None = Field(None, ge=1, description="the most it may take in memory, its ids apart")
+    latency_ms: float | None = Field(None, gt=0, description="the most that one query on one thread may take")
+    recall: float = Field(0.95, gt=0, le=1, description="of the exact ten nearest, the share it shall find")
+    min_recall: float = Field(0.9, ge=0, le=1, description="recall@10 below which no index is published")
+    max_drop: float = Field(0.02, ge=0, le=1, description="recall@10 that may be lost to the last published index")
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        from index.designs import KINDS, parse_design
+
+        if kind not in ("auto", *KINDS):
+            parse_design(kind)
+        return kind
+
+
 class RunConfig(Section):
     """Everything one run needs to know."""
 
@@ -108,6 +128,7 @@ class RunConfig(Section):
     min_vector_spread: float = Field(1e-4, ge=0, description="new vectors that lie closer together are not published")
     min_vector_directions: float = Field(1.1, ge=0, description="new vectors must spread over more; 1 is a line")
     max_retrieval_drop: float = Field(0.25, ge=0, le=1, description="share of the published R@10 that may be lost")
+    index: IndexConfig = IndexConfig()
     no_progress_timeout_s: float = Field(300.0, gt=0, description="a run that finishes nothing for so long ends")
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
     log_file: str | None = Field(None, description="file to append the log to; else it stands in the run's folder")

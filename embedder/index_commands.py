@@ -3,26 +3,41 @@
 from typing import Any
 
 from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
 
 from embedder.commands import Result, open_files
 from embedder.config import RunConfig
-from embedder.errors import ConfigError
 from embedder.store_commands import MIB, new_table, writing
 from index.manifest import Manifest
 
 
-def build(config: RunConfig, kind: str) -> Result:
+def build(config: RunConfig, *, explain: bool = False, force: bool = False) -> Result:
     """Build and publish an index."""
+    from embedder.display import TerminalWatcher
     from embedder.retrieval.indexing import build_store_index
 
-    number, manifest = build_store_index(open_files(config), kind=_index_kind(kind))
-    return Result(_data(number, manifest), [f"{describe(number, manifest)}, built in {manifest.build_s:.1f} s"])
+    number, manifest = build_store_index(
+        open_files(config), wishes=config.index, force=force, measure_all=explain, say=TerminalWatcher().say
+    )
+    shown: list[RenderableType] = [f"{describe(number, manifest)}, built in {manifest.build_s:.1f} s"]
+    return Result(_data(number, manifest), [*([trials_table(manifest)] if explain else []), *shown])
 
 
-def _index_kind(kind: str) -> Any:
-    if kind not in ("auto", "flat", "hnsw", "ivf"):
-        raise ConfigError(f"--kind {kind}: there is no such index; write auto, flat, hnsw or ivf")
-    return kind
+def update(config: RunConfig) -> Result:
+    """Bring the index up to what is published."""
+    from embedder.retrieval.index_store import manifest_of
+    from embedder.retrieval.indexing import update_store_index
+    from embedder.store.binding import published
+
+    files = open_files(config)
+    before = published(files).index
+    with writing(files, config.index) as say:
+        number = update_store_index(files, config.index, say)
+    manifest = manifest_of(files, number)
+    text = f"index {number} holds what is published: nothing to update" if number == before else ""
+    data = {"updated": number != before, "index": number} | (manifest.model_dump() if manifest else {})
+    return Result(data, [text or describe(number, manifest)] if manifest else [text])
 
 
 def rollback(config: RunConfig, number: int | None) -> Result:
@@ -30,7 +45,7 @@ def rollback(config: RunConfig, number: int | None) -> Result:
     from embedder.retrieval.index_rollback import rollback_index
 
     files = open_files(config)
-    with writing(files):
+    with writing(files, config.index):
         chosen, manifest = rollback_index(files, number)
     return Result(_data(chosen, manifest), [f"published again: {describe(chosen, manifest)}"])
 
@@ -42,16 +57,30 @@ def status(config: RunConfig) -> Result:
 
     files = open_files(config)
     current = published(files)
-    table = new_table("version", "kind", "vectors", "recall@10", "MiB", "embeddings version", "built at", "published")
+    columns = (
+        "version",
+        "design",
+        "vectors",
+        "masked",
+        "recall@10",
+        "ms",
+        "MiB",
+        "embeddings",
+        "built at",
+        "published",
+    )
+    table = new_table(*columns)
     versions = []
     for number, manifest in list_manifests(files):
         is_published = number == current.index
         versions.append(_data(number, manifest) | {"published": is_published})
         table.add_row(
             str(number),
-            manifest.kind,
+            escape(manifest.design),
             f"{manifest.num_vectors:,}",
+            f"{masked_share(manifest):.1%}",
             f"{manifest.recall_at_10:.3f}",
+            f"{manifest.latency_ms:.2f}",
             f"{manifest.size_bytes / MIB:.1f}",
             str(manifest.embeddings_version),
             manifest.built_at[:16].replace("T", " "),
@@ -63,11 +92,32 @@ def status(config: RunConfig) -> Result:
 
 def describe(number: int, manifest: Manifest) -> str:
     """An index version in one line."""
-    recall = "exact" if manifest.kind == "flat" else f"recall@10 {manifest.recall_at_10:.3f}"
+    recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
     return (
-        f"index {number}: {manifest.kind}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
+        f"index {number}: {escape(manifest.design)}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
         f"{manifest.size_bytes / MIB:.1f} MiB"
     )
+
+
+def trials_table(manifest: Manifest) -> Table:
+    """The designs that were measured before the choice; those on the Pareto front are marked."""
+    table = new_table("design", "recall@10", "ms", "MiB", "build, s", "front", "verdict")
+    for trial in manifest.trials:
+        table.add_row(
+            escape(trial.design),
+            f"{trial.recall_at_10:.3f}",
+            f"{trial.expected_latency_ms:.2f}",
+            f"{trial.expected_bytes / MIB:.1f}",
+            f"{trial.build_s:.1f}",
+            "*" if trial.is_efficient else "",
+            escape(trial.verdict),
+        )
+    return table
+
+
+def masked_share(manifest: Manifest) -> float:
+    """Share of the rows that no search may find any more, in [0, 1]."""
+    return manifest.num_masked / manifest.num_rows
 
 
 def _data(number: int, manifest: Manifest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import typer
 
 from embedder import store_commands
 from embedder.cli_options import AsJson, ConfigFile, Settings, StoreUri, print_result
-from embedder.config import load_config
+from embedder.config import IndexConfig, load_config
 from embedder.errors import ConfigError
 from embedder.store.files import StoreFiles
 
@@ -18,7 +18,7 @@ def history(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """List what was published, and what of it can still be read."""
-    print_result(as_json, store_commands.history(_files(config, store, settings)))
+    print_result(as_json, store_commands.history(_opened(config, store, settings)[0]))
 
 
 def rollback(
@@ -29,7 +29,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Publish again what an earlier run published, with its model and its index."""
-    print_result(as_json, store_commands.rollback(_files(config, store, settings), run_id))
+    print_result(as_json, store_commands.rollback(*_opened(config, store, settings), run_id))
 
 
 def vacuum(
@@ -42,8 +42,8 @@ def vacuum(
     as_json: AsJson = False,
 ) -> None:
     """Delete files that no publication worth keeping and no unfinished run needs."""
-    files = _files(config, store, settings)
-    print_result(as_json, store_commands.vacuum(files, keep_days, keep_versions, dry_run=dry_run))
+    opened = _opened(config, store, settings)
+    print_result(as_json, store_commands.vacuum(*opened, keep_days, keep_versions, dry_run=dry_run))
 
 
 def compact(
@@ -55,7 +55,7 @@ def compact(
     as_json: AsJson = False,
 ) -> None:
     """Put small part files together; no row changes, and the index stays."""
-    print_result(as_json, store_commands.compact(_files(config, store, settings), target_rows, target_mib))
+    print_result(as_json, store_commands.compact(*_opened(config, store, settings), target_rows, target_mib))
 
 
 def purge(
@@ -71,16 +71,15 @@ def purge(
     ids = [*(item_ids or []), *_ids_in(from_file)]
     if not ids:
         raise ConfigError("purge: no items; give their ids, or --from-file FILE with one a line")
-    files = _files(config, store, settings)
     run = store_commands.allow_again if allow_again else store_commands.purge
-    print_result(as_json, run(files, ids))
+    print_result(as_json, run(*_opened(config, store, settings), ids))
 
 
 def migrate(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """Bring a store of an older format up to this one."""
-    print_result(as_json, store_commands.migrate(_files(config, store, settings)))
+    print_result(as_json, store_commands.migrate(*_opened(config, store, settings)))
 
 
 def add_to(app: typer.Typer) -> None:
@@ -89,10 +88,12 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _files(config: Path | None, store: str | None, settings: list[str] | None) -> StoreFiles:
+def _opened(config: Path | None, store: str | None, settings: list[str] | None) -> tuple[StoreFiles, IndexConfig]:
+    """The store that is meant, and what its index shall be."""
     from embedder.commands import open_files
 
-    return open_files(load_config(config, {"store": store}, settings or ()))
+    run = load_config(config, {"store": store}, settings or ())
+    return open_files(run), run.index
 
 
 def _ids_in(path: Path | None) -> list[str]:

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embedder.commands import Result
+from embedder.config import IndexConfig
 from embedder.store.files import StoreFiles
 
 MIB = 1 << 20
@@ -61,13 +62,13 @@ def _model_name(model: str | None, fingerprint: str | None) -> str:
     return " ".join(part for part in (name, (fingerprint or "")[:8]) if part)
 
 
-def rollback(files: StoreFiles, run_id: str | None) -> Result:
+def rollback(files: StoreFiles, wishes: IndexConfig, run_id: str | None) -> Result:
     """Publish an earlier state again."""
     from embedder.retrieval.indexing import kept_or_built
     from embedder.store.rollback import rollback as run_rollback
 
-    with writing(files) as say:
-        new = run_rollback(files, run_id, kept_or_built(files, say), say)
+    with writing(files, wishes) as say:
+        new = run_rollback(files, run_id, kept_or_built(files, say, wishes), say)
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
         f"published again what run {new.restores} published: {new.num_items:,} items, {new.num_vectors:,} vectors, "
@@ -76,11 +77,11 @@ def rollback(files: StoreFiles, run_id: str | None) -> Result:
     return Result(new.model_dump(), [text])
 
 
-def vacuum(files: StoreFiles, keep_days: float, keep_versions: int, *, dry_run: bool) -> Result:
+def vacuum(files: StoreFiles, wishes: IndexConfig, keep_days: float, keep_versions: int, *, dry_run: bool) -> Result:
     """Delete what nobody needs."""
     from embedder.store.vacuum import vacuum as run_vacuum
 
-    with writing(files):
+    with writing(files, wishes):
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     did = "would delete" if dry_run else "deleted"
     count = f"{did} {len(done.deleted):,} files, {_size(done.size_bytes)}"
@@ -95,7 +96,7 @@ def vacuum(files: StoreFiles, keep_days: float, keep_versions: int, *, dry_run: 
     return Result(data, [*((info.path for info in done.deleted) if dry_run else ()), count, kept])
 
 
-def compact(files: StoreFiles, target_rows: int | None, target_mib: float | None) -> Result:
+def compact(files: StoreFiles, wishes: IndexConfig, target_rows: int | None, target_mib: float | None) -> Result:
     """Put small part files together."""
     from embedder.store.compact import PartTarget
     from embedder.store.compact import compact as run_compact
@@ -105,7 +106,7 @@ def compact(files: StoreFiles, target_rows: int | None, target_mib: float | None
         num_rows=target_rows or default.num_rows,
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
-    with writing(files) as say:
+    with writing(files, wishes) as say:
         new, tables = run_compact(files, target, say)
     lines = [
         f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
@@ -117,19 +118,14 @@ def compact(files: StoreFiles, target_rows: int | None, target_mib: float | None
     return Result(data, list(lines))
 
 
-def purge(files: StoreFiles, item_ids: list[str]) -> Result:
+def purge(files: StoreFiles, wishes: IndexConfig, item_ids: list[str]) -> Result:
     """Remove items for good."""
     from embedder.retrieval.index_store import drop_copies
-    from embedder.retrieval.indexing import keep_index
+    from embedder.retrieval.indexing import built_without
     from embedder.store.purge import purge as run_purge
 
-    with writing(files) as say:
-        done = run_purge(
-            files,
-            item_ids,
-            lambda candidate: keep_index(files, candidate.embeddings, candidate.model_fingerprint, say),
-            say,
-        )
+    with writing(files, wishes) as say:
+        done = run_purge(files, item_ids, built_without(files, say, wishes), say)
     drop_copies()
     scan = done.scan
     lines = [
@@ -152,11 +148,11 @@ def purge(files: StoreFiles, item_ids: list[str]) -> Result:
     return Result(data, list(lines))
 
 
-def allow_again(files: StoreFiles, item_ids: list[str]) -> Result:
+def allow_again(files: StoreFiles, wishes: IndexConfig, item_ids: list[str]) -> Result:
     """Forget that items were purged."""
     from embedder.store.purged import allow_again as forget
 
-    with writing(files):
+    with writing(files, wishes):
         num_forgotten = forget(files, item_ids)
     return Result(
         {"num_forgotten": num_forgotten},
@@ -164,12 +160,12 @@ def allow_again(files: StoreFiles, item_ids: list[str]) -> Result:
     )
 
 
-def migrate(files: StoreFiles) -> Result:
+def migrate(files: StoreFiles, wishes: IndexConfig) -> Result:
     """Bring a store up to this format."""
     from embedder.store.layout import FORMAT_VERSION
     from embedder.store.migrate import migrate as run_migrate
 
-    with writing(files) as say:
+    with writing(files, wishes) as say:
         migrated = run_migrate(files, say)
     text = f"store {files.address}: format version {FORMAT_VERSION}"
     if not migrated.was_older:
@@ -185,8 +181,12 @@ def migrate(files: StoreFiles) -> Result:
 
 
 @contextmanager
-def writing(files: StoreFiles) -> Iterator[Callable[[str], None]]:
+def writing(files: StoreFiles, wishes: IndexConfig) -> Iterator[Callable[[str], None]]:
     """Hold the store for writing, a publication that was cut off brought to its end; yields who is told.
+
+    Args:
+        files: the store.
+        wishes: what the index of that publication shall be.
 
     Raises:
         StoreError: there is no store (none is made), its format is unknown, or another process holds it.
@@ -200,7 +200,7 @@ def writing(files: StoreFiles) -> Iterator[Callable[[str], None]]:
     read_store_info(files)
     say = TerminalWatcher().say
     with write_lock(files, say):
-        if finish_publication(files, lambda version, model: keep_index(files, version, model, say)):
+        if finish_publication(files, lambda version, model: keep_index(files, version, model, say, wishes)):
             say("the last publication was cut off; now it is whole")
         yield say
 

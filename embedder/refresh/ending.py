@@ -80,7 +80,7 @@ def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verd
     publish(
         job.run,
         job.stamp,
-        lambda version: keep_index(job.files, version, info.model_fingerprint, say),
+        lambda version: keep_index(job.files, version, info.model_fingerprint, say, request.inputs.config.index),
         order,
         ended.retired,
     )

@@ -97,11 +97,11 @@ def _run_locked(request: Request) -> Report:
 
 def _settle(request: Request) -> StoreInfo:
     """Bring a publication that was cut off to its end; then say whose vectors the store serves."""
-    files, say = request.inputs.files, request.watcher.say
+    files, wishes, say = request.inputs.files, request.inputs.config.index, request.watcher.say
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
-        if finish_publication(files, lambda version, model: keep_index(files, version, model, say)):
+        if finish_publication(files, lambda version, model: keep_index(files, version, model, say, wishes)):
             say("the last publication was cut off; now it is whole")
     return bind_store(files, request.inputs.info, may_change=request.options.may_change)
 

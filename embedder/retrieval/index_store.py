@@ -25,7 +25,7 @@ INDEX_FOLDER = "index"
 MAX_KEPT_COPIES = 4
 
 Build = Callable[[Path], Manifest]
-"""Makes the folder it is given, and a whole index in it."""
+"""Makes the folder it is given, and a whole index in it; or fails, and leaves none."""
 
 
 def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
@@ -54,14 +54,35 @@ def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
     if files.folder is not None:
         root = files.folder / INDEX_FOLDER
         return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
-    found = []
-    for info in sorted(files.list(INDEX_FOLDER)):
-        _, number, name = info.path.split("/", maxsplit=2)
-        if name == MANIFEST_NAME and number.isdecimal():
-            with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / MANIFEST_NAME).write_bytes(files.read(info.path))
-                found.append((int(number), read_manifest(folder)))
-    return found
+    names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
+    numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
+    return [(number, _fetched_manifest(files, number)) for number in numbers]
+
+
+def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
+    """What a version says of itself; none where it is not there, or can't be read any more."""
+    try:
+        return _fetched_manifest(files, number)
+    except (FileNotFoundError, RetrievalError):
+        return None
+
+
+def _fetched_manifest(files: StoreFiles, number: int) -> Manifest:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_place(number, MANIFEST_NAME)))
+        return read_manifest(folder)
+
+
+def version_folder(files: StoreFiles, number: int) -> Path:
+    """A folder of this machine that holds a version, fetched where the store is remote.
+
+    Raises:
+        StoreError: there is no such version.
+        RetrievalError: it is damaged.
+    """
+    if files.folder is not None:
+        return version_path(files.folder / INDEX_FOLDER, number)
+    return _local_copy(files, number)[0]
 
 
 def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":

@@ -1,123 +1,148 @@
 """From the embeddings table to a numbered index version, and which version is published."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.config import IndexConfig
 from embedder.errors import StoreError
-from embedder.retrieval.index_store import add_version, has_version
-from embedder.steps.tensors import unpack_vectors
+from embedder.retrieval.index_making import Making, build_anew, make_index
+from embedder.retrieval.index_store import has_version
 from embedder.store.binding import check_writable, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.lock import write_lock
 from embedder.store.swap import swap_index
-from embedder.store.tables import RecordTable
-from index.build import build_index
 from index.manifest import Manifest
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+Say = Callable[[str], None]
+NO_WISHES = IndexConfig()
 
-MAX_RECALL_QUERIES = 4000
 
-
-def build_store_index(files: StoreFiles, *, kind: str = "auto") -> tuple[int, Manifest]:
+def build_store_index(
+    files: StoreFiles,
+    *,
+    kind: str | None = None,
+    wishes: IndexConfig = NO_WISHES,
+    force: bool = False,
+    measure_all: bool = False,
+    say: Say = lambda message: None,
+) -> tuple[int, Manifest]:
     """Build an index of the published embeddings and publish it; returns its number and manifest.
+
+    Args:
+        files: the store.
+        kind: instead of `wishes.kind`.
+        wishes: kind, constraints, and what it must reach to be published.
+        force: publish it though it finds less than the last one: other constraints are meant to change that. The floor
+            stays, for below it no index is of use; who wants to go lower lowers `index.min_recall`.
+        measure_all: measure all designs, even where exact search will do.
+        say: is told what is being measured and built.
 
     Raises:
         StoreError: nothing is published yet, or there is no picture among it.
+        RetrievalError: no design keeps the constraints.
+        GateRefused: the index is not good enough; what was published stays.
     """
     with write_lock(files):
         current = published(files)
         info = read_store_info(files)
         check_writable(files, info)
+        if force:
+            wishes = wishes.model_copy(update={"max_drop": 1.0})
         fingerprint = served_info(info, current).model_fingerprint
-        built = _build(files, current.embeddings, fingerprint, kind)
-        if built is None:
+        making = Making(files, current.embeddings, fingerprint, current.index, wishes, say)
+        if making.rows.ids.num_rows == 0:
             raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
-        number, manifest = built
+        number, manifest = build_anew(making, kind, measure_all=measure_all)
         swap_index(files, number)
     return number, manifest
 
 
+def update_store_index(files: StoreFiles, wishes: IndexConfig = NO_WISHES, say: Say = lambda message: None) -> int:
+    """Bring the published index up to the published rows, if it is behind them; returns its number.
+
+    Args:
+        files: the store, held by the write lock.
+        wishes: what the index must reach, and what to build where an update will not do.
+        say: is told how it came about.
+
+    Raises:
+        StoreError: there is no index yet, or no picture any more.
+        RunFailed: no index may be published.
+    """
+    current = published(files)
+    info = read_store_info(files)
+    check_writable(files, info)
+    if current.index is None:
+        raise StoreError(
+            f"store {files.address}: it has no index; `embedder index build --store {files.address}` makes one"
+        )
+    fingerprint = served_info(info, current).model_fingerprint
+    number = make_index(Making(files, current.embeddings, fingerprint, current.index, wishes, say))
+    if number is None:
+        raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
+    if number != current.index:
+        swap_index(files, number)
+    return number
+
+
 def keep_index(
-    files: StoreFiles, embeddings_version: int, model_fingerprint: str | None, say: Callable[[str], None]
+    files: StoreFiles,
+    embeddings_version: int,
+    model_fingerprint: str | None,
+    say: Say,
+    wishes: IndexConfig = NO_WISHES,
+    *,
+    may_update: bool = True,
 ) -> int | None:
     """Number of the index that goes with an embeddings version about to be published.
 
-    A store that has an index keeps one: it is built anew where the table has changed. Before the first
+    A store that has an index keeps one: updated, or built anew where that will not do. Before the first
     `embedder index build`, and where no picture is left, there is none, and search compares with every vector.
 
     Args:
         files: the store.
         embeddings_version: what is about to be published.
         model_fingerprint: whose vectors those are; by default those that are served now.
-        say: is told when an index is built.
+        say: is told how it came about.
+        wishes: kind, constraints, and what it must reach to be published.
+        may_update: go on from the published index, in whose file removed vectors stay.
+
+    Raises:
+        RunFailed: no index may be published.
     """
     current = read_current(files)
     if current is None or current.index is None:
         return None
-    if current.embeddings == embeddings_version:
+    if may_update and current.embeddings == embeddings_version:
         return current.index
-    say("building the index of the new version")
     fingerprint = model_fingerprint or served_info(read_store_info(files), current).model_fingerprint
-    built = _build(files, embeddings_version, fingerprint, "auto")
-    return built[0] if built is not None else None
+    making = Making(files, embeddings_version, fingerprint, current.index, wishes, say)
+    return make_index(making, may_update=may_update)
 
 
-def kept_or_built(files: StoreFiles, say: Callable[[str], None]) -> Callable[[Current], int | None]:
+def kept_or_built(files: StoreFiles, say: Say, wishes: IndexConfig = NO_WISHES) -> Callable[[Current], int | None]:
     """How a publication that has been before gets its index: the one it had, where that is there, else as any other."""
 
     def choose(candidate: Current) -> int | None:
         if candidate.index is not None and has_version(files, candidate.index):
             return candidate.index
-        return keep_index(files, candidate.embeddings, candidate.model_fingerprint, say)
+        return keep_index(files, candidate.embeddings, candidate.model_fingerprint, say, wishes)
 
     return choose
 
 
-def _build(
-    files: StoreFiles, embeddings_version: int, model_fingerprint: str, kind: str
-) -> tuple[int, Manifest] | None:
-    """Build an index of a version; none where no picture is in it."""
-    table = RecordTable(files, "embeddings", embeddings_version)
-    # File by file, so that the vectors of no more than one stand in memory.
-    keys = [_pictures_of(table, path).drop_columns("image_embedding") for path in table.paths()]
-    ids = pa.concat_tables(keys) if keys else pa.table({"item_id": [], "segment": []})
-    if ids.num_rows == 0:
-        return None
+def built_without(files: StoreFiles, say: Say, wishes: IndexConfig = NO_WISHES) -> Callable[[Current], int | None]:
+    """How a publication gets its index from which items were purged: built anew, never masked."""
 
-    def build(folder: Path) -> Manifest:
-        return build_index(
-            (unpack_vectors(_pictures_of(table, path)["image_embedding"]) for path in table.paths()),
-            ids,
-            folder,
-            kind=kind,
-            model_fingerprint=model_fingerprint,
-            embeddings_version=embeddings_version,
-            queries=_caption_vectors(table),
-        )
+    def choose(candidate: Current) -> int | None:
+        return keep_index(files, candidate.embeddings, candidate.model_fingerprint, say, wishes, may_update=False)
 
-    return add_version(files, build)
-
-
-def _pictures_of(table: RecordTable, path: str) -> pa.Table:
-    return pictures(table.read(["item_id", "segment", "run_id", "image_embedding"], [path]))
+    return choose
 
 
 def pictures(rows: pa.Table) -> pa.Table:
     """Rows that have a picture's or a video segment's vector."""
     return rows.filter(pc.is_valid(rows["image_embedding"]))
-
-
-def _caption_vectors(table: RecordTable) -> Floats | None:
-    """Captions' vectors, on which recall is measured, as many from each part file; None where there are none."""
-    paths = table.paths()
-    share = -(-MAX_RECALL_QUERIES // max(1, len(paths)))
-    columns = (table.read(["text_embedding"], [path])["text_embedding"].drop_null() for path in paths)
-    vectors = [unpack_vectors(column.slice(0, share)) for column in columns if len(column)]
-    return np.concatenate(vectors)[:MAX_RECALL_QUERIES] if vectors else None

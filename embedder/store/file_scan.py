@@ -29,6 +29,9 @@ RECORDS = (
 )
 """Files of fixed keys that hold no item's name or text; a word in them that equals an id is not the item."""
 
+NUMBERS = (".faiss", ".npy", ".npz")
+"""Files of an index that are numbers only; the ids stand beside them."""
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -65,7 +68,7 @@ def holds(files: StoreFiles, info: FileInfo, names: ItemNames) -> bool:
         StoreError: it is no Parquet file, though its name says so.
     """
     name = info.path.rpartition("/")[2]
-    if name in RECORDS or name.endswith(".faiss"):  # an index file is numbers only; the ids stand beside it
+    if name in RECORDS or name.endswith(NUMBERS):
         return False
     if name.endswith(".parquet"):
         rows = _read_parquet(files, info)

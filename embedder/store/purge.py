@@ -21,6 +21,7 @@ from embedder.store.layout import Current, Published, RunInfo, read_current
 from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publish_files, table_at
 from embedder.store.parts import rewritten_name, store_part
 from embedder.store.purged import remember_purged
+from embedder.store.purged_indexes import caption_vectors, holding_indexes
 from embedder.store.runs import unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.scrub import scrub_logs, scrub_texts
@@ -68,13 +69,14 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     check_writable(files, read_store_info(files))
     ids = frozenset(item_ids)
     names = ItemNames(ids, _uris(files, ids))
+    indexes = holding_indexes(files, names, caption_vectors(files, ids))
     remember_purged(files, ids)
     current = read_current(files)
     num_published, num_vectors = _count(files, current, ids)
     before = readable(files, publications(files))
-    new = _publish_without(files, current, ids, choose_index, say) if current is not None else None
+    new = _publish_without(files, current, ids, indexes, choose_index, say) if current is not None else None
     num_changed = scrub_logs(files, names) + scrub_texts(files, names)  # as long as part files tell the URIs
-    num_deleted = _delete_holders(files, names)
+    num_deleted = _delete_holders(files, names, indexes)
     scan = scan_store(files, names)
     if scan.found_in:
         raise RunFailed(
@@ -114,13 +116,22 @@ def _count(files: StoreFiles, current: Current | None, ids: frozenset[str]) -> t
 
 
 def _publish_without(
-    files: StoreFiles, current: Current, ids: frozenset[str], choose_index: IndexChoice, say: Say
+    files: StoreFiles,
+    current: Current,
+    ids: frozenset[str],
+    indexes: Collection[str],
+    choose_index: IndexChoice,
+    say: Say,
 ) -> Published | None:
-    """A publication whose files hold none of the items; none where they don't anyway, nor does the newest version."""
+    """A publication whose files hold none of the items; none where they don't anyway, nor does the newest version.
+
+    The index may hold items that left the tables before: it masks what is gone, until it is built anew.
+    """
+    is_indexed = current.index is not None and _index_folder(current.index) in indexes
     parts = parts_at(files, current)
     newest = {name: RecordTable(files, name).parts() for name in TABLES}
     holding = {name: _holding(files, name, [*parts[name], *newest[name]], ids) for name in TABLES}
-    if not any(holding.values()):
+    if not any(holding.values()) and not is_indexed:
         return None
     for run in unfinished_runs(files):
         say(f"run {run.run_id} was not finished and is given up: the next run embeds its items again")
@@ -128,8 +139,7 @@ def _publish_without(
     wanted = {name: [*_rewritten(files, operation, name, parts[name], holding[name], ids)] for name in TABLES}
 
     def choose(candidate: Current) -> int | None:
-        held = candidate.index is not None and _index_holds(files, candidate.index, ids)
-        return choose_index(candidate) if held else candidate.index
+        return choose_index(candidate) if is_indexed else candidate.index
 
     return publish_files(files, operation, current, wanted, choose)
 
@@ -156,26 +166,19 @@ def _rewritten(
     return wanted
 
 
-def _index_holds(files: StoreFiles, number: int, ids: frozenset[str]) -> bool:
-    infos = [info for info in files.list(f"index/{number:06d}") if info.path.endswith("/ids.parquet")]
-    names = ItemNames(ids)
-    return any(holds(files, info, names) for info in infos)
+def _index_folder(number: int) -> str:
+    return f"index/{number:06d}"
 
 
-def _delete_holders(files: StoreFiles, names: ItemNames) -> int:
+def _delete_holders(files: StoreFiles, names: ItemNames, indexes: Collection[str]) -> int:
     """Delete part files, journal entries, lists of ids and whole index versions with an item; returns how many."""
     infos = list(files.list(""))
     parts = {info.path for info in infos if _is_part(info) and holds(files, info, names)}
     entries = [info.path for info in infos if "/journal/" in info.path and _tells_of(files, info, parts, names)]
-    indexes = [
-        info.path.rpartition("/")[0]
-        for info in infos
-        if info.path.startswith("index/") and info.path.endswith("/ids.parquet") and holds(files, info, names)
-    ]
     lists = [
         info.path for info in infos if info.path.startswith("runs/") and _is_parquet(info) and holds(files, info, names)
     ]
-    of_indexes = [info.path for folder in indexes for info in files.list(folder)]
+    of_indexes = [info.path for info in infos if info.path.rpartition("/")[0] in indexes]
     # An index version without its manifest is none, and a part file without its journal entry: so those go first.
     of_indexes.sort(key=lambda path: not path.endswith("/manifest.json"))
     doomed = [*of_indexes, *entries, *lists, *sorted(parts)]

@@ -123,6 +123,14 @@ class RecordTable:
             ) from None
         return self._grown(content, columns)
 
+    def may_have_nulls(self, path: str, column: str) -> bool:
+        """Whether a column of one file may have nulls, as the file's own statistics tell; no value is read."""
+        footer = pq.ParquetFile(self.files.open(f"{self.name}/{path}")).metadata
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+        told = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
+        return not told or any(each is None or not each.has_null_count or each.null_count > 0 for each in told)
+
     def _grown(self, content: pa.Table, columns: list[str] | None) -> pa.Table:
         """A part file from before the table grew by a column has nulls there."""
         own = TABLES[self.name]

@@ -113,7 +113,7 @@ def test_from_the_command_line_it_says_what_is_published(files):
     assert json.loads(done.stdout.splitlines()[-1])["index"] == 1
     told = json.loads(runner.invoke(app, ["index", "status", *store, "--json"]).stdout.splitlines()[-1])
     assert [(each["index"], each["published"]) for each in told["versions"]] == [(1, True), (2, False)]
-    assert "published again: index 2: hnsw" in runner.invoke(app, ["index", "rollback", "--to", "2", *store]).stdout
+    assert "published again: index 2: HNSW" in runner.invoke(app, ["index", "rollback", "--to", "2", *store]).stdout
     assert isinstance(runner.invoke(app, ["index", "rollback", "--to", "9", *store]).exception, StoreError)
 
 

@@ -12,7 +12,7 @@ import embedder
 from embedder.errors import StoreError
 from embedder.refresh.dry_run import forecast
 from embedder.refresh.work import Options
-from embedder.retrieval.indexing import build_store_index, keep_index, kept_or_built
+from embedder.retrieval.indexing import build_store_index, built_without, kept_or_built
 from embedder.store import compact as compact_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
@@ -117,7 +117,7 @@ def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
         purge(
             files,
             ["pictures/0002.png"],
-            lambda new: keep_index(files, new.embeddings, new.model_fingerprint, silent),
+            built_without(files, silent),
             silent,
         )
     assert forecast(config, Options(kind="refresh")).num_to_embed == 0

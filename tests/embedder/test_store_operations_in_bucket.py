@@ -6,7 +6,7 @@ from store_states import new_store, night, silent, state_now
 from test_store_sequences import Model
 
 from embedder.retrieval.index_store import list_manifests
-from embedder.retrieval.indexing import build_store_index, keep_index, kept_or_built
+from embedder.retrieval.indexing import build_store_index, built_without, kept_or_built
 from embedder.retrieval.opened_store import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
@@ -52,9 +52,7 @@ def life(files: StoreFiles) -> list:
         look([(each.num_files_before, each.num_files_after) for each in compactions])
         rollback(files, None, kept_or_built(files, silent), silent)
         look()
-        done = purge(
-            files, ["b.jpg"], lambda it: keep_index(files, it.embeddings, it.model_fingerprint, silent), silent
-        )
+        done = purge(files, ["b.jpg"], built_without(files, silent), silent)
         look(done.num_published, done.num_vectors, len(done.unreadable), done.scan.found_in)
         deleted = vacuum(files, keep_days=0, keep_versions=1).deleted
         look(sorted(info.path.split("/")[0] for info in deleted))

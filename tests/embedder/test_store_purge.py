@@ -14,7 +14,7 @@ from store_states import Killed, dying, heard, new_store, night, no_index, rows_
 
 import embedder
 from embedder.errors import RunFailed, StoreError
-from embedder.retrieval.indexing import build_store_index, keep_index
+from embedder.retrieval.indexing import build_store_index, built_without
 from embedder.retrieval.opened_store import open_store
 from embedder.store import purge as purge_module
 from embedder.store.history import past_runs, publications
@@ -110,7 +110,7 @@ def test_a_file_of_json_lines_stays_one(files, three_nights):
 def test_the_index_loses_it_and_older_indexes_go(files):
     night(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg"))
     old, _ = build_store_index(files)
-    purge(files, ["b.jpg"], lambda new: keep_index(files, new.embeddings, new.model_fingerprint, silent), silent)
+    purge(files, ["b.jpg"], built_without(files, silent), silent)
     hits = open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 10)
     assert {hit.item_id for hit in hits} == {"a.jpg", "c.jpg"}
     assert read_current(files).index > old

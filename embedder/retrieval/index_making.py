@@ -1,0 +1,191 @@
+"""How an embeddings version comes to its index: the last one updated, else one built anew, else an exact one.
+
+Nothing is published that does not pass the gate (`index.gate`); what fails is deleted before anybody saw it.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from embedder.config import IndexConfig
+from embedder.errors import RunFailed
+from embedder.retrieval.index_rows import IndexRows
+from embedder.retrieval.index_store import Build, add_version, manifest_of, open_version, version_folder
+from embedder.store.files import StoreFiles
+from index.build import build_index
+from index.changes import compare_ids
+from index.constraints import Constraints
+from index.errors import GateRefused, RebuildNeeded, RetrievalError
+from index.gate import Gate, check_gate
+from index.manifest import Manifest
+from index.update import update_index
+
+Say = Callable[[str], None]
+Made = tuple[int, Manifest]
+"""Number and manifest of a new version."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """An index that is wanted.
+
+    Attributes:
+        files: the store, held by the write lock.
+        embeddings_version: whose rows it shall hold.
+        model_fingerprint: whose vectors those are.
+        previous: number of the version that is published, if any.
+        wishes: kind, constraints and gate.
+        say: is told how it came about.
+    """
+
+    files: StoreFiles
+    embeddings_version: int
+    model_fingerprint: str
+    previous: int | None
+    wishes: IndexConfig
+    say: Say
+
+    @cached_property
+    def rows(self) -> IndexRows:
+        """What it shall hold."""
+        return IndexRows(self.files, self.embeddings_version)
+
+    @cached_property
+    def last(self) -> Manifest | None:
+        """What the published version says of itself."""
+        return manifest_of(self.files, self.previous) if self.previous is not None else None
+
+    def add(self, build: Build) -> Made:
+        """Make the next version; one that may not be published is deleted.
+
+        Raises:
+            GateRefused: it finds too little, or takes too much memory.
+        """
+
+        def build_and_judge(folder: Path) -> Manifest:
+            manifest = build(folder)
+            try:
+                self._judge(manifest)
+            except GateRefused:
+                shutil.rmtree(folder)
+                raise
+            return manifest
+
+        return add_version(self.files, build_and_judge)
+
+    def _judge(self, manifest: Manifest) -> None:
+        where, limit = f"store {self.files.address}", self.wishes.memory_bytes
+        check_gate(manifest, self.last, Gate(self.wishes.min_recall, self.wishes.max_drop), where)
+        if limit is not None and manifest.memory_bytes > limit:
+            raise GateRefused(
+                f"{where}: the new index ({manifest.design}) takes {manifest.memory_bytes:,} bytes, and "
+                f"index.memory_bytes = {limit:,} is the most that is allowed; allow more, or ask for a lower recall"
+            )
+
+
+def make_index(making: Making, *, may_update: bool = True) -> int | None:
+    """Make an index that may be published, in whichever way succeeds.
+
+    Args:
+        making: what is wanted.
+        may_update: go on from the published version; a purge may not, for masked vectors stay in the file.
+
+    Returns:
+        Its number, that of the published version where no vector changed; None where there is no vector.
+
+    Raises:
+        RunFailed: not even an exact index keeps the constraints.
+    """
+    if making.rows.ids.num_rows == 0:
+        return None
+    reasons: list[str] = []
+    attempts: list[Callable[[Making], tuple[int, str]]] = [_updated, _rebuilt, _exact]
+    for attempt in attempts if may_update else attempts[1:]:
+        try:
+            number, told = attempt(making)
+        except RetrievalError as error:
+            reasons.append(str(error))
+            continue
+        making.say(f"index {number}: {told}" + (f"; {reasons[-1]}" if reasons else ""))
+        return number
+    raise RunFailed(
+        f"store {making.files.address}: no index of the new version may be published: {'; '.join(reasons)}; what was "
+        "published stays, and what was embedded is kept: loosen index.memory_bytes, index.latency_ms, index.recall or "
+        "index.min_recall, and run the same command again"
+    )
+
+
+def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = False) -> Made:
+    """Build an index of all rows.
+
+    Args:
+        making: what is wanted; at least one row.
+        kind: instead of the wished one.
+        measure_all: measure all designs, even where exact search will do.
+
+    Raises:
+        RetrievalError: no design keeps the constraints.
+        GateRefused: it is not good enough.
+    """
+    wishes = making.wishes
+
+    def build(folder: Path) -> Manifest:
+        return build_index(
+            making.rows.vectors(),
+            making.rows.ids,
+            folder,
+            kind=kind or wishes.kind,
+            constraints=Constraints(wishes.memory_bytes, wishes.latency_ms, wishes.recall),
+            model_fingerprint=making.model_fingerprint,
+            embeddings_version=making.embeddings_version,
+            queries=making.rows.queries(),
+            measure_all=measure_all,
+            say=making.say,
+        )
+
+    return making.add(build)
+
+
+def _updated(making: Making) -> tuple[int, str]:
+    """The published version, with what changed since: only the added rows' vectors are read."""
+    if making.previous is None or making.last is None:
+        raise RebuildNeeded("there is no index to go on from")
+    if making.last.model_fingerprint != making.model_fingerprint:
+        raise RebuildNeeded("the vectors are of another model")
+    before = open_version(making.files, making.previous, making.model_fingerprint)
+    ids = making.rows.ids
+    changes = compare_ids(before.ids, before.is_live, ids)
+    del before  # the update opens it again, and one of the two is enough in memory
+    if not changes:
+        return making.previous, "kept, as no vector changed"
+    previous = version_folder(making.files, making.previous)
+
+    def update(folder: Path) -> Manifest:
+        return update_index(
+            previous,
+            folder,
+            making.rows.vectors_at(changes.added),
+            ids.take(pa.array(changes.added)),
+            changes.removed,
+            embeddings_version=making.embeddings_version,
+        )
+
+    number, manifest = making.add(update)
+    return number, (
+        f"updated, {len(changes.added):,} added, {changes.num_removed:,} masked "
+        f"({manifest.num_masked / manifest.num_rows:.1%} of its rows are)"
+    )
+
+
+def _rebuilt(making: Making) -> tuple[int, str]:
+    number, manifest = build_anew(making)
+    return number, f"rebuilt as {manifest.design}, recall@10 {manifest.recall_at_10:.3f}"
+
+
+def _exact(making: Making) -> tuple[int, str]:
+    """Compare with every vector: slow where there are many, and never wrong."""
+    return build_anew(making, "flat")[0], "exact"

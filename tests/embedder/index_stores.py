@@ -1,0 +1,69 @@
+"""Stores with some hundred vectors and an index, and nights that change some of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from store_samples import INFO, row, table
+from store_states import new_store, silent
+
+from embedder.retrieval.indexing import NO_WISHES, build_store_index, keep_index
+from embedder.store.files import StoreFiles
+from embedder.store.lock import write_lock
+from embedder.store.parts import Stamp, write_part
+from embedder.store.publish import Order, publish
+from embedder.store.runs import start_run
+
+DIM = 16
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    return (values / np.linalg.norm(values, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def vector_of(item_id: str, night: int = 0) -> np.ndarray:
+    """The vector of an item as some night embeds it; no two are alike."""
+    return unit(np.random.default_rng([night, *item_id.encode()]).standard_normal(DIM))
+
+
+def item(number: int, night: int = 0, **changes) -> dict:
+    """A picture with a caption."""
+    item_id = f"{number:04d}.jpg"
+    vector = vector_of(item_id, night)
+    caption = unit(vector + 0.1 * vector_of(f"caption of {item_id}", night))
+    return (
+        row(
+            item_id,
+            modified=str(night),
+            image_embedding=vector.tolist(),
+            text_embedding=caption.tolist(),
+            caption=item_id,
+        )
+        | changes
+    )
+
+
+def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, say=silent, info=INFO):
+    """One whole run as a refresh publishes it, its index kept; two part files at most."""
+    with write_lock(files):
+        run = start_run(files, info, pa.schema([]))
+        fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
+        stamp = Stamp(run.run_id, run.session, *fingerprints, pa.schema([]))
+        for task, some in enumerate((rows[::2], rows[1::2])):
+            if some:
+                write_part(files, stamp, task, table(*some))
+        return publish(
+            run,
+            stamp,
+            lambda version: keep_index(files, version, info.model_fingerprint, say, wishes),
+            Order(kind="refresh", info=info),
+            pa.chunked_array([list(retired)], pa.string()),
+        )
+
+
+def indexed_store(folder: Path, number: int = 200, **options) -> StoreFiles:
+    """A store of so many pictures, and its index."""
+    files = new_store(folder)
+    indexed_night(files, *(item(each) for each in range(number)))
+    build_store_index(files, **options)
+    return files

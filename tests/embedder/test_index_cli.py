@@ -1,0 +1,123 @@
+"""The commands of the index: what they print, how they end, and what the configuration says to them."""
+
+import json
+
+import pytest
+import samples
+from embedding_runs import Quiet
+from index_stores import indexed_night, indexed_store, item
+from refresh_runs import refreshed
+from store_states import no_index
+from typer.testing import CliRunner
+
+from embedder.cli import app
+from embedder.config import load_config
+from embedder.errors import ConfigError, RunFailed, StoreError
+from embedder.refresh.flow import refresh
+from embedder.refresh.work import Options
+from embedder.retrieval.indexing import build_store_index
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.rollback import rollback
+from index.errors import GateRefused
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def files(tmp_path):
+    return indexed_store(tmp_path / "store", kind="hnsw")
+
+
+def run(files, command: str, *arguments) -> tuple[dict, str]:
+    """Run a command of the index twice; gives its JSON, and what a person reads."""
+    words = ["index", command, "--store", files.address, *map(str, arguments)]
+    done = runner.invoke(app, [*words, "--json"])
+    assert done.exception is None, done.exception
+    return json.loads(done.stdout.splitlines()[-1]), runner.invoke(app, words).stdout
+
+
+def test_status_shows_what_each_version_is(files):
+    indexed_night(files, item(3, 1), item(200), retired=["0007.jpg"])
+    found, text = run(files, "status")
+    assert [(each["index"], each["published"], each["num_vectors"]) for each in found["versions"]] == [
+        (1, False, 200),
+        (2, True, 200),
+    ]
+    columns = text.splitlines()[0].split("  ")
+    for name in ("design", "masked", "recall@10", "ms", "MiB", "embeddings", "published"):
+        assert name in [column.strip() for column in columns]
+    assert "HNSW32,Flat" in text and "1.0%" in text
+
+
+def test_update_does_what_is_to_be_done_and_says_where_that_is_nothing(files):
+    found, text = run(files, "update")
+    assert (found["updated"], found["index"]) == (False, 1)
+    assert "index 1 holds what is published: nothing to update" in text
+    # A rollback of the rows that took no index along, and one put back by hand.
+    first = read_current(files).run_id
+    indexed_night(files, item(200))
+    rollback(files, first, no_index, lambda message: None)
+    assert isinstance(runner.invoke(app, ["index", "update", "--store", str(files.address)]).exception, StoreError)
+
+
+def test_constraints_come_from_options_and_the_table_of_the_choice_is_shown(tmp_path):
+    files = indexed_store(tmp_path / "store", number=400, kind="flat")
+    found, text = run(files, "build", "--memory", "2GiB", "--latency-ms", 1000, "--recall", 0.9, "--explain")
+    assert found["target_recall"] == 0.9
+    assert len(found["trials"]) > 1
+    assert [trial["verdict"] for trial in found["trials"]].count("chosen") == 1
+    for trial in found["trials"]:
+        assert trial["design"] in text
+    assert "verdict" in text and found["design"] in text
+
+
+def test_a_design_can_be_named_and_force_is_an_option(files):
+    found, _ = run(files, "build", "--kind", "HNSW16,Flat", "--force")
+    assert found["design"] == "HNSW16,Flat"
+
+
+def test_what_the_gate_refuses_is_the_users_mistake_and_publishes_nothing(files):
+    limit = ("--set", "index.memory_bytes=64")
+    done = runner.invoke(app, ["index", "build", "--store", str(files.address), "--kind", "flat", *limit])
+    assert isinstance(done.exception, GateRefused)
+    assert read_current(files).index == 1
+
+
+def test_options_count_more_than_the_file_and_set_more_than_options(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('store = "nowhere"\n[index]\nkind = "hnsw"\nrecall = 0.99\nmin_recall = 0.8\n')
+    assert load_config(file).index.model_dump() == {
+        "kind": "hnsw",
+        "memory_bytes": None,
+        "latency_ms": None,
+        "recall": 0.99,
+        "min_recall": 0.8,
+        "max_drop": 0.02,
+    }
+    assert load_config(file, settings=["index.recall=0.9", "index.recall=0.5"]).index.recall == 0.5
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["index.kind=magic", "index.recall=0", "index.min_recall=1.5", "index.memory_bytes=0", "index.latency_ms=-1"],
+)
+def test_a_wrong_value_is_named_before_anything_begins(setting):
+    with pytest.raises(ConfigError, match=setting.split("=")[0]):
+        load_config(settings=[setting])
+
+
+def test_a_refresh_keeps_to_the_files_wishes_and_a_later_one_ends_what_they_stopped(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=12)
+    config = make_run(source)
+    refreshed(config)
+    files = StoreFiles(config.store)
+    build_store_index(files)
+    before = read_current(files)
+    (source / "new.png").write_bytes(samples.image_bytes(50))
+    with pytest.raises(RunFailed, match=r"index\.memory_bytes = 10"):
+        refresh(make_run(source, index={"kind": "flat", "memory_bytes": 10}), Quiet(), Options(kind="refresh"))
+    assert read_current(files) == before
+    _, rows = refreshed(config)
+    assert ("new.png", 0) in rows
+    assert read_current(files).index == before.index + 1

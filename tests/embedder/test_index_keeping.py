@@ -1,0 +1,191 @@
+"""A store that has an index keeps one: updated, else built anew, else exact; none goes live that finds too little."""
+
+import numpy as np
+import pytest
+from index_stores import DIM, indexed_night, indexed_store, item, vector_of
+from store_states import heard, new_store, rows_now, silent
+
+from embedder.config import IndexConfig
+from embedder.errors import RunFailed, StoreError
+from embedder.retrieval import index_making
+from embedder.retrieval.index_making import Making, make_index
+from embedder.retrieval.index_rows import IndexRows
+from embedder.retrieval.index_store import list_manifests, manifest_of
+from embedder.retrieval.indexing import build_store_index, keep_index, update_store_index
+from embedder.retrieval.opened_store import open_store
+from embedder.store.compact import PartTarget, compact
+from embedder.store.layout import read_current
+from embedder.store.publish import finish_publication
+from index.errors import GateRefused
+
+
+@pytest.fixture
+def files(tmp_path):
+    return indexed_store(tmp_path / "store", kind="hnsw")
+
+
+def assert_whole(files):
+    """The index finds each published row first where its own vector asks, and nothing that is not published."""
+    rows = {key: row["image_embedding"] for key, row in rows_now(files).items() if row["image_embedding"]}
+    searcher = open_store(files.address).searcher
+    for key, vector in rows.items():
+        best = searcher.search(np.array(vector, np.float32), 1)[0]
+        assert (best.item_id, best.segment) == key
+    everything = searcher.search(np.array(next(iter(rows.values())), np.float32), len(rows) + 50)
+    assert {(hit.item_id, hit.segment) for hit in everything} == rows.keys()
+
+
+def worse(monkeypatch, recall: float, *names: str, but: str = "none"):
+    """Let what makes an index find less than it does, by its manifest; but for designs of one name."""
+
+    def patched(make):
+        def make_worse(*arguments, **options):
+            manifest = make(*arguments, **options)
+            return manifest if manifest.design == but else manifest.model_copy(update={"recall_at_10": recall})
+
+        return make_worse
+
+    for name in names:
+        monkeypatch.setattr(index_making, name, patched(getattr(index_making, name)))
+
+
+def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypatch):
+    read, said = [], []
+    vectors_of = IndexRows._vectors_of
+    monkeypatch.setattr(IndexRows, "_vectors_of", lambda self, path: read.append(path) or vectors_of(self, path))
+    run = indexed_night(files, item(3, 1), item(200), item(201), retired=["0007.jpg"], say=heard(said))
+    assert said == ["index 2: updated, 3 added, 2 masked (1.0% of its rows are)"]
+    assert read and all(path.startswith(f"part-{run.run_id}-") and "rewrite" not in path for path in read)
+    manifest = manifest_of(files, read_current(files).index)
+    assert (manifest.num_vectors, manifest.num_rows, manifest.embeddings_version) == (201, 203, run.embeddings)
+    assert_whole(files)
+
+
+def test_many_nights_end_in_what_a_comparison_with_every_vector_finds(files):
+    for night in range(1, 6):
+        changed = [item(number, night) for number in range(night, 200, 40)]
+        indexed_night(files, *changed, item(200 + night), retired=[f"{night * 30:04d}.jpg"])
+    assert manifest_of(files, read_current(files).index).num_masked > 0
+    assert_whole(files)
+    updated = answers(files)
+    build_store_index(files, kind="flat")
+    shared = [len(some & exact) for some, exact in zip(updated, answers(files), strict=True)]
+    assert sum(shared) >= 0.95 * 10 * len(shared)
+
+
+def answers(files) -> list[set]:
+    searcher = open_store(files.address).searcher
+    asked = [vector_of(f"query {number}") for number in range(50)]
+    return [{hit.item_id for hit in searcher.search(query, 10)} for query in asked]
+
+
+def test_where_no_vector_changed_the_index_is_bound_again_without_faiss(files, monkeypatch):
+    for name in ("build_index", "update_index"):
+        monkeypatch.setattr(index_making, name, None)
+    said = []
+    indexed_night(files, item(500, image_embedding=None, modality="text"), say=heard(said))
+    assert (read_current(files).index, said) == (1, ["index 1: kept, as no vector changed"])
+    compact(files, PartTarget(), silent)
+    assert update_store_index(files) == 1
+    assert_whole(files)
+
+
+def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files):
+    said = []
+    indexed_night(files, retired=[f"{number:04d}.jpg" for number in range(80)], say=heard(said))
+    assert said[-1].startswith("index 2: rebuilt as ")
+    assert "40% of its rows would be masked" in said[-1]
+    assert manifest_of(files, 2).num_masked == 0
+    assert_whole(files)
+
+
+def test_of_a_damaged_or_missing_index_another_is_built(files):
+    said = []
+    path = files.folder / "index" / "000001" / "index.faiss"
+    path.write_bytes(path.read_bytes()[:-1])
+    indexed_night(files, item(200), say=heard(said))
+    assert "index 2: rebuilt" in said[-1] and "cut short" in said[-1]
+    for info in list(files.list("index")):
+        files.delete(info.path)
+    indexed_night(files, item(201), say=heard(said))
+    assert "rebuilt" in said[-1] and "no index to go on from" in said[-1]
+    assert_whole(files)
+
+
+def test_vectors_of_another_model_are_never_added_to_an_index(files):
+    said = []
+    wanted = Making(files, read_current(files).embeddings, "another", 1, IndexConfig(), heard(said))
+    number = make_index(wanted)
+    assert "rebuilt" in said[-1] and "of another model" in said[-1]
+    assert manifest_of(files, number).model_fingerprint == "another"
+
+
+def test_an_update_that_finds_too_little_is_rebuilt_and_a_rebuild_becomes_exact(files, monkeypatch):
+    said = []
+    worse(monkeypatch, 0.5, "update_index")
+    indexed_night(files, item(200), say=heard(said))
+    assert "rebuilt" in said[-1] and "recall@10 0.500" in said[-1]
+    worse(monkeypatch, 0.5, "build_index", but="Flat")
+    indexed_night(files, item(201), say=heard(said), wishes=IndexConfig(kind="hnsw"))
+    assert said[-1].startswith("index 3: exact; ")
+    assert [number for number, _ in list_manifests(files)] == [1, 2, 3], "what was refused leaves nothing"
+    assert_whole(files)
+
+
+def test_a_drop_is_refused_where_the_floor_is_kept(files, monkeypatch):
+    said = []
+    worse(monkeypatch, 0.95, "update_index")
+    indexed_night(files, item(200), say=heard(said))
+    assert "rebuilt" in said[-1] and "below the" in said[-1]
+    indexed_night(files, item(201), say=heard(said), wishes=IndexConfig(max_drop=0.06))
+    assert "updated" in said[-1]
+
+
+def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_the_new_one(files, monkeypatch):
+    before = read_current(files)
+    with pytest.raises(RunFailed, match=r"index\.memory_bytes = 64 .* run the same command again"):
+        indexed_night(files, item(200), wishes=IndexConfig(kind="hnsw", memory_bytes=64))
+    assert read_current(files) == before
+    assert [number for number, _ in list_manifests(files)] == [1]
+    assert len(open_store(files.address).searcher.search(vector_of("query"), 500)) == 200
+    done = finish_publication(files, lambda version, model: keep_index(files, version, model, silent))
+    assert done.num_vectors == 201
+    assert_whole(files)
+
+
+def test_by_hand_what_finds_too_little_is_refused_and_force_passes_the_drop_alone(files, monkeypatch):
+    with monkeypatch.context() as patch:
+        worse(patch, 0.93, "build_index")
+        with pytest.raises(GateRefused):
+            build_store_index(files, kind="hnsw")
+        assert read_current(files).index == 1
+        number, _ = build_store_index(files, kind="hnsw", force=True)
+        assert read_current(files).index == number
+    worse(monkeypatch, 0.5, "build_index")
+    with pytest.raises(GateRefused):
+        build_store_index(files, kind="hnsw", force=True)
+    build_store_index(files, kind="hnsw", force=True, wishes=IndexConfig(min_recall=0.4))
+
+
+def test_an_update_by_hand_does_nothing_where_the_index_holds_what_is_published(files, tmp_path):
+    assert update_store_index(files) == 1
+    empty = new_store(tmp_path / "empty")
+    indexed_night(empty, item(1))
+    with pytest.raises(StoreError, match="embedder index build"):
+        update_store_index(empty)
+
+
+def test_rows_without_a_picture_are_in_no_index_and_move_no_number(tmp_path):
+    files = new_store(tmp_path / "store")
+    texts = [item(number, image_embedding=None, modality="text") for number in (1, 4, 5)]
+    pictures = [item(number) for number in (0, 2, 3, 6, 7)]
+    indexed_night(files, *sorted([*texts, *pictures], key=lambda each: each["item_id"]))
+    rows = IndexRows(files, read_current(files).embeddings)
+    ids = rows.ids["item_id"].to_pylist()
+    assert sorted(ids) == [each["item_id"] for each in pictures]
+    every = np.concatenate(list(rows.vectors()))
+    assert every.shape == (5, DIM)
+    for number, item_id in enumerate(ids):
+        assert np.array_equal(every[number], vector_of(item_id))
+    some = np.array([0, 2, 4])
+    assert np.array_equal(np.concatenate(list(rows.vectors_at(some))), every[some])

@@ -1,0 +1,69 @@
+"""After a purge no index file holds an item: neither its id nor its vectors, masked or not."""
+
+import numpy as np
+from index_stores import indexed_night, indexed_store, item
+from store_states import silent
+
+from embedder.retrieval.indexing import build_store_index, built_without, update_store_index
+from embedder.retrieval.opened_store import open_store
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.purge import Purge
+from embedder.store.purge import purge as run_purge
+
+ITEM = item(50)
+ID = ITEM["item_id"]
+
+
+def purge(files: StoreFiles, *ids: str) -> Purge:
+    return run_purge(files, ids, built_without(files, silent), silent)
+
+
+def traces(files: StoreFiles, one: dict) -> list[str]:
+    """Files of indexes that hold the item's id or one of its vectors."""
+    vectors = (one[name] for name in ("image_embedding", "text_embedding") if one[name])
+    wanted = [one["item_id"].encode(), *(np.array(vector, np.float32).tobytes() for vector in vectors)]
+    return [info.path for info in files.list("index") if any(each in files.read(info.path) for each in wanted)]
+
+
+def test_the_index_is_rebuilt_without_the_item_and_older_ones_go(tmp_path):
+    files = indexed_store(tmp_path / "store", kind="hnsw")
+    indexed_night(files, item(300))
+    assert traces(files, ITEM), "so that the test can fail"
+    purge(files, ID)
+    assert traces(files, ITEM) == []
+    assert open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 1)[0].item_id != ID
+
+
+def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_stays_searchable(tmp_path):
+    files = indexed_store(tmp_path / "store", kind="hnsw")
+    indexed_night(files, retired=[ID])
+    current = read_current(files)
+    assert any(path.startswith(f"index/{current.index:06d}/") for path in traces(files, ITEM)), "masked, not gone"
+    done = purge(files, ID)
+    assert (done.num_published, done.published is not None) == (0, True)
+    assert traces(files, ITEM) == []
+    assert read_current(files).index > current.index
+    assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 500)) == 199
+    assert update_store_index(files) == read_current(files).index, "and holds what is published"
+
+
+def test_the_vector_of_a_caption_without_a_picture_goes_too(tmp_path):
+    files = indexed_store(tmp_path / "store", number=20)
+    words = item(50, image_embedding=None, modality="text")
+    indexed_night(files, words)
+    build_store_index(files)
+    held = traces(files, words)
+    assert held and not any(path.endswith("ids.parquet") for path in held), "as a query that recall is measured on"
+    purge(files, ID)
+    assert traces(files, words) == []
+    assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 50)) == 20
+
+
+def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):
+    files = indexed_store(tmp_path / "store", number=20)
+    words = item(50, image_embedding=None, text_embedding=None, modality="text")
+    indexed_night(files, words)
+    before = read_current(files).index
+    purge(files, ID)
+    assert read_current(files).index == before
