@@ -15,6 +15,7 @@ from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailed, StoreError
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
+from embedder.retrieval.index_store import list_manifests
 from embedder.retrieval.indexing import build_store_index
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -63,13 +64,15 @@ def test_update_does_what_is_to_be_done_and_says_where_that_is_nothing(files):
 
 def test_constraints_come_from_options_and_the_table_of_the_choice_is_shown(tmp_path):
     files = indexed_store(tmp_path / "store", number=400, kind="flat")
-    found, text = run(files, "build", "--memory", "2GiB", "--latency-ms", 1000, "--recall", 0.9, "--explain")
-    assert found["target_recall"] == 0.9
-    assert len(found["trials"]) > 1
-    assert [trial["verdict"] for trial in found["trials"]].count("chosen") == 1
-    for trial in found["trials"]:
-        assert trial["design"] in text
-    assert "verdict" in text and found["design"] in text
+    options = ["--memory", "2GiB", "--latency-ms", "1000", "--recall", "0.9", "--explain"]
+    text = runner.invoke(app, ["index", "build", "--store", str(files.address), *options]).stdout
+    _, manifest = list_manifests(files)[-1]
+    assert manifest.target_recall == 0.9
+    assert len(manifest.trials) > 1
+    assert [trial.verdict for trial in manifest.trials].count("chosen") == 1
+    for trial in manifest.trials:
+        assert trial.design in text
+    assert "verdict" in text and f"index 2: {manifest.design}" in text
 
 
 def test_a_design_can_be_named_and_force_is_an_option(files):
