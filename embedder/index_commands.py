@@ -18,7 +18,12 @@ def build(config: RunConfig, *, explain: bool = False, force: bool = False) -> R
     from embedder.retrieval.indexing import build_store_index
 
     number, manifest = build_store_index(
-        open_files(config), wishes=config.index, force=force, measure_all=explain, say=TerminalWatcher().say
+        open_files(config),
+        wishes=config.index,
+        force=force,
+        measure_all=explain,
+        ray_address=config.ray_address,
+        say=TerminalWatcher().say,
     )
     shown: list[RenderableType] = [f"{describe(number, manifest)}, built in {manifest.build_s:.1f} s"]
     return Result(_data(number, manifest), [*([trials_table(manifest)] if explain else []), *shown])

@@ -1,13 +1,15 @@
 """Build one version of an index from vectors and ids: choose, add, measure, write, publish."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from index.choose import Choice, Say, Wish, choose
 from index.clock import StepClock
 from index.constraints import Constraints
+from index.designs import Design
 from index.errors import RetrievalError
 from index.ids import check_ids
 from index.manifest import Manifest
@@ -17,6 +19,12 @@ from index.ranking import point_keeps
 from index.vectors import Floats, VectorTable, collect_vectors
 from index.version_files import Contents, Measured, Origin, write_version
 from index.workspace import sweep_leftovers, whole_folder
+
+if TYPE_CHECKING:
+    import faiss
+
+Fill = Callable[[Design, VectorTable, Floats | None], "faiss.Index"]
+"""Makes the index of a design with every vector of a table, in order, and the projection where the design has one."""
 
 _SPOOL_NAME = "vectors.f32"
 _MAX_BUILT = 3  # designs that are built whole before none is said to keep the constraints
@@ -35,6 +43,7 @@ def build_index(
     query_kind: str = "text",
     measure_all: bool = False,
     num_threads: int | None = None,
+    fill: Fill | None = None,
     say: Say | None = None,
 ) -> Manifest:
     """Build an index and publish it as the folder `out`, whole or not at all.
@@ -55,6 +64,7 @@ def build_index(
         query_kind: what the queries are, for the manifest.
         measure_all: measure all candidates even where exact search will do.
         num_threads: None takes all cores; 1 gives the same file every time.
+        fill: trains and fills the index of a design; by default here, in one process.
         say: is told what is being done.
 
     Returns:
@@ -80,7 +90,7 @@ def build_index(
             choice = choose(table, sets, Wish(kind), constraints, measure_all=measure_all, say=say)
         with clock.step("exact answers"):
             truths = find_truths(table, sets.measured)
-        built = _build_best(choice, table, truths, constraints, say, clock)
+        built = _build_best(choice, table, truths, constraints, fill or engine.build, say, clock)
         origin = Origin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
@@ -97,7 +107,7 @@ def build_index(
 
 
 def _build_best(
-    choice: Choice, table: VectorTable, truths: Truths, constraints: Constraints, say: Say, clock: StepClock
+    choice: Choice, table: VectorTable, truths: Truths, constraints: Constraints, fill: Fill, say: Say, clock: StepClock
 ) -> Measured:
     """Build designs, the best first, until one keeps the constraints on the whole table; a wish is taken as it is.
 
@@ -110,7 +120,7 @@ def _build_best(
     for design in choice.designs[:_MAX_BUILT]:
         say(f"building {design} of {table.num_vectors:,} vectors")
         with clock.step("build"):
-            index = engine.build(design, table, choice.projection(design))
+            index = fill(design, table, choice.projection(design))
         meter = Meter(index, design, table.take)
         with clock.step("tune"):
             curve = meter.curve(truths.asked, constraints.recall)

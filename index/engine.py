@@ -43,10 +43,16 @@ def build(design: Design, table: VectorTable, projection: Floats | None = None) 
         table: the vectors, (N, E).
         projection: (width, E), where the design has one.
     """
+    index = train(design, table, projection)
+    add(index, table.blocks())
+    return index
+
+
+def train(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
+    """Make an index of the design that knows the table's distribution, and holds nothing yet."""
     index = _make(design, table.dim, projection)
     if not index.is_trained:
         index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
-    add(index, table.blocks())
     return index
 
 

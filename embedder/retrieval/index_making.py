@@ -16,7 +16,7 @@ from embedder.errors import RunFailed
 from embedder.retrieval.index_rows import IndexRows
 from embedder.retrieval.index_store import Build, add_version, manifest_of, open_version, version_folder
 from embedder.store.files import StoreFiles
-from index.build import build_index
+from index.build import Fill, build_index
 from index.changes import compare_ids
 from index.constraints import Constraints
 from index.errors import GateRefused, RebuildNeeded, RetrievalError
@@ -119,13 +119,14 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
     )
 
 
-def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = False) -> Made:
+def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = False, fill: Fill | None = None) -> Made:
     """Build an index of all rows.
 
     Args:
         making: what is wanted; at least one row.
         kind: instead of the wished one.
         measure_all: measure all designs, even where exact search will do.
+        fill: trains and fills the index; in this process else.
 
     Raises:
         RetrievalError: no design keeps the constraints.
@@ -144,6 +145,7 @@ def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = F
             embeddings_version=making.embeddings_version,
             queries=making.rows.queries(),
             measure_all=measure_all,
+            fill=fill,
             say=making.say,
         )
 

@@ -3,7 +3,7 @@
 All is read file by file, so that the vectors of no more than one stand in memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,9 +26,15 @@ NO_KEYS = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id
 class IndexRows:
     """The pictures and video segments of one version, numbered over all its files."""
 
-    def __init__(self, files: StoreFiles, version: int) -> None:
+    def __init__(self, files: StoreFiles, version: int, paths: Sequence[str] | None = None) -> None:
+        """Open a version, or some of its files.
+
+        Raises:
+            StoreError: it can't be read.
+        """
+        self.version = version
         self._table = RecordTable(files, "embeddings", version)
-        self._paths = self._table.paths()
+        self._paths = self._table.paths() if paths is None else list(paths)
 
     @cached_property
     def ids(self) -> pa.Table:
@@ -44,6 +50,10 @@ class IndexRows:
         if not self._table.may_have_nulls(path, "image_embedding"):
             return keys
         return keys.filter(pc.is_valid(self._table.read(["image_embedding"], [path])["image_embedding"]))
+
+    def num_by_file(self) -> list[tuple[str, int]]:
+        """Part files, and how many of these rows each has."""
+        return [(path, ids.num_rows) for path, ids in self._files()]
 
     def vectors(self) -> Iterator[Floats]:
         """All vectors, float32 (n, E) a file."""

@@ -9,6 +9,7 @@ from embedder.config import IndexConfig
 from embedder.errors import StoreError
 from embedder.retrieval.index_making import Making, build_anew, make_index
 from embedder.retrieval.index_store import has_version
+from embedder.retrieval.sharded_build import cluster_filler
 from embedder.store.binding import check_writable, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
@@ -27,6 +28,7 @@ def build_store_index(
     wishes: IndexConfig = NO_WISHES,
     force: bool = False,
     measure_all: bool = False,
+    ray_address: str | None = None,
     say: Say = lambda message: None,
 ) -> tuple[int, Manifest]:
     """Build an index of the published embeddings and publish it; returns its number and manifest.
@@ -38,6 +40,7 @@ def build_store_index(
         force: publish it though it finds less than the last one: other constraints are meant to change that. The floor
             stays, for below it no index is of use; who wants to go lower lowers `index.min_recall`.
         measure_all: measure all designs, even where exact search will do.
+        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
         say: is told what is being measured and built.
 
     Raises:
@@ -55,7 +58,8 @@ def build_store_index(
         making = Making(files, current.embeddings, fingerprint, current.index, wishes, say)
         if making.rows.ids.num_rows == 0:
             raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
-        number, manifest = build_anew(making, kind, measure_all=measure_all)
+        with cluster_filler(ray_address, files, making.rows, say) as fill:
+            number, manifest = build_anew(making, kind, measure_all=measure_all, fill=fill)
         swap_index(files, number)
     return number, manifest
 

@@ -1,0 +1,64 @@
+"""An index filled by tasks on Ray is the one filled here."""
+
+import numpy as np
+from index_stores import DIM, indexed_night, item, vector_of
+from store_states import heard, new_store
+
+from embedder.retrieval.index_making import Making, build_anew
+from embedder.retrieval.index_rows import IndexRows
+from embedder.retrieval.index_store import version_folder
+from embedder.retrieval.indexing import NO_WISHES
+from embedder.retrieval.sharded_build import ROWS_PER_PART, ClusterFiller, Group, cluster_filler, plan_groups
+from embedder.store.layout import read_current
+from index import engine
+from index.designs import parse_design
+from index.search import open_index
+from index.vectors import VectorTable
+
+
+def test_neighbouring_files_become_one_part_up_to_a_size():
+    sizes = [("a", 5), ("b", 5), ("c", 1), ("d", 30), ("e", 0), ("f", 10)]
+    assert plan_groups(sizes, 10) == [
+        Group(("a", "b"), 10),
+        Group(("c",), 1),
+        Group(("d",), 30),
+        Group(("e", "f"), 10),
+    ]
+    assert plan_groups([], 10) == []
+
+
+def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tmp_path):
+    files = new_store(tmp_path / "store")
+    for start in range(0, 400, 50):
+        texts = [item(1000 + start, image_embedding=None, modality="text")]
+        indexed_night(files, *texts, *(item(number) for number in range(start, start + 50)))
+    rows, said = IndexRows(files, read_current(files).embeddings), []
+    vectors = np.concatenate(list(rows.vectors()))
+    table, design = VectorTable(len(vectors), DIM, vectors), parse_design("IVF8,SQ8,Refine(SQfp16)")
+    with engine.threads(1):
+        whole = engine.build(design, table)
+        engine.write(whole, tmp_path / "whole")
+        filler = ClusterFiller(files, rows, 2, heard(said), rows_per_part=100)
+        engine.write(filler(design, table, None), tmp_path / "merged")
+    assert (tmp_path / "merged").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert len(said) >= 4 and said[-1].startswith("index: 400 of 400 vectors in parts")
+
+    making = Making(files, rows.version, "m", None, NO_WISHES, heard(said))
+    number, manifest = build_anew(making, "IVF8,Flat", fill=filler)
+    assert (manifest.design, manifest.num_vectors) == ("IVF8,Flat", 400)
+    index = open_index(version_folder(files, number))
+    ids = index.ids["item_id"].to_pylist()
+    found = index.search(np.stack([vector_of(each) for each in ids]), 1, parameters={"nprobe": 8})
+    assert found.rows[:, 0].tolist() == list(range(400))
+
+
+def test_a_graph_is_built_here_and_a_small_store_asks_no_cluster(tmp_path):
+    files = new_store(tmp_path / "store")
+    indexed_night(files, *(item(number) for number in range(50)))
+    rows, said = IndexRows(files, read_current(files).embeddings), []
+    assert rows.ids.num_rows < ROWS_PER_PART
+    with cluster_filler("nowhere:1", files, rows, heard(said)) as fill:
+        assert fill is None
+    vectors = np.concatenate(list(rows.vectors()))
+    index = ClusterFiller(files, rows, 2, heard(said))(parse_design("HNSW8,Flat"), VectorTable(50, DIM, vectors), None)
+    assert (index.ntotal, said) == (50, [])
