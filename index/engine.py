@@ -49,10 +49,22 @@ def build(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def train(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an index of the design that knows the table's distribution, and holds nothing yet."""
+    """Make an index of the design that knows the table's distribution, and holds nothing yet.
+
+    Raises:
+        RetrievalError: FAISS can't make or train it for this table.
+    """
     index = _make(design, table.dim, projection)
-    if not index.is_trained:
+    if index.is_trained:
+        return index
+    try:
         index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rsplit(": ", maxsplit=1)[-1]
+        raise RetrievalError(
+            f"index design {design}: FAISS {VERSION} can't train it on {table.num_vectors:,} vectors ({reason}); choose "
+            "another"
+        ) from None
     return index
 
 

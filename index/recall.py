@@ -100,8 +100,10 @@ def change_truth(truth: Truth, is_live: Mask, added: Truth | None) -> tuple[Trut
 
 
 def replace_answers(truth: Truth, numbers: Rows, scores: Floats, rows: Rows) -> Truth:
-    """Give the truth with new answers to some of its queries; answers may be shorter than those kept."""
-    new_scores, new_rows = truth.scores.copy(), truth.rows.copy()
+    """Give the truth with new answers to some of its queries; they may be shorter or longer than those kept."""
+    wider = [(0, 0), (0, max(0, scores.shape[1] - truth.scores.shape[1]))]  # a table of few rows has grown
+    new_scores = np.pad(truth.scores, wider, constant_values=-np.inf)
+    new_rows = np.pad(truth.rows, wider, constant_values=-1)
     new_scores[numbers], new_rows[numbers] = -np.inf, -1
     new_scores[numbers, : scores.shape[1]], new_rows[numbers, : rows.shape[1]] = scores, rows
     return Truth(truth.queries, new_scores, new_rows)
