@@ -62,8 +62,8 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
     except RuntimeError as error:
         reason = str(error).splitlines()[0].rsplit(": ", maxsplit=1)[-1]
         raise RetrievalError(
-            f"index design {design}: FAISS {VERSION} can't train it on {table.num_vectors:,} vectors ({reason}); choose "
-            "another"
+            f"index design {design}: FAISS {VERSION} can't train it on {table.num_vectors:,} vectors ({reason}); "
+            "choose another"
         ) from None
     return index
 

@@ -9,6 +9,9 @@ Merging reads the parts as they lie on the disk, one list at a time, so memory s
 is an ordinary one, which `index.engine` reads or maps. What FAISS writes for an empty index is taken apart where its
 lists (and, of a re-ranking, its codes) would stand; where that is not found as expected, parts are not offered.
 
+An index file is code, and these have no manifest with a hash yet: who calls has them from its own tasks, in a folder of
+its own.
+
 Source: faiss-cpu 1.15, faiss/impl/index_write.cpp, `write_InvertedLists` and `write_index`.
 """
 
@@ -88,6 +91,11 @@ def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
             _write_codes(file, [_codes(part) for part in opened], _code_unit(shell))
         file.write(frame.after)
     return int(num_rows)
+
+
+def map_merged(path: Path) -> faiss.Index:
+    """Map what was merged; it stays readable when its name is gone."""
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
 
 
 def _lists(index: faiss.Index) -> Any:

@@ -99,7 +99,7 @@ class ClusterFiller:
             engine.write(template, folder / "template")
             parts = self._make_parts(folder)
             faiss_parts.merge_parts(folder / "template", parts, folder / "merged")
-            return engine.map_file(folder / "merged")  # what is mapped stays readable when its name is gone
+            return faiss_parts.map_merged(folder / "merged")
 
     def _make_parts(self, folder: Path) -> list[Path]:
         groups = plan_groups(self.rows.num_by_file(), self.rows_per_part)
