@@ -69,7 +69,7 @@ def _kept(ended: Ended, counts: Counts, num_left: int) -> str | None:
 
 def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verdict]) -> Report:
     job, say = ended.outcome.job, request.watcher.say
-    info = request.inputs.info
+    info, config = request.inputs.info, request.inputs.config
     order = Order(
         kind=request.options.kind,
         info=info,
@@ -80,7 +80,9 @@ def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verd
     publish(
         job.run,
         job.stamp,
-        lambda version: keep_index(job.files, version, info.model_fingerprint, say, request.inputs.config.index),
+        lambda version: keep_index(
+            job.files, version, info.model_fingerprint, say, config.index, ray_address=config.ray_address
+        ),
         order,
         ended.retired,
     )

@@ -15,10 +15,12 @@ from embedder.config import IndexConfig
 from embedder.errors import RunFailed
 from embedder.retrieval.index_rows import IndexRows
 from embedder.retrieval.index_store import Build, add_version, manifest_of, open_version, version_folder
+from embedder.retrieval.sharded_build import cluster_filler
 from embedder.store.files import StoreFiles
-from index.build import Fill, build_index
+from index.build import build_index
 from index.changes import compare_ids
 from index.constraints import Constraints
+from index.designs import KINDS, parse_design
 from index.errors import GateRefused, RebuildNeeded, RetrievalError
 from index.gate import Gate, check_gate
 from index.manifest import Manifest
@@ -40,6 +42,7 @@ class Making:
         previous: number of the version that is published, if any.
         wishes: kind, constraints and gate.
         say: is told how it came about.
+        ray_address: of a cluster that fills inverted lists, where there are such and many rows.
     """
 
     files: StoreFiles
@@ -48,6 +51,7 @@ class Making:
     previous: int | None
     wishes: IndexConfig
     say: Say
+    ray_address: str | None = None
 
     @cached_property
     def rows(self) -> IndexRows:
@@ -119,14 +123,13 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
     )
 
 
-def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = False, fill: Fill | None = None) -> Made:
+def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = False) -> Made:
     """Build an index of all rows.
 
     Args:
         making: what is wanted; at least one row.
         kind: instead of the wished one.
         measure_all: measure all designs, even where exact search will do.
-        fill: trains and fills the index; in this process else.
 
     Raises:
         RetrievalError: no design keeps the constraints.
@@ -135,19 +138,20 @@ def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = F
     wishes = making.wishes
 
     def build(folder: Path) -> Manifest:
-        return build_index(
-            making.rows.vectors(),
-            making.rows.ids,
-            folder,
-            kind=kind or wishes.kind,
-            constraints=Constraints(wishes.memory_bytes, wishes.latency_ms, wishes.recall),
-            model_fingerprint=making.model_fingerprint,
-            embeddings_version=making.embeddings_version,
-            queries=making.rows.queries(),
-            measure_all=measure_all,
-            fill=fill,
-            say=making.say,
-        )
+        with cluster_filler(making.ray_address, making.files, making.rows, making.say) as fill:
+            return build_index(
+                making.rows.vectors(),
+                making.rows.ids,
+                folder,
+                kind=kind or wishes.kind,
+                constraints=Constraints(wishes.memory_bytes, wishes.latency_ms, wishes.recall),
+                model_fingerprint=making.model_fingerprint,
+                embeddings_version=making.embeddings_version,
+                queries=making.rows.queries(),
+                measure_all=measure_all,
+                fill=fill,
+                say=making.say,
+            )
 
     return making.add(build)
 
@@ -158,6 +162,8 @@ def _updated(making: Making) -> tuple[int, str]:
         raise RebuildNeeded("there is no index to go on from")
     if making.last.model_fingerprint != making.model_fingerprint:
         raise RebuildNeeded("the vectors are of another model")
+    if not _is_kind(making.last, making.wishes.kind):
+        raise RebuildNeeded(f"the last is {making.last.design}, and index.kind = {making.wishes.kind} is asked for")
     before = open_version(making.files, making.previous, making.model_fingerprint)
     ids = making.rows.ids
     changes = compare_ids(before.ids, before.is_live, ids)
@@ -181,6 +187,12 @@ def _updated(making: Making) -> tuple[int, str]:
         f"updated, {len(changes.added):,} added, {changes.num_removed:,} masked "
         f"({manifest.num_masked / manifest.num_rows:.1%} of its rows are)"
     )
+
+
+def _is_kind(manifest: Manifest, wish: str) -> bool:
+    if wish in ("auto", *KINDS):
+        return wish in ("auto", manifest.kind)
+    return str(parse_design(wish)) == manifest.design
 
 
 def _rebuilt(making: Making) -> tuple[int, str]:

@@ -19,6 +19,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 MAX_RECALL_QUERIES = 4000
+NUM_QUERY_FILES = 64
 KEYS = ["item_id", "segment", "run_id"]
 NO_KEYS = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id", pa.string())])
 
@@ -76,8 +77,22 @@ class IndexRows:
         return unpack_vectors(self._table.read(["image_embedding"], [path])["image_embedding"].drop_null())
 
     def queries(self) -> Floats | None:
-        """Captions' vectors, on which recall is measured, as many from each file; None where there are none."""
-        share = -(-MAX_RECALL_QUERIES // max(1, len(self._paths)))
-        columns = (self._table.read(["text_embedding"], [path])["text_embedding"].drop_null() for path in self._paths)
-        vectors = [unpack_vectors(column.slice(0, share)) for column in columns if len(column)]
-        return np.concatenate(vectors)[:MAX_RECALL_QUERIES] if vectors else None
+        """Captions' vectors, on which recall is measured; None where there are none.
+
+        They come from files all over the table, and from no more of them than it takes.
+        """
+        share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
+        found: list[Floats] = []
+        for path in _spread(self._paths, NUM_QUERY_FILES):
+            column = self._table.read(["text_embedding"], [path])["text_embedding"].drop_null()
+            if len(column):
+                found.append(unpack_vectors(column.slice(0, share)))
+            if sum(map(len, found)) >= MAX_RECALL_QUERIES:
+                break
+        return np.concatenate(found)[:MAX_RECALL_QUERIES] if found else None
+
+
+def _spread(paths: list[str], number: int) -> list[str]:
+    """All of them, and first so many that lie evenly among them."""
+    step = max(1, len(paths) // number)
+    return [path for start in range(step) for path in paths[start::step]]

@@ -9,7 +9,6 @@ from embedder.config import IndexConfig
 from embedder.errors import StoreError
 from embedder.retrieval.index_making import Making, build_anew, make_index
 from embedder.retrieval.index_store import has_version
-from embedder.retrieval.sharded_build import cluster_filler
 from embedder.store.binding import check_writable, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
@@ -55,11 +54,10 @@ def build_store_index(
         if force:
             wishes = wishes.model_copy(update={"max_drop": 1.0})
         fingerprint = served_info(info, current).model_fingerprint
-        making = Making(files, current.embeddings, fingerprint, current.index, wishes, say)
+        making = Making(files, current.embeddings, fingerprint, current.index, wishes, say, ray_address)
         if making.rows.ids.num_rows == 0:
             raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
-        with cluster_filler(ray_address, files, making.rows, say) as fill:
-            number, manifest = build_anew(making, kind, measure_all=measure_all, fill=fill)
+        number, manifest = build_anew(making, kind, measure_all=measure_all)
         swap_index(files, number)
     return number, manifest
 
@@ -100,6 +98,7 @@ def keep_index(
     wishes: IndexConfig = NO_WISHES,
     *,
     may_update: bool = True,
+    ray_address: str | None = None,
 ) -> int | None:
     """Number of the index that goes with an embeddings version about to be published.
 
@@ -113,6 +112,7 @@ def keep_index(
         say: is told how it came about.
         wishes: kind, constraints, and what it must reach to be published.
         may_update: go on from the published index, in whose file removed vectors stay.
+        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
 
     Raises:
         RunFailed: no index may be published.
@@ -123,7 +123,7 @@ def keep_index(
     if may_update and current.embeddings == embeddings_version:
         return current.index
     fingerprint = model_fingerprint or served_info(read_store_info(files), current).model_fingerprint
-    making = Making(files, embeddings_version, fingerprint, current.index, wishes, say)
+    making = Making(files, embeddings_version, fingerprint, current.index, wishes, say, ray_address)
     return make_index(making, may_update=may_update)
 
 

@@ -7,7 +7,7 @@ from store_states import heard, new_store, rows_now, silent
 
 from embedder.config import IndexConfig
 from embedder.errors import RunFailed, StoreError
-from embedder.retrieval import index_making
+from embedder.retrieval import index_making, index_rows
 from embedder.retrieval.index_making import Making, make_index
 from embedder.retrieval.index_rows import IndexRows
 from embedder.retrieval.index_store import list_manifests, manifest_of
@@ -97,6 +97,20 @@ def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files):
     assert "40% of its rows would be masked" in said[-1]
     assert manifest_of(files, 2).num_masked == 0
     assert_whole(files)
+
+
+def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files):
+    said = []
+    for kind, told in (
+        ("hnsw", "updated"),
+        ("HNSW32,Flat", "updated"),
+        ("flat", "rebuilt as Flat"),
+        ("auto", "updated"),
+    ):
+        indexed_night(files, item(300 + len(said)), wishes=IndexConfig(kind=kind), say=heard(said))
+        assert told in said[-1]
+    indexed_night(files, item(400), wishes=IndexConfig(kind="HNSW16,Flat"), say=heard(said))
+    assert "rebuilt as HNSW16,Flat" in said[-1] and "index.kind = HNSW16,Flat is asked for" in said[-1]
 
 
 def test_of_a_damaged_or_missing_index_another_is_built(files):
@@ -189,3 +203,23 @@ def test_rows_without_a_picture_are_in_no_index_and_move_no_number(tmp_path):
         assert np.array_equal(every[number], vector_of(item_id))
     some = np.array([0, 2, 4])
     assert np.array_equal(np.concatenate(list(rows.vectors_at(some))), every[some])
+
+
+def test_queries_come_from_files_all_over_the_table_and_from_no_more_than_it_takes(files, monkeypatch):
+    for night in range(1, 4):
+        indexed_night(files, *(item(1000 * night + number) for number in range(10)))
+    rows = IndexRows(files, read_current(files).embeddings)
+    assert rows.queries().shape == (230, DIM)
+    monkeypatch.setattr(index_rows, "MAX_RECALL_QUERIES", 12)
+    monkeypatch.setattr(index_rows, "NUM_QUERY_FILES", 4)
+    read = []
+    table_read = index_rows.RecordTable.read
+
+    def reading(self, columns, paths):
+        read.extend(paths)
+        return table_read(self, columns, paths)
+
+    monkeypatch.setattr(index_rows.RecordTable, "read", reading)
+    assert rows.queries().shape == (12, DIM)
+    assert len(read) == 4
+    assert len({path.split("-")[2] for path in read}) > 2, "of several nights"

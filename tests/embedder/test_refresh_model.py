@@ -179,10 +179,10 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
             raise Killed
         swap_file(files, current)
 
-    def dying_index(*arguments):
+    def dying_index(*arguments, **options):
         if moment == "index":
             raise Killed
-        return keep(*arguments)
+        return keep(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordTable, "commit", dying_commit)

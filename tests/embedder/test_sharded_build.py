@@ -1,9 +1,12 @@
 """An index filled by tasks on Ray is the one filled here."""
 
+from contextlib import contextmanager
+
 import numpy as np
 from index_stores import DIM, indexed_night, item, vector_of
 from store_states import heard, new_store
 
+from embedder.retrieval import index_making
 from embedder.retrieval.index_making import Making, build_anew
 from embedder.retrieval.index_rows import IndexRows
 from embedder.retrieval.index_store import version_folder
@@ -27,7 +30,7 @@ def test_neighbouring_files_become_one_part_up_to_a_size():
     assert plan_groups([], 10) == []
 
 
-def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tmp_path):
+def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tmp_path, monkeypatch):
     files = new_store(tmp_path / "store")
     for start in range(0, 400, 50):
         texts = [item(1000 + start, image_embedding=None, modality="text")]
@@ -43,8 +46,13 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
     assert (tmp_path / "merged").read_bytes() == (tmp_path / "whole").read_bytes()
     assert len(said) >= 4 and said[-1].startswith("index: 400 of 400 vectors in parts")
 
-    making = Making(files, rows.version, "m", None, NO_WISHES, heard(said))
-    number, manifest = build_anew(making, "IVF8,Flat", fill=filler)
+    @contextmanager
+    def running(address, *arguments):
+        yield filler
+
+    monkeypatch.setattr(index_making, "cluster_filler", running)
+    making = Making(files, rows.version, "m", None, NO_WISHES, heard(said), "a cluster")
+    number, manifest = build_anew(making, "IVF8,Flat")
     assert (manifest.design, manifest.num_vectors) == ("IVF8,Flat", 400)
     index = open_index(version_folder(files, number))
     ids = index.ids["item_id"].to_pylist()
