@@ -1,8 +1,10 @@
 """After a purge no index file holds an item: neither its id nor its vectors, masked or not."""
 
+from contextlib import suppress
+
 import numpy as np
 from index_stores import indexed_night, indexed_store, item
-from store_states import silent
+from store_states import Killed, dying, silent
 
 from embedder.retrieval.indexing import build_store_index, built_without, update_store_index
 from embedder.retrieval.opened_store import open_store
@@ -46,6 +48,25 @@ def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_s
     assert read_current(files).index > current.index
     assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 500)) == 199
     assert update_store_index(files) == read_current(files).index, "and holds what is published"
+
+
+def test_killed_between_any_two_steps_what_is_published_can_be_searched_and_the_same_command_ends_it(
+    tmp_path, monkeypatch
+):
+    store = tmp_path / "store"
+    for number in range(0, 30, 2):
+        files = indexed_store(store / str(number), number=20, kind="flat")
+        indexed_night(files, retired=["0003.jpg"])
+        masked = item(3)
+        with dying(monkeypatch, number) as made, suppress(Killed):
+            purge(files, "0003.jpg")
+        assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 50)) == 19
+        purge(files, "0003.jpg")
+        assert traces(files, masked) == []
+        assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 50)) == 19
+        if len(made) < number:
+            break
+    assert len(made) >= 6, "the reminder, the run, the record, the swap, and what is deleted"
 
 
 def test_the_vector_of_a_caption_without_a_picture_goes_too(tmp_path):

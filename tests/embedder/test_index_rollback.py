@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import new_store, night, no_index, silent
+from store_states import Killed, new_store, night, no_index, silent
 from test_store_history import record
 from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.errors import StoreError
+from embedder.retrieval import indexing
 from embedder.retrieval.index_rollback import rollback_index
 from embedder.retrieval.indexing import build_store_index
 from embedder.retrieval.opened_store import open_store
@@ -135,6 +136,22 @@ def test_a_replaced_index_stays_for_its_time_however_old_its_publication_is(file
     vacuum(files)
     assert len(index_folders(files)) == 2, "the published one, and one to go back to"
     assert rollback_index(files)[0]
+
+
+def test_an_index_whose_build_died_before_the_swap_goes_after_its_time(files, monkeypatch):
+    build_store_index(files)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(indexing, "swap_index", dying_swap)
+        build_store_index(files)
+    vacuum(files)
+    assert (index_folders(files), read_current(files).index) == ({1, 2}, 1)
+    monkeypatch.setattr(vacuum_module, "utc_now", lambda: datetime.now(UTC) + timedelta(days=8))
+    vacuum(files)
+    assert index_folders(files) == {1}
+
+
+def dying_swap(files, number):
+    raise Killed
 
 
 def test_which_indexes_stay_is_arithmetic():

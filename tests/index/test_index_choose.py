@@ -192,3 +192,15 @@ def test_a_small_table_is_searched_exactly_and_all_is_measured_on_demand(build: 
     _, manifest = build(make_vectors(1000), queries=queries, measure_all=measure_all, num_threads=2)
     assert manifest.design == "Flat"
     assert (len(manifest.trials) > 5) == measure_all
+
+
+@pytest.mark.parametrize("num_vectors", [3, 100])
+def test_a_table_too_small_for_some_designs_is_measured_without_them(build: Build, num_vectors: int) -> None:
+    _, manifest = build(make_vectors(num_vectors), measure_all=True)
+    assert manifest.design == "Flat"
+    assert len(manifest.trials) > 4
+
+
+def test_a_named_design_that_so_few_vectors_cannot_train_is_refused(build: Build) -> None:
+    with pytest.raises(RetrievalError, match="can't train it on 50 vectors"):
+        build(make_vectors(50), kind="OPQ4,IVF1,PQ4x4fs")

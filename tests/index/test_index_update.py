@@ -182,3 +182,16 @@ def test_rows_without_a_run_are_never_the_same() -> None:
     ids = make_ids(3).set_column(2, "run_id", pa.nulls(3, pa.string()))
     changes = compare_ids(ids, np.ones(3, bool), ids)
     assert (changes.num_removed, changes.added.tolist()) == (3, [0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_an_index_of_a_few_rows_grows_past_the_answers_that_it_keeps(build: Build, tmp_path: Path, kind: str) -> None:
+    vectors = make_vectors(4)
+    before, _ = build(vectors[:2], ids=ids_of(np.arange(2)), kind=kind)
+    for number in (2, 3):
+        out = tmp_path / "index" / f"{number:06d}"
+        index = open_index(before)
+        added = ids_of(np.arange(number, number + 1))
+        update_index(before, out, vectors[number : number + 1], added, np.zeros(len(index), bool), embeddings_version=8)
+        before = out
+    assert sorted(open_index(before).search(vectors[:1], 4).rows[0].tolist()) == [0, 1, 2, 3]
