@@ -12,7 +12,6 @@ from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self
 
-from embedder.retrieval.hits import Hits
 from embedder.retrieval.opened_store import Store
 from embedder.store.binding import published
 from embedder.store.files import StoreFiles
@@ -66,8 +65,8 @@ class FollowingStore:
         )
         self._thread.start()
 
-    def search(self, *arguments: Any, **options: Any) -> Hits:
-        """As `Store.search`; the hits' `version` tells which publication answered."""
+    def search(self, *arguments: Any, **options: Any) -> Any:
+        """As `Store.search`, of the publication that is served now; the hits' `version` tells which."""
         return self.snapshot.search(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
