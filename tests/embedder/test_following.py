@@ -85,6 +85,18 @@ def test_what_is_open_answers_from_its_own_version_though_a_vacuum_took_its_file
     assert (captions(snapshot.search(QUERY)), captions(store.search(QUERY))) == (["old"], ["new"])
 
 
+def test_conditions_that_queries_used_are_answered_by_the_next_version_though_its_files_are_gone(files, follow):
+    store = follow()
+    condition = {"where": "modality = 'image'"}
+    assert captions(store.search(QUERY, **condition)) == ["old"]
+    night(files, row("a.jpg", caption="new", modified="t1"))
+    assert store.look()
+    for count in range(2):
+        night(files, row("a.jpg", caption="newer", modified=f"later {count}"))
+    vacuum(files, keep_days=0, keep_versions=1)
+    assert captions(store.search(QUERY, **condition)) == ["new"]
+
+
 def test_a_damaged_version_is_not_served_and_told_once_until_it_is_whole(files, follow):
     told = []
     store = follow(on_error=told.append)
