@@ -13,6 +13,7 @@ from embedder import commands, index_cli, search_cli, store_cli
 from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUri, print_result
 from embedder.config import load_config
 from embedder.errors import USER_MISTAKES, RunFailed
+from embedder.evaluation import cli as evaluation_cli
 from embedder.refresh import cli as refresh_cli
 
 DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
@@ -21,6 +22,7 @@ DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 model_app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
 app.add_typer(model_app, name="model")
+evaluation_cli.add_to(app)
 index_cli.add_to(app)
 refresh_cli.add_to(app)
 store_cli.add_to(app)

@@ -30,7 +30,22 @@ def retrieval_at(
         R@k by k; not a number where there are no queries.
     """
     ranks = best_ranks(queries, query_concepts, candidates, candidate_concepts)
-    return {k: float((ranks < k).mean()) if len(ranks) else float("nan") for k in ks}
+    return {k: recall_at(ranks, k) for k in ks}
+
+
+def recall_at(ranks: Ints, k: int) -> float:
+    """R@k: share of the queries whose answer is among the best k; not a number where there are no queries.
+
+    Args:
+        ranks: int64 (Q,), how many wrong answers stand before the right one.
+        k: at least 1.
+    """
+    return float((ranks < k).mean()) if len(ranks) else float("nan")
+
+
+def reciprocal_ranks(ranks: Ints) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """1 for an answer that stands first, 1/2 for one that stands second; their mean is the MRR. float64 (Q,)."""
+    return 1 / (ranks.astype(np.float64) + 1)
 
 
 def best_ranks(queries: Floats, query_concepts: Ints, candidates: Floats, candidate_concepts: Ints) -> Ints:

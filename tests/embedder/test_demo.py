@@ -1,6 +1,11 @@
 """The shipped demo, end to end: what it finds is measured, and a second run finds everything done."""
 
+import pytest
 from PIL import Image
+from store_states import silent
+
+import embedder
+from embedder.evaluation.evaluate import Options, evaluate
 
 
 def test_the_demo_finds_emoji_by_words_and_is_quick_the_second_time(tmp_path, run_embedder):
@@ -20,3 +25,12 @@ def test_the_demo_finds_emoji_by_words_and_is_quick_the_second_time(tmp_path, ru
     assert code == 0, stderr
     assert second["report"]["num_unchanged"] == 1911
     assert second["recalls"] == first["recalls"]
+
+    found = evaluate(embedder.open_store(tmp_path / "demo" / "store"), Options(group="group"), silent)
+    for k, exact in found.model.r_at.items():
+        assert exact.value == pytest.approx(recalls["caption"]["recall"][str(k)], abs=0.005)
+        assert found.index.r_at[k].value == pytest.approx(exact.value, abs=0.005)
+    flags = next(group for group in found.groups if group.name == "flags")
+    assert flags.num_queries == recalls["caption, flags only"]["num_queries"]
+    assert flags.r_at[10].value == pytest.approx(recalls["caption, flags only"]["recall"]["10"], abs=0.005)
+    assert found.encoding.num_queries > 0

@@ -1,0 +1,174 @@
+"""Exact search over all pictures, streamed: each query's best rows, and how many items stand before its own.
+
+Legend: `Q` queries, `N` rows (pictures and video segments), `E` embedding size, `P` pairs of a query and a row.
+
+An item counts once, by its best row, however many segments it has. A query may have several right items; the best
+one counts, and the others do not stand in its way. Ties count against the model: a wrong item that scores within
+`TIE` of the right one stands before it, so vectors that are all alike find nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+# One vector at two places of a matrix product may differ by some 1e-7: duplicates must tie all the same.
+TIE = 1e-6
+MAX_SCORES = 1 << 24  # of one block: 64 MiB of float32
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Queries and rows that belong together in some way; int64 (P,) each."""
+
+    queries: Ints
+    rows: Ints
+
+    def within(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+        """The pairs whose row is in a range: their positions, queries, and rows counted from `start`."""
+        positions = np.flatnonzero((self.rows >= start) & (self.rows < stop))
+        return positions, self.queries[positions], self.rows[positions] - start
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What exact search found.
+
+    Attributes:
+        scores: float32 (Q, min(k, N)), cosines of the best rows, best first.
+        ranks: int64 (Q,), how many wrong items stand before the best right one; the number of items where it has none.
+        asked_scores: float32 (P,), scores of the pairs that were asked for; -inf where the row is none.
+    """
+
+    scores: Floats
+    ranks: Ints
+    asked_scores: Floats
+
+
+def search_exactly(
+    queries: Floats, blocks: Callable[[], Iterable[Floats]], items: Ints, right: Pairs, k: int, asked: Pairs
+) -> Exact:
+    """Compare every query with every row, twice: for the scores of the right rows, then for what stands before them.
+
+    Args:
+        queries: float32 (Q, E), unit rows.
+        blocks: gives all N rows in order, float32 (n, E) at a time, the same each time.
+        items: int64 (N,), the item that each row belongs to, numbered from 0.
+        right: every row of every right item.
+        k: how many of the best scores to keep.
+        asked: pairs whose scores are wanted, such as what an index found; row -1 for none.
+    """
+
+    def parts() -> Iterator[tuple[int, Floats]]:
+        return _in_parts(blocks(), max(1, MAX_SCORES // max(1, len(queries))))
+
+    own, starts = _own_scores(queries, parts(), right)
+    best = np.full((len(queries), 0), -np.inf, np.float32)
+    ahead = _ItemsAhead(len(queries), items, starts)
+    asked_scores = np.full(len(asked.rows), -np.inf, np.float32)
+    for start, vectors in parts():
+        stop = start + len(vectors)
+        scores = queries @ vectors.T
+        positions, numbers, rows = asked.within(start, stop)
+        asked_scores[positions] = scores[numbers, rows]
+        best = _merged(best, scores, k)
+        _, numbers, rows = right.within(start, stop)
+        scores[numbers, rows] = -np.inf  # a right item stands in nobody's way
+        ahead.add(scores > (own - TIE)[:, None], items[start:stop])
+    has_answer = np.isfinite(own)
+    num_items = len(np.unique(items))
+    return Exact(best, np.where(has_answer, ahead.counts, num_items), asked_scores)
+
+
+def right_rows(queries: Ints, right_items: Ints, items: Ints) -> Pairs:
+    """Every row of every query's right items.
+
+    Args:
+        queries: int64 (R,), numbers of queries.
+        right_items: int64 (R,), an item that is right for it.
+        items: int64 (N,), the item of each row.
+    """
+    order = np.argsort(items, kind="stable")
+    first = np.searchsorted(items[order], right_items, "left")
+    num_rows = np.searchsorted(items[order], right_items, "right") - first
+    within = np.arange(num_rows.sum()) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
+    return Pairs(np.repeat(queries, num_rows), order[np.repeat(first, num_rows) + within])
+
+
+def _in_parts(blocks: Iterable[Floats], max_rows: int) -> Iterator[tuple[int, Floats]]:
+    """Rows in order, so few at a time that their scores fit; each with the number of its first row."""
+    start = 0
+    for block in blocks:
+        for first in range(0, len(block), max_rows):
+            part = block[first : first + max_rows]
+            yield start, part
+            start += len(part)
+
+
+def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: Pairs) -> tuple[Floats, Ints]:
+    """Each query's score of its best right row, -inf where it has none, and the first row of every part."""
+    own = np.full(len(queries), -np.inf, np.float32)
+    starts = []
+    for start, vectors in parts:
+        starts.append(start)
+        _, numbers, rows = right.within(start, start + len(vectors))
+        np.maximum.at(own, numbers, np.einsum("pe,pe->p", queries[numbers], vectors[rows]))
+    return own, np.array(starts, np.int64)
+
+
+def _merged(best: Floats, scores: Floats, k: int) -> Floats:
+    """The k best of those so far and of a block, best first."""
+    if best.shape[1] < k:
+        is_more = scores.shape[1] > k
+        return _sorted(best, np.partition(scores, -k, axis=1)[:, -k:] if is_more else scores)[:, :k]
+    numbers, rows = np.nonzero(scores > best[:, -1:])  # few, once the first blocks are through
+    if len(numbers) == 0:
+        return best
+    width = np.bincount(numbers)
+    place = np.arange(len(numbers)) - np.repeat(np.cumsum(width) - width, width)
+    fresh = np.full((len(best), width.max()), -np.inf, np.float32)
+    fresh[numbers, place] = scores[numbers, rows]
+    return _sorted(best, fresh)[:, :k]
+
+
+def _sorted(best: Floats, scores: Floats) -> Floats:
+    return -np.sort(-np.hstack([best, scores]), axis=1)
+
+
+class _ItemsAhead:
+    """Counts items that stand before each query's own: each once, though its rows may lie in several parts."""
+
+    def __init__(self, num_queries: int, items: Ints, starts: Ints) -> None:
+        self.counts = np.zeros(num_queries, np.int64)
+        part = np.searchsorted(starts, np.arange(len(items)), "right")
+        num_items = int(items.max(initial=-1)) + 1
+        first, last = np.full(num_items, len(starts) + 1), np.zeros(num_items, np.int64)
+        np.minimum.at(first, items, part)
+        np.maximum.at(last, items, part)
+        split = np.flatnonzero(first < last)  # few: a clip's segments are written together
+        self._slots = np.full(num_items, -1)
+        self._slots[split] = np.arange(len(split))
+        self._counted = np.zeros((num_queries, len(split)), np.bool_)
+
+    def add(self, is_ahead: Mask, items: Ints) -> None:
+        """Count a part: bool (Q, n), and the items of its rows, int64 (n,)."""
+        order = np.argsort(items, kind="stable")
+        found, firsts = np.unique(items[order], return_index=True)
+        if len(found) < len(items):
+            is_ahead = np.logical_or.reduceat(is_ahead[:, order], firsts, axis=1)
+            slots = self._slots[found]
+        else:
+            slots = self._slots[items]
+        is_split = slots >= 0
+        if not is_split.any():
+            self.counts += np.count_nonzero(is_ahead, axis=1)
+            return
+        self.counts += np.count_nonzero(is_ahead[:, ~is_split], axis=1)
+        fresh = is_ahead[:, is_split] & ~self._counted[:, slots[is_split]]
+        self.counts += np.count_nonzero(fresh, axis=1)
+        self._counted[:, slots[is_split]] |= fresh

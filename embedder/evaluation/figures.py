@@ -1,0 +1,69 @@
+"""From ranks to figures with confidence intervals, of all queries and of groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from embedder.evaluation.intervals import Estimate, mean, share
+from shards.training.metrics import reciprocal_ranks
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+SMALL_GROUP = 30  # queries; a share of fewer is known to some +-0.15 at best
+
+
+class GroupFigures(BaseModel):
+    """The figures of some of the queries, over all pictures."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    num_queries: int
+    is_small: bool = Field(description=f"fewer than {SMALL_GROUP} queries: mostly luck")
+    r_at: dict[int, Estimate] = Field(description="R@k of the model: exact search")
+    mrr: Estimate
+    r_at_through_index: dict[int, Estimate] | None = Field(description="none where the store has no index")
+
+
+def recalls(ranks: Ints, ks: Sequence[int]) -> dict[int, Estimate]:
+    """R@k by k.
+
+    Args:
+        ranks: int64 (Q,), how many wrong items stand before the right one.
+        ks: ranks to report.
+    """
+    return {k: share(ranks < k) for k in ks}
+
+
+def mean_reciprocal_rank(ranks: Ints) -> Estimate:
+    """MRR over whole rankings."""
+    return mean(reciprocal_ranks(ranks))
+
+
+def by_group(
+    queries: Ints, groups: Sequence[str], exact: Ints, through_index: Ints | None, ks: Sequence[int]
+) -> list[GroupFigures]:
+    """The figures of each group, the largest first; a query counts in each group that one of its right items is in.
+
+    Args:
+        queries: int64 (R,), the query of each right answer.
+        groups: R names.
+        exact: int64 (Q,), ranks by exact search.
+        through_index: int64 (Q,), ranks through the index, where there is one.
+        ks: ranks to report.
+    """
+    names = np.array(groups, dtype=object)
+    members = {name: np.unique(queries[names == name]) for name in sorted(set(groups))}
+    return [
+        GroupFigures(
+            name=name,
+            num_queries=len(own),
+            is_small=len(own) < SMALL_GROUP,
+            r_at=recalls(exact[own], ks),
+            mrr=mean_reciprocal_rank(exact[own]),
+            r_at_through_index=None if through_index is None else recalls(through_index[own], ks),
+        )
+        for name, own in sorted(members.items(), key=lambda each: -len(each[1]))
+    ]

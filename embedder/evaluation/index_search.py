@@ -1,0 +1,157 @@
+"""The published index under all queries: what it finds, at its own setting and at others, how fast, in what memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+from embedder.evaluation.exact import Exact, Floats, Ints, Pairs
+from embedder.evaluation.figures import recalls
+from embedder.evaluation.intervals import Estimate, mean
+from embedder.evaluation.pictures import PictureTable
+from embedder.evaluation.report import IndexFigures
+from embedder.evaluation.sweep import CurvePoint, Setting, settings
+from embedder.evaluation.through_index import IndexRows, find_items, found_shares, ranks_among
+from embedder.evaluation.timing import Latency, time_each, time_throughput
+from embedder.retrieval.index_store import open_version
+from embedder.retrieval.opened_store import Store
+from embedder.run.machine import num_cpus
+from index.search import Index
+
+CURVE_DEPTH = 10
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of the index, timed.
+
+    Attributes:
+        rows: int64 (Q, k), rows of the table that it found, -1 for none.
+    """
+
+    setting: Setting
+    latency: Latency
+    rows: Ints
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the index answered.
+
+    Attributes:
+        resident_bytes: growth of this process, by opening the index and searching it.
+        ranks: int64 (Q,), wrong items before the right one among what was found; the number of items where it was not.
+        rows: int64 (Q, k), rows of the table that a plain search found.
+        trials: the settings of the curve.
+    """
+
+    number: int
+    index: Index
+    resident_bytes: int
+    ranks: Ints
+    rows: Ints
+    trials: list[Trial]
+
+    def pairs(self) -> Pairs:
+        """Every pair of a query and a row that was found, whose exact score is wanted."""
+        rows = self._all_rows()
+        return Pairs(np.repeat(np.arange(len(rows)), rows.shape[1]), rows.reshape(-1))
+
+    def recall_at(self, exact: Exact, ks: Sequence[int]) -> dict[int, Estimate]:
+        """recall@k of the published setting, by k."""
+        scores = exact.asked_scores.reshape(len(self.rows), -1)
+        return {k: mean(found_shares(scores, exact, k)) for k in ks}
+
+    def curve(self, exact: Exact) -> list[CurvePoint]:
+        """recall@10 and latency of each setting."""
+        scores = exact.asked_scores.reshape(len(self.rows), -1)
+        points, start = [], self.rows.shape[1]
+        for trial in self.trials:
+            own = scores[:, start : start + trial.rows.shape[1]]
+            start += trial.rows.shape[1]
+            points.append(
+                CurvePoint(
+                    parameters=trial.setting.parameters,
+                    is_published=trial.setting.is_published,
+                    recall_at_10=mean(found_shares(own, exact, CURVE_DEPTH)),
+                    p50_ms=trial.latency.p50_ms,
+                    p99_ms=trial.latency.p99_ms,
+                    queries_per_s=trial.latency.queries_per_s,
+                )
+            )
+        return points
+
+    def _all_rows(self) -> Ints:
+        return np.hstack([self.rows, *(trial.rows for trial in self.trials)])
+
+
+def ask_index(
+    store: Store, number: int, pictures: PictureTable, vectors: Floats, queries: Ints, right_items: Ints, depth: int
+) -> Asked:
+    """Open the index and ask it everything.
+
+    Args:
+        store: whose index it is.
+        number: its version.
+        pictures: the rows of the table.
+        vectors: float32 (Q, E).
+        queries: int64 (R,), the query of each right answer.
+        right_items: int64 (R,), its item.
+        depth: the deepest k that is reported.
+    """
+    import faiss  # noqa: F401  # its own size is not the index's
+
+    before = psutil.Process().memory_info().rss
+    index = open_version(store.files, number, store.info.model_fingerprint)
+    hits = index.search(vectors, depth)
+    resident = psutil.Process().memory_info().rss - before
+    rows = IndexRows(index, pictures)
+    num_items = len(pictures.item_ids)
+    # One more than is reported: where the right item ties with all that follow, that must be seen.
+    scores, items = find_items(index.search, vectors, rows, depth + 1, len(index))
+    return Asked(
+        number=number,
+        index=index,
+        resident_bytes=max(0, resident),
+        ranks=ranks_among(scores, items, queries, right_items, num_items),
+        rows=rows.table_rows(hits.rows),
+        trials=[_try(setting, vectors, rows) for setting in settings(index)],
+    )
+
+
+def _try(setting: Setting, vectors: Floats, rows: IndexRows) -> Trial:
+    one_by_one = [vectors[number : number + 1] for number in range(len(vectors))]
+    latency = time_each(lambda query: setting.search(query, CURVE_DEPTH), one_by_one)
+    return Trial(setting, latency, rows.table_rows(setting.search(vectors, CURVE_DEPTH).rows))
+
+
+def index_figures(asked: Asked, exact: Exact, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
+    """Put together what was found, and time searches at the depth that people ask for.
+
+    Args:
+        asked: what the index answered.
+        exact: what exact search found.
+        vectors: float32 (Q, E).
+        ks: depths of R@k and recall@k.
+    """
+    index, manifest = asked.index, asked.index.manifest
+
+    def search(queries: Floats, num_threads: int) -> object:
+        return index.search(queries, CURVE_DEPTH, num_threads=num_threads)
+
+    curve = asked.curve(exact)
+    published = next(trial.latency for trial in asked.trials if trial.setting.is_published)
+    return IndexFigures(
+        number=asked.number,
+        kind=manifest.kind,
+        parameters=manifest.parameters,
+        num_vectors=len(index),
+        r_at=recalls(asked.ranks, ks),
+        recall_at=asked.recall_at(exact, ks),
+        size_bytes=manifest.size_bytes,
+        resident_bytes=asked.resident_bytes,
+        one_thread=published,
+        throughput=[time_throughput(search, vectors, number) for number in sorted({1, num_cpus()})],
+        curve=curve,
+    )

@@ -1,0 +1,76 @@
+"""The pictures and video segments of one published version, read file by file."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.retrieval.indexing import pictures
+from embedder.steps.tensors import unpack_vectors
+from embedder.store.tables import RecordTable
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+SEGMENT_BITS = 32
+
+
+class PictureTable:
+    """Rows that have a picture's vector; ids of all stand in memory, vectors of no more than one file.
+
+    Attributes:
+        item_ids: the items, each once; their places are the numbers that everything else names them by.
+        items: int64 (N,), the item of each row.
+    """
+
+    def __init__(self, table: RecordTable) -> None:
+        self._table = table
+        parts = [self._read(path, ["item_id", "segment"]) for path in table.paths()]
+        keys = pa.concat_tables(parts) if parts else pa.table({"item_id": pa.array([], pa.string()), "segment": []})
+        coded = keys["item_id"].combine_chunks().dictionary_encode()
+        self.item_ids: pa.Array = coded.dictionary
+        self.items: Ints = coded.indices.to_numpy().astype(np.int64)
+        self._segments: Ints = keys["segment"].to_numpy().astype(np.int64)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.items)
+
+    def blocks(self) -> Iterator[Floats]:
+        """The vectors, in order; float32 (n, E)."""
+        for path in self._table.paths():
+            rows = self._read(path, [])
+            if rows.num_rows:
+                yield unpack_vectors(rows["image_embedding"])
+
+    def numbers_of(self, item_ids: pa.Array | pa.ChunkedArray) -> Ints:
+        """Numbers of some items, -1 where no row is of it; int64."""
+        found = pc.fill_null(pc.index_in(item_ids, value_set=self.item_ids), -1)
+        return np.asarray(found.to_numpy(), np.int64)
+
+    def rows_of(self, items: Ints, segments: Ints) -> Ints:
+        """The rows of some segments of items, -1 where there is none.
+
+        Args:
+            items: int64 (n,), numbers of items; -1 for one that is not here.
+            segments: int64 (n,).
+        """
+        codes, rows = self._rows_by_code
+        if not len(codes):
+            return np.full(len(items), -1)
+        asked = (items << SEGMENT_BITS) + segments
+        places = np.minimum(np.searchsorted(codes, asked), len(codes) - 1)
+        return np.where((codes[places] == asked) & (items >= 0), rows[places], -1)
+
+    @cached_property
+    def _rows_by_code(self) -> tuple[Ints, Ints]:
+        codes = (self.items << SEGMENT_BITS) + self._segments
+        order = np.argsort(codes)
+        return codes[order], order
+
+    def _read(self, path: str, columns: list[str]) -> pa.Table:
+        rows = pictures(self._table.read([*columns, "image_embedding"], [path]))
+        return rows.select(columns) if columns else rows

@@ -1,0 +1,42 @@
+"""Recall against latency as a picture: one point a setting of the index, the published one marked."""
+
+from pathlib import Path
+
+from embedder.evaluation.report import IndexFigures
+
+SIZE_INCH = (7, 5)
+DOTS_PER_INCH = 110
+
+
+def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
+    """Write a PNG, whole or not at all.
+
+    Args:
+        path: the file.
+        figures: of an index, with its curve.
+        title: stands above.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCH, dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    curve = figures.curve
+    latencies, recalls = [point.p50_ms for point in curve], [point.recall_at_10.value for point in curve]
+    below = [point.recall_at_10.value - point.recall_at_10.low for point in curve]
+    above = [point.recall_at_10.high - point.recall_at_10.value for point in curve]
+    axes.errorbar(latencies, recalls, yerr=(below, above), marker="o", markersize=4, capsize=2, label=figures.kind)
+    for point in curve:
+        label = ", ".join(f"{name} {value}" for name, value in point.parameters.items())
+        where = (point.p50_ms, point.recall_at_10.value)
+        axes.annotate(label, where, xytext=(4, -11), textcoords="offset points", fontsize=7)
+        if point.is_published:
+            axes.plot(*where, marker="*", markersize=14, color="tab:red", linestyle="", label="published")
+    axes.set(title=title, xlabel="median latency of one query, one thread, ms", ylabel="recall@10 against exact search")
+    axes.set_xscale("log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(loc="lower right")
+    temporary = path.with_name(f".{path.name}.tmp")
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)

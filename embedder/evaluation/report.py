@@ -1,0 +1,67 @@
+"""What `embedder evaluate` finds, as it stands in evaluation.json."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from embedder.evaluation.figures import GroupFigures
+from embedder.evaluation.intervals import Estimate
+from embedder.evaluation.sweep import CurvePoint
+from embedder.evaluation.timing import Latency, Throughput
+
+
+class Part(BaseModel):
+    """A part of the report."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class QueryFigures(Part):
+    """What was asked."""
+
+    source: str = Field(description="`captions of the store`, or the file")
+    num_queries: int
+    num_answers: int = Field(description="right items, of all queries")
+    num_unknown: int = Field(description="rows of the file whose item has no picture in the store; left out")
+
+
+class ModelFigures(Part):
+    """What the model can do: exact search over all pictures."""
+
+    r_at: dict[int, Estimate] = Field(description="share of queries with a right item among the best k")
+    mrr: Estimate = Field(description="mean of 1/rank of the best right item, over whole rankings")
+
+
+class IndexFigures(Part):
+    """What comes through the published index."""
+
+    number: int
+    kind: str
+    parameters: dict[str, int]
+    num_vectors: int
+    r_at: dict[int, Estimate] = Field(description="R@k end to end")
+    recall_at: dict[int, Estimate] = Field(description="share of the exact top k rows that the index found")
+    size_bytes: int = Field(description="its files")
+    resident_bytes: int = Field(description="growth of this process, opened and searched with all queries")
+    one_thread: Latency = Field(description="search alone, without encoding")
+    throughput: list[Throughput]
+    curve: list[CurvePoint]
+
+
+class Evaluation(Part):
+    """The whole report; intervals are of 95 %."""
+
+    format_version: Literal[1] = 1
+    store: str
+    run_id: str = Field(description="whose publication was evaluated")
+    embeddings_version: int
+    model_fingerprint: str
+    evaluated_at: str = Field(description="UTC, ISO 8601")
+    num_pictures: int = Field(description="pictures and video segments that were searched")
+    num_items: int = Field(description="items that these belong to")
+    queries: QueryFigures
+    model: ModelFigures
+    index: IndexFigures | None = Field(description="none where the store has none: then search is exact")
+    encoding: Latency | None = Field(description="of one text, apart from search; none where it could not be timed")
+    groups: list[GroupFigures]
+    notes: list[str] = Field(description="what a reader should know: what was left out, and why")

@@ -1,0 +1,104 @@
+"""How long a query takes, and how many are answered a second; wall clock, after a few that do not count."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from embedder.evaluation.exact import Floats
+
+Clock = Callable[[], float]
+Answer = Callable[[Any], object]
+
+NUM_WARM_UP = 3
+MAX_SINGLE = 1000  # p99 of so many is the tenth slowest
+BUDGET_S = 2.0  # of each measurement
+
+
+class Latency(BaseModel):
+    """Of queries asked one after another."""
+
+    model_config = ConfigDict(frozen=True)
+
+    p50_ms: float
+    p99_ms: float
+    queries_per_s: float
+    num_queries: int = Field(description="that were timed; p99 of fewer than 100 is the slowest")
+
+
+class Throughput(BaseModel):
+    """Queries a second, by how they come."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_threads: int
+    single_queries_per_s: float = Field(description="each thread asks one query after another, with one thread each")
+    batch_queries_per_s: float = Field(description="all queries in one call, which takes so many threads")
+
+
+def time_each(
+    answer: Answer, queries: list[Any], budget_s: float = BUDGET_S, clock: Clock = time.perf_counter
+) -> Latency:
+    """Ask one query after another, each once, until the budget is spent.
+
+    Args:
+        answer: answers one query.
+        queries: at least one.
+        budget_s: seconds; at least one query is timed.
+        clock: gives seconds.
+    """
+    for query in queries[:NUM_WARM_UP]:
+        answer(query)
+    seconds: list[float] = []
+    started = clock()
+    for query in queries[:MAX_SINGLE]:
+        before = clock()
+        answer(query)
+        after = clock()
+        seconds.append(after - before)
+        if after - started > budget_s:
+            break
+    p50, p99 = np.quantile(seconds, (0.5, 0.99), method="higher")
+    return Latency(
+        p50_ms=1e3 * float(p50),
+        p99_ms=1e3 * float(p99),
+        queries_per_s=len(seconds) / max(sum(seconds), 1e-9),
+        num_queries=len(seconds),
+    )
+
+
+def time_throughput(
+    search: Callable[[Floats, int], object], queries: Floats, num_threads: int, clock: Clock = time.perf_counter
+) -> Throughput:
+    """Queries a second with so many threads.
+
+    Args:
+        search: `(queries, num_threads)` answers all of them.
+        queries: float32 (Q, E), at least one.
+        num_threads: at least 1.
+        clock: gives seconds.
+    """
+
+    def ask_one(number: int) -> None:
+        search(queries[number : number + 1], 1)
+
+    numbers = range(min(MAX_SINGLE, len(queries)))
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(ask_one, numbers[: NUM_WARM_UP * num_threads]))
+        single_s = _seconds(lambda: list(pool.map(ask_one, numbers)), clock)
+    search(queries, num_threads)
+    batch_s = _seconds(lambda: search(queries, num_threads), clock)
+    return Throughput(
+        num_threads=num_threads,
+        single_queries_per_s=len(numbers) / single_s,
+        batch_queries_per_s=len(queries) / batch_s,
+    )
+
+
+def _seconds(run: Callable[[], object], clock: Clock) -> float:
+    started = clock()
+    run()
+    return max(clock() - started, 1e-9)
