@@ -122,7 +122,7 @@ def ask_index(
 
 def _try(setting: Setting, vectors: Floats, rows: IndexRows) -> Trial:
     one_by_one = [vectors[number : number + 1] for number in range(len(vectors))]
-    latency = time_each(lambda query: setting.search(query, CURVE_DEPTH), one_by_one)
+    latency = time_each(lambda query: setting.search(query, CURVE_DEPTH, num_threads=1), one_by_one)
     return Trial(setting, latency, rows.table_rows(setting.search(vectors, CURVE_DEPTH).rows))
 
 

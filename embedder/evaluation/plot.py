@@ -6,6 +6,7 @@ from embedder.evaluation.report import IndexFigures
 
 SIZE_INCH = (7, 5)
 DOTS_PER_INCH = 110
+TOP = 1.01  # recall ends at 1, and a point there is to be seen whole
 
 
 def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
@@ -35,6 +36,8 @@ def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
             axes.plot(*where, marker="*", markersize=14, color="tab:red", linestyle="", label="published")
     axes.set(title=title, xlabel="median latency of one query, one thread, ms", ylabel="recall@10 against exact search")
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(top=TOP)
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="lower right")
     temporary = path.with_name(f".{path.name}.tmp")

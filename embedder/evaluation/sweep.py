@@ -36,9 +36,9 @@ class Setting:
     is_published: bool
     index: "Index"
 
-    def search(self, queries: Floats, k: int) -> "Hits":
-        """Search on one thread."""
-        return self.index.search(queries, k, num_threads=1)
+    def search(self, queries: Floats, k: int, num_threads: int | None = None) -> "Hits":
+        """Search; None takes all cores."""
+        return self.index.search(queries, k, num_threads=num_threads)
 
 
 def settings(index: "Index") -> list[Setting]:
