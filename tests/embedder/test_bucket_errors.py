@@ -63,7 +63,11 @@ def answering(monkeypatch):
             def log_message(self, *_: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None:
+                """A client that has given up is no news."""
+
+        server = Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name in [each for each in os.environ if each.startswith("AWS_")]:
             monkeypatch.delenv(name)
@@ -243,7 +247,7 @@ def test_places_are_split_at_their_bucket():
 
 
 def test_no_secret_stands_in_any_file_of_a_store_or_in_what_the_command_says(
-    bucket, tiny_model, tmp_path, run_embedder
+    bucket, tiny_model, tmp_path, run_embedder, capfd
 ):
     samples.folder(tmp_path / "in", num_images=4)
     photos = [
@@ -273,7 +277,7 @@ def test_no_secret_stands_in_any_file_of_a_store_or_in_what_the_command_says(
         found, result, stderr = run_embedder(*arguments)
         assert found == code, (arguments, stderr)
         assert "Traceback" not in stderr
-        said.append(stderr + json.dumps(result))
+        said.append(stderr + json.dumps(result) + "".join(capfd.readouterr()))
     files = StoreFiles(f"{bucket}/store")
     everything = {info.path: files.read(info.path) for info in files.list("")}
     assert len(everything) > 10

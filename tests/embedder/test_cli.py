@@ -13,9 +13,9 @@ def folder(tmp_path):
     return samples.folder(tmp_path / "in", num_images=12, num_clips=1)
 
 
-def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embedder):
+def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embedder, run_embedder_apart):
     store = tmp_path / "store"
-    code, report, stderr = run_embedder("embed", folder, "--model", tiny_model, "--store", store, "--json")
+    code, report, stderr = run_embedder_apart("embed", folder, "--model", tiny_model, "--store", store, "--json")
     assert code == 0, stderr
     assert (report["num_items"], report["num_rejected"], report["published"]) == (13, 0, True)
     assert report["engine"] == "local"
@@ -78,6 +78,12 @@ def test_a_mistake_is_one_line_and_exit_2(mistake, folder, tiny_model, tmp_path,
     code, _, stderr = run_embedder(*(argument.format(**places) for argument in arguments))
     assert code == 2
     assert message in stderr
+    assert len(stderr.strip().splitlines()) == 1
+
+
+def test_a_process_of_its_own_ends_with_one_line_too(tmp_path, run_embedder_apart):
+    code, _, stderr = run_embedder_apart("search", "x", "--store", tmp_path / "nowhere")
+    assert code == 2
     assert len(stderr.strip().splitlines()) == 1
 
 
