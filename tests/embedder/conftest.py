@@ -1,17 +1,13 @@
 """One tiny seeded twin tower, media made in code, and one Ray for the whole session."""
 
-import io
-import json
 import os
 import secrets
-import sys
-import traceback
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import samples
 from bucket_server import KEY, SECRET, make_bucket, running_server
+from command_runs import run_apart, run_here
 
 from embedder.config import RunConfig, load_config
 from embedder.training.tokenizer import train_tokenizer
@@ -113,42 +109,20 @@ def bucket_on(url, monkeypatch):
 
 
 @pytest.fixture
-def run_embedder(monkeypatch):
-    """Runs the command in this process; gives exit code, the JSON of its last line, and standard error.
-
-    What a process of its own adds to that, `run_embedder_apart` shows once, and costs seconds of imports each time.
-    """
-    from embedder.cli import main
-
-    def run(*arguments):
-        out, errors = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(errors), monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["embedder", *map(str, arguments)])
-            try:
-                main()
-                code = 0
-            except SystemExit as ended:
-                code = ended.code or 0
-            except Exception:  # noqa: BLE001  # as the interpreter ends a program
-                traceback.print_exc()
-                code = 1
-        return code, _last_json(arguments, code, out.getvalue()), errors.getvalue()
-
-    return run
+def run_embedder():
+    """Runs the command in this process; gives exit code, the JSON of its last line, and standard error."""
+    return _answers(run_here)
 
 
 @pytest.fixture
 def run_embedder_apart():
-    """Runs the command in a process of its own; gives the same."""
-    import subprocess
-
-    def run(*arguments, timeout_s: float = 120, **options):
-        command = [sys.executable, "-m", "embedder", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
-        return done.returncode, _last_json(arguments, done.returncode, done.stdout), done.stderr
-
-    return run
+    """Runs the command in a process of its own, which costs seconds of imports; gives the same."""
+    return _answers(run_apart)
 
 
-def _last_json(arguments, code, stdout):
-    return json.loads(stdout.strip().splitlines()[-1]) if "--json" in arguments and code == 0 else None
+def _answers(run):
+    def answer(*arguments):
+        ended = run(*arguments)
+        return ended.code, ended.found if "--json" in arguments and ended.code == 0 else None, ended.stderr
+
+    return answer

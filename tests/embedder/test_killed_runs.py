@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
+from command_runs import run_apart, run_here
 from deltalake import DeltaTable
 
 import embedder
@@ -22,7 +23,7 @@ def source(tmp_path_factory):
     return samples.folder(tmp_path_factory.mktemp("killed") / "in", num_images=NUM_IMAGES, num_clips=NUM_CLIPS)
 
 
-def command(source, model, store, engine):
+def arguments_of(source, model, store, engine):
     settings = [
         "rows_per_part=8",
         "batch_size=4",
@@ -31,13 +32,18 @@ def command(source, model, store, engine):
         "no_progress_timeout_s=90",
     ]
     options = [part for setting in settings for part in ("--set", setting)]
-    base = [sys.executable, "-m", "embedder", "embed", str(source), "--model", str(model), "--store", str(store)]
+    base = ["embed", str(source), "--model", str(model), "--store", str(store)]
     return [*base, "--engine", engine, *options]
 
 
+def command(*arguments):
+    return [sys.executable, "-m", "embedder", *arguments_of(*arguments)]
+
+
 def run_to_the_end(*arguments):
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    run = run_apart if "ray" in arguments else run_here  # a driver of its own
+    ended = run(*arguments_of(*arguments))
+    assert ended.code == 0, ended.stderr
     return rows_of(arguments[2])
 
 

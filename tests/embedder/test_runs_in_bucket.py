@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import samples
+from command_runs import run_apart, run_here
 from store_samples import INFO, begin, publish_rows, row, table
 
 import embedder
@@ -32,11 +33,15 @@ def source(tmp_path_factory):
     return samples.folder(tmp_path_factory.mktemp("bucket_runs") / "in", num_images=NUM_IMAGES, num_clips=1)
 
 
-def command(source, model, store, engine="local"):
+def arguments_of(source, model, store, engine="local"):
     settings = ["rows_per_part=8", "batch_size=4", "decode.items_per_task=8", "segment_s=1.0"]
     options = [part for setting in settings for part in ("--set", setting)]
-    base = [sys.executable, "-m", "embedder", "embed", str(source), "--model", str(model), "--store", store]
+    base = ["embed", str(source), "--model", str(model), "--store", store]
     return [*base, "--engine", engine, *options]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "embedder", *arguments_of(*arguments)]
 
 
 def start(*arguments):
@@ -44,8 +49,9 @@ def start(*arguments):
 
 
 def run_to_the_end(*arguments):
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    run = run_apart if "ray" in arguments else run_here  # a driver of its own
+    ended = run(*arguments_of(*arguments))
+    assert ended.code == 0, ended.stderr
     return rows_of(arguments[2])
 
 

@@ -1,14 +1,12 @@
 """`embedder verify`: what it compares, and that it fails when it should."""
 
-import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import samples
 import torch
+from command_runs import run_here
 from safetensors.torch import load_file, save_file
 
 from embedder.config import load_config
@@ -46,21 +44,10 @@ def wide_model(tmp_path_factory):
     return init_model(config, folder, seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
 
 
-def command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "embedder", "verify", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_three_stages_equal_the_unsplit_towers_to_the_last_bit_and_the_command_says_so(source, tiny_model):
-    code, stdout, stderr = command(source, "--model", tiny_model, "--json")
-    assert code == 0, stderr
-    found = json.loads(stdout.splitlines()[-1])
+    ended = run_here("verify", source, "--model", tiny_model, "--json")
+    assert ended.code == 0, ended.stderr
+    found = ended.found
     assert (found["passed"], found["failures"], found["num_rejected"]) == (True, [], 0)
     assert len(found["plan"]) == 3
     images, texts = found["comparisons"]
@@ -80,14 +67,13 @@ def test_bfloat16_loses_something_but_its_cut_nothing(make_run, source):
 
 def test_a_tolerance_below_the_error_of_the_dtype_is_exit_1_in_one_line_with_the_figures(source, tiny_model):
     options = ["--model", tiny_model, "--dtype", "bfloat16", "--tolerance", "1e-6", "--json"]
-    code, stdout, stderr = command(source, *options)
-    assert code == 1
-    assert len(stderr.strip().splitlines()) == 1
-    assert "image against unsplit towers, float32: largest difference" in stderr
-    assert "asked for difference <= 1e-06, cosine >= 0.999" in stderr
-    found = json.loads(stdout.splitlines()[-1])
-    assert found["passed"] is False
-    assert [each["passed"] for each in found["comparisons"]] == [False, False, True, True]
+    ended = run_here("verify", source, *options)
+    assert ended.code == 1
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert "image against unsplit towers, float32: largest difference" in ended.stderr
+    assert "asked for difference <= 1e-06, cosine >= 0.999" in ended.stderr
+    assert ended.found["passed"] is False
+    assert [each["passed"] for each in ended.found["comparisons"]] == [False, False, True, True]
 
 
 def test_weights_too_large_for_float16_fail_although_no_number_can_be_compared(make_run, source, tiny_model, tmp_path):
