@@ -116,14 +116,14 @@ def ask_index(
         resident_bytes=max(0, resident),
         ranks=ranks_among(scores, items, queries, right_items, num_items),
         rows=rows.table_rows(hits.rows),
-        trials=[_try(setting, vectors, rows) for setting in settings(index)],
+        trials=[_try(index, setting, vectors, rows) for setting in settings(index.manifest)],
     )
 
 
-def _try(setting: Setting, vectors: Floats, rows: IndexRows) -> Trial:
+def _try(index: Index, setting: Setting, vectors: Floats, rows: IndexRows) -> Trial:
     one_by_one = [vectors[number : number + 1] for number in range(len(vectors))]
-    latency = time_each(lambda query: setting.search(query, CURVE_DEPTH, num_threads=1), one_by_one)
-    return Trial(setting, latency, rows.table_rows(setting.search(vectors, CURVE_DEPTH).rows))
+    latency = time_each(lambda query: setting.search(index, query, CURVE_DEPTH, num_threads=1), one_by_one)
+    return Trial(setting, latency, rows.table_rows(setting.search(index, vectors, CURVE_DEPTH).rows))
 
 
 def index_figures(asked: Asked, exact: Exact, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
@@ -144,12 +144,14 @@ def index_figures(asked: Asked, exact: Exact, vectors: Floats, ks: Sequence[int]
     published = next(trial.latency for trial in asked.trials if trial.setting.is_published)
     return IndexFigures(
         number=asked.number,
-        kind=manifest.kind,
+        design=manifest.design,
         parameters=manifest.parameters,
         num_vectors=len(index),
         r_at=recalls(asked.ranks, ks),
         recall_at=asked.recall_at(exact, ks),
+        num_masked=manifest.num_masked,
         size_bytes=manifest.size_bytes,
+        memory_bytes=manifest.memory_bytes,
         resident_bytes=asked.resident_bytes,
         one_thread=published,
         throughput=[time_throughput(search, vectors, number) for number in sorted({1, num_cpus()})],

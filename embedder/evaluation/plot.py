@@ -27,7 +27,7 @@ def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
     latencies, recalls = [point.p50_ms for point in curve], [point.recall_at_10.value for point in curve]
     below = [point.recall_at_10.value - point.recall_at_10.low for point in curve]
     above = [point.recall_at_10.high - point.recall_at_10.value for point in curve]
-    axes.errorbar(latencies, recalls, yerr=(below, above), marker="o", markersize=4, capsize=2, label=figures.kind)
+    axes.errorbar(latencies, recalls, yerr=(below, above), marker="o", markersize=4, capsize=2, label=figures.design)
     for point in curve:
         label = ", ".join(f"{name} {value}" for name, value in point.parameters.items())
         where = (point.p50_ms, point.recall_at_10.value)

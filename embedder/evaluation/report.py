@@ -36,12 +36,14 @@ class IndexFigures(Part):
     """What comes through the published index."""
 
     number: int
-    kind: str
-    parameters: dict[str, int]
-    num_vectors: int
+    design: str = Field(description="what it is made of, as FAISS's index_factory writes it")
+    parameters: dict[str, int] = Field(description="effort of a search")
+    num_vectors: int = Field(description="that a search may find")
+    num_masked: int = Field(description="rows that it holds besides, removed since it was built")
     r_at: dict[int, Estimate] = Field(description="R@k end to end")
     recall_at: dict[int, Estimate] = Field(description="share of the exact top k rows that the index found")
     size_bytes: int = Field(description="its files")
+    memory_bytes: int = Field(description="of the FAISS file, all of it read")
     resident_bytes: int = Field(description="growth of this process, opened and searched with all queries")
     one_thread: Latency = Field(description="search alone, without encoding")
     throughput: list[Throughput]

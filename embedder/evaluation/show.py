@@ -65,9 +65,9 @@ def _groups(found: Evaluation) -> Table:
 
 def _speed(index: IndexFigures) -> Table:
     table = _table(
-        f"index {index.number}: {index.kind}",
+        f"index {index.number}: {index.design}",
         "vectors",
-        "file, MiB",
+        "files, MiB",
         "resident, MiB",
         "p50, ms",
         "p99, ms",

@@ -7,12 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from embedder.evaluation.exact import Floats
 from embedder.evaluation.intervals import Estimate
+from index.designs import Parameters, parse_design
+from index.manifest import Manifest
 
 if TYPE_CHECKING:
     from index.search import Hits, Index
 
-EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
-LIST_SHARES = (128, 64, 32, 16, 8, 4, 2, 1)  # one part in so many of an IVF's lists is read
+RERANKING = "k_factor"
 
 
 class CurvePoint(BaseModel):
@@ -30,35 +31,24 @@ class CurvePoint(BaseModel):
 
 @dataclass(frozen=True)
 class Setting:
-    """An index as it would search with some parameters."""
+    """An effort that an index may be searched with."""
 
-    parameters: dict[str, int]
+    parameters: Parameters
     is_published: bool
-    index: "Index"
 
-    def search(self, queries: Floats, k: int, num_threads: int | None = None) -> "Hits":
-        """Search; None takes all cores."""
-        return self.index.search(queries, k, num_threads=num_threads)
-
-
-def settings(index: "Index") -> list[Setting]:
-    """The settings worth comparing, the fastest first; only the published one where there is no choice."""
-    published = {name: value for name, value in index.manifest.parameters.items() if name in ("ef_search", "nprobe")}
-    others = [{name: value} for name, each in published.items() for value in _values(index, name) if value != each]
-    every = sorted([published, *others], key=lambda parameters: list(parameters.values()))
-    return [Setting(parameters, parameters == published, _at(index, parameters)) for parameters in every]
+    def search(self, index: "Index", queries: Floats, k: int, num_threads: int | None = None) -> "Hits":
+        """Search with it; None takes all cores."""
+        return index.search(queries, k, parameters=self.parameters, num_threads=num_threads)
 
 
-def _values(index: "Index", name: str) -> list[int]:
-    if name == "ef_search":
-        return list(EF_SEARCH)
-    num_lists = index.manifest.parameters["num_lists"]
-    return sorted({max(1, num_lists // share) for share in LIST_SHARES})
+def settings(manifest: Manifest) -> list[Setting]:
+    """The efforts worth comparing, the least first; only the published one where there is no choice.
 
-
-def _at(index: "Index", parameters: dict[str, int]) -> "Index":
-    """The same vectors, searched with other parameters."""
-    from index.search import Index
-
-    changed = index.manifest.model_copy(update={"parameters": {**index.manifest.parameters, **parameters}})
-    return Index(changed, index.ids, index._index)
+    Re-ranking is as published; the efforts of graph or lists are those that the design can be built with, and the
+    published one.
+    """
+    published = manifest.parameters
+    efforts = [effort for efforts in parse_design(manifest.design).efforts() for effort in efforts]
+    others = [effort for effort in efforts if effort != published and effort.get(RERANKING) == published.get(RERANKING)]
+    every = sorted([published, *others], key=lambda effort: [effort[name] for name in sorted(effort)])
+    return [Setting(effort, effort == published) for effort in every]
