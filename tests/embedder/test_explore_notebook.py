@@ -76,6 +76,9 @@ def test_the_notebook_runs_and_shows_what_the_store_holds(store, tmp_path, monke
     itself = re.search(r"(\S+) finds (\S+) first, with (\S+)\n", text_of(cells["picture"]))
     assert itself[1] == itself[2]
     assert float(itself[3]) == pytest.approx(1, abs=1e-3)
+    filtered = [line.split()[1] for line in text_of(cells["filter"]).splitlines()]
+    assert len(filtered) == 5
+    assert set(filtered) < {f"pictures/{number:04d}.png" for number in range(0, 12, 2)}
     assert text_of(cells["rejects"]).startswith("1 of 14 items were rejected\n")
     assert re.search(r"^broken\.png: ", text_of(cells["rejects"]), re.MULTILINE)
 
