@@ -54,8 +54,10 @@ def by_group(
         through_index: int64 (Q,), ranks through the index, where there is one.
         ks: ranks to report.
     """
-    names = np.array(groups, dtype=object)
-    members = {name: np.unique(queries[names == name]) for name in sorted(set(groups))}
+    names, codes = np.unique(np.array(groups, dtype=object), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    members = np.split(queries[order], np.cumsum(np.bincount(codes))[:-1])
+    by_name = {name: np.unique(own) for name, own in zip(names.tolist(), members, strict=True)}
     return [
         GroupFigures(
             name=name,
@@ -65,5 +67,5 @@ def by_group(
             mrr=mean_reciprocal_rank(exact[own]),
             r_at_through_index=None if through_index is None else recalls(through_index[own], ks),
         )
-        for name, own in sorted(members.items(), key=lambda each: -len(each[1]))
+        for name, own in sorted(by_name.items(), key=lambda each: -len(each[1]))
     ]

@@ -100,23 +100,23 @@ def ask_index(
         right_items: int64 (R,), its item.
         depth: the deepest k that is reported.
     """
-    import faiss  # noqa: F401  # its own size is not the index's
+    import index.engine  # noqa: F401  # what FAISS itself takes is not the index's
 
     before = psutil.Process().memory_info().rss
-    index = open_version(store.files, number, store.info.model_fingerprint)
-    hits = index.search(vectors, depth)
+    opened = open_version(store.files, number, store.info.model_fingerprint)
+    hits = opened.search(vectors, depth)
     resident = psutil.Process().memory_info().rss - before
-    rows = IndexRows(index, pictures)
+    rows = IndexRows(opened, pictures)
     num_items = len(pictures.item_ids)
     # One more than is reported: where the right item ties with all that follow, that must be seen.
-    scores, items = find_items(index.search, vectors, rows, depth + 1, len(index))
+    scores, items = find_items(opened.search, vectors, rows, depth + 1, len(opened))
     return Asked(
         number=number,
-        index=index,
+        index=opened,
         resident_bytes=max(0, resident),
         ranks=ranks_among(scores, items, queries, right_items, num_items),
         rows=rows.table_rows(hits.rows),
-        trials=[_try(index, setting, vectors, rows) for setting in settings(index.manifest)],
+        trials=[_try(opened, setting, vectors, rows) for setting in settings(opened.manifest)],
     )
 
 

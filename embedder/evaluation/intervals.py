@@ -19,6 +19,7 @@ Values = np.ndarray[Any, np.dtype[Any]]
 Z_95 = 1.959963984540054  # 97.5 % of a normal distribution lie below
 NUM_RESAMPLES = 1000
 SEED = 1
+MAX_DRAWS = 1 << 18  # held at once
 
 
 class Estimate(BaseModel):
@@ -56,8 +57,11 @@ def mean(values: Values) -> Estimate:
     if np.isin(values, (0, 1)).all():
         return share(values)
     rng = np.random.default_rng(SEED)
-    num = len(values)
-    means = [float(np.mean(values[rng.integers(0, num, num)])) for _ in range(NUM_RESAMPLES)]
+    num, means = len(values), np.empty(NUM_RESAMPLES)
+    step = max(1, MAX_DRAWS // num)
+    for start in range(0, NUM_RESAMPLES, step):
+        part = means[start : start + step]
+        part[:] = values[rng.integers(0, num, (len(part), num))].mean(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
     found = float(np.mean(values))
     return Estimate(value=found, low=min(found, float(low)), high=max(found, float(high)))

@@ -61,7 +61,8 @@ MISTAKES = {
     "unknown dtype": (["doctor", "--set", "dtype=int7"], "dtype = 'int7'"),
     "no store": (["search", "x", "--store", "{tmp}/nowhere"], "embedder embed SOURCE"),
     "empty query": (["search", " ", "--store", "{tmp}/nowhere"], "no store.json"),
-    "too many stages": (["plan", "--model", "{model}", "--stages", "99"], "ask for 1 to 8 stages"),
+    "nothing to evaluate": (["evaluate", "--store", "{tmp}/nowhere"], "no store.json"),
+    "too many stages": (["plan", "--model", "{model}", "--stages", "99", "--estimate"], "ask for 1 to 8 stages"),
     "unknown index": (["index", "build", "--kind", "magic", "--store", "{tmp}/s"], "write auto, flat, hnsw or ivf"),
     "text and picture": (["search", "x", "--image", "y.png", "--store", "{tmp}/s"], "give one of the two"),
     "a plan of nobody": (

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from embedder.evaluation import intervals
 from embedder.evaluation.figures import SMALL_GROUP, by_group, mean_reciprocal_rank
 from embedder.evaluation.intervals import mean, share
 from embedder.evaluation.through_index import find_items, found_shares, ranks_among
@@ -104,3 +105,14 @@ def test_latency_is_reckoned_from_each_query_and_the_budget_ends_it():
     assert (found.p50_ms, found.p99_ms, found.num_queries) == pytest.approx((500, 900, 100))
     ticks = iter(range(1000))
     assert time_each(lambda query: None, list(range(100)), budget_s=5, clock=lambda: next(ticks)).num_queries == 3
+
+
+def test_the_bootstrap_holds_no_more_draws_than_it_may_and_is_that_of_its_formula(monkeypatch):
+    values = np.random.default_rng(2).random(50)
+    whole = mean(values)
+    error = values.std() / np.sqrt(50)
+    assert (whole.low, whole.high) == pytest.approx(
+        (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.01
+    )
+    monkeypatch.setattr(intervals, "MAX_DRAWS", 120)
+    assert mean(values) == whole, "the same draws, however many at once"
