@@ -12,7 +12,7 @@ from embedder.evaluation.intervals import Estimate, mean
 from embedder.evaluation.pictures import PictureTable
 from embedder.evaluation.report import IndexFigures
 from embedder.evaluation.sweep import CurvePoint, Setting, settings
-from embedder.evaluation.through_index import IndexRows, find_items, found_shares, ranks_among
+from embedder.evaluation.through_index import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.timing import Latency, time_each, time_throughput
 from embedder.retrieval.index_store import open_version
 from embedder.retrieval.opened_store import Store
@@ -106,7 +106,7 @@ def ask_index(
     opened = open_version(store.files, number, store.info.model_fingerprint)
     hits = opened.search(vectors, depth)
     resident = psutil.Process().memory_info().rss - before
-    rows = IndexRows(opened, pictures)
+    rows = IndexedItems(opened, pictures)
     num_items = len(pictures.item_ids)
     # One more than is reported: where the right item ties with all that follow, that must be seen.
     scores, items = find_items(opened.search, vectors, rows, depth + 1, len(opened))
@@ -120,7 +120,7 @@ def ask_index(
     )
 
 
-def _try(index: Index, setting: Setting, vectors: Floats, rows: IndexRows) -> Trial:
+def _try(index: Index, setting: Setting, vectors: Floats, rows: IndexedItems) -> Trial:
     one_by_one = [vectors[number : number + 1] for number in range(len(vectors))]
     latency = time_each(lambda query: setting.search(index, query, CURVE_DEPTH, num_threads=1), one_by_one)
     return Trial(setting, latency, rows.table_rows(setting.search(index, vectors, CURVE_DEPTH).rows))

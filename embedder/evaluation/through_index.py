@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Search = Callable[[Floats, int], "Hits"]
 
 
-class IndexRows:
+class IndexedItems:
     """Which item and which row of the table each row of an index is."""
 
     def __init__(self, index: "Index", pictures: PictureTable) -> None:
@@ -33,7 +33,9 @@ class IndexRows:
         return found.reshape(rows.shape)
 
 
-def find_items(search: Search, queries: Floats, rows: IndexRows, num_items: int, num_rows: int) -> tuple[Floats, Ints]:
+def find_items(
+    search: Search, queries: Floats, rows: IndexedItems, num_items: int, num_rows: int
+) -> tuple[Floats, Ints]:
     """Search so deep that each query finds `num_items` different items, or all there are.
 
     A clip's segments count as one answer, so more rows may be needed than items.

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from embedder.evaluation import intervals
 from embedder.evaluation.figures import SMALL_GROUP, by_group, mean_reciprocal_rank
 from embedder.evaluation.intervals import mean, share
-from embedder.evaluation.through_index import find_items, found_shares, ranks_among
+from embedder.evaluation.through_index import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.timing import time_each
 
 
@@ -116,3 +117,15 @@ def test_the_bootstrap_holds_no_more_draws_than_it_may_and_is_that_of_its_formul
     )
     monkeypatch.setattr(intervals, "MAX_DRAWS", 120)
     assert mean(values) == whole, "the same draws, however many at once"
+
+
+def test_rows_that_an_index_holds_and_the_table_has_no_more_are_no_item():
+    ids = pa.table({"item_id": ["a", "gone", "clip", "clip"], "segment": pa.array([0, 0, 1, 7], pa.int32())})
+    pictures = SimpleNamespace(
+        numbers_of=lambda names: np.array([{"a": 0, "clip": 1}.get(name.as_py(), -1) for name in names]),
+        rows_of=lambda items, segments: np.where((items == 1) & (segments == 7), -1, items + 10),
+    )
+    rows = IndexedItems(SimpleNamespace(ids=ids), pictures)
+    asked = np.array([[0, 1, -1], [2, 3, 0]])
+    assert rows.items(asked).tolist() == [[0, -1, -1], [1, 1, 0]]
+    assert rows.table_rows(asked).tolist() == [[10, 9, 9], [11, -1, 10]]
