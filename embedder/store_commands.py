@@ -200,7 +200,7 @@ def writing(files: StoreFiles, wishes: IndexConfig) -> Iterator[Callable[[str], 
     read_store_info(files)
     say = TerminalWatcher().say
     with write_lock(files, say):
-        if finish_publication(files, lambda version, model: keep_index(files, version, model, say, wishes)):
+        if finish_publication(files, lambda version, info: keep_index(files, version, info, say, wishes)):
             say("the last publication was cut off; now it is whole")
         yield say
 

@@ -14,7 +14,7 @@ from index.errors import RetrievalError
 from index.ids import check_ids
 from index.manifest import Manifest
 from index.measuring import Meter, Truths, best_point, find_truths
-from index.queries import split_queries
+from index.queries import CAPTIONS, split_queries
 from index.ranking import point_keeps
 from index.vectors import Floats, VectorTable, collect_vectors
 from index.version_files import Contents, Measured, Origin, write_version
@@ -40,7 +40,7 @@ def build_index(
     kind: str = "auto",
     constraints: Constraints | None = None,
     queries: Floats | None = None,
-    query_kind: str = "text",
+    query_kind: str = CAPTIONS,
     measure_all: bool = False,
     num_threads: int | None = None,
     fill: Fill | None = None,

@@ -13,6 +13,7 @@ from index.vectors import Floats, Rows, VectorTable, check_vectors
 MAX_MEASURED = 500
 MAX_LEARNED = 4000
 SAMPLING_SEED = 1
+CAPTIONS = "text"
 SAMPLED = "sampled"
 TEXT_LIKE = "text-like"
 

@@ -80,9 +80,7 @@ def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verd
     publish(
         job.run,
         job.stamp,
-        lambda version: keep_index(
-            job.files, version, info.model_fingerprint, say, config.index, ray_address=config.ray_address
-        ),
+        lambda version: keep_index(job.files, version, info, say, config.index, ray_address=config.ray_address),
         order,
         ended.retired,
     )

@@ -101,7 +101,7 @@ def _settle(request: Request) -> StoreInfo:
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
-        if finish_publication(files, lambda version, model: keep_index(files, version, model, say, wishes)):
+        if finish_publication(files, lambda version, info: keep_index(files, version, info, say, wishes)):
             say("the last publication was cut off; now it is whole")
     return bind_store(files, request.inputs.info, may_change=request.options.may_change)
 

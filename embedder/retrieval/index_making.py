@@ -15,8 +15,10 @@ from embedder.config import IndexConfig
 from embedder.errors import RunFailed
 from embedder.retrieval.index_rows import IndexRows
 from embedder.retrieval.index_store import Build, add_version, manifest_of, open_version, version_folder
+from embedder.retrieval.recall_queries import recall_queries
 from embedder.retrieval.sharded_build import cluster_filler
 from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
 from index.build import build_index
 from index.changes import compare_ids
 from index.constraints import Constraints
@@ -38,7 +40,7 @@ class Making:
     Attributes:
         files: the store, held by the write lock.
         embeddings_version: whose rows it shall hold.
-        model_fingerprint: whose vectors those are.
+        info: whose vectors those are.
         previous: number of the version that is published, if any.
         wishes: kind, constraints and gate.
         say: is told how it came about.
@@ -47,7 +49,7 @@ class Making:
 
     files: StoreFiles
     embeddings_version: int
-    model_fingerprint: str
+    info: StoreInfo
     previous: int | None
     wishes: IndexConfig
     say: Say
@@ -136,6 +138,7 @@ def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = F
         GateRefused: it is not good enough.
     """
     wishes = making.wishes
+    queries, query_kind = recall_queries(making.rows, making.info)
 
     def build(folder: Path) -> Manifest:
         with cluster_filler(making.ray_address, making.files, making.rows, making.say) as fill:
@@ -145,9 +148,10 @@ def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = F
                 folder,
                 kind=kind or wishes.kind,
                 constraints=Constraints(wishes.memory_bytes, wishes.latency_ms, wishes.recall),
-                model_fingerprint=making.model_fingerprint,
+                model_fingerprint=making.info.model_fingerprint,
                 embeddings_version=making.embeddings_version,
-                queries=making.rows.queries(),
+                queries=queries,
+                query_kind=query_kind,
                 measure_all=measure_all,
                 fill=fill,
                 say=making.say,
@@ -160,11 +164,11 @@ def _updated(making: Making) -> tuple[int, str]:
     """The published version, with what changed since: only the added rows' vectors are read."""
     if making.previous is None or making.last is None:
         raise RebuildNeeded("there is no index to go on from")
-    if making.last.model_fingerprint != making.model_fingerprint:
+    if making.last.model_fingerprint != making.info.model_fingerprint:
         raise RebuildNeeded("the vectors are of another model")
     if not _is_kind(making.last, making.wishes.kind):
         raise RebuildNeeded(f"the last is {making.last.design}, and index.kind = {making.wishes.kind} is asked for")
-    before = open_version(making.files, making.previous, making.model_fingerprint)
+    before = open_version(making.files, making.previous, making.info.model_fingerprint)
     ids = making.rows.ids
     changes = compare_ids(before.ids, before.is_live, ids)
     del before  # the update opens it again, and one of the two is enough in memory

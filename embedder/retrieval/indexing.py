@@ -11,7 +11,7 @@ from embedder.retrieval.index_making import Making, build_anew, make_index
 from embedder.retrieval.index_store import has_version
 from embedder.store.binding import check_writable, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Current, read_current
+from embedder.store.layout import Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
 from embedder.store.swap import swap_index
 from index.manifest import Manifest
@@ -53,8 +53,7 @@ def build_store_index(
         check_writable(files, info)
         if force:
             wishes = wishes.model_copy(update={"max_drop": 1.0})
-        fingerprint = served_info(info, current).model_fingerprint
-        making = Making(files, current.embeddings, fingerprint, current.index, wishes, say, ray_address)
+        making = Making(files, current.embeddings, served_info(info, current), current.index, wishes, say, ray_address)
         if making.rows.ids.num_rows == 0:
             raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
         number, manifest = build_anew(making, kind, measure_all=measure_all)
@@ -81,8 +80,7 @@ def update_store_index(files: StoreFiles, wishes: IndexConfig = NO_WISHES, say: 
         raise StoreError(
             f"store {files.address}: it has no index; `embedder index build --store {files.address}` makes one"
         )
-    fingerprint = served_info(info, current).model_fingerprint
-    number = make_index(Making(files, current.embeddings, fingerprint, current.index, wishes, say))
+    number = make_index(Making(files, current.embeddings, served_info(info, current), current.index, wishes, say))
     if number is None:
         raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
     if number != current.index:
@@ -93,7 +91,7 @@ def update_store_index(files: StoreFiles, wishes: IndexConfig = NO_WISHES, say: 
 def keep_index(
     files: StoreFiles,
     embeddings_version: int,
-    model_fingerprint: str | None,
+    info: StoreInfo | None,
     say: Say,
     wishes: IndexConfig = NO_WISHES,
     *,
@@ -108,7 +106,7 @@ def keep_index(
     Args:
         files: the store.
         embeddings_version: what is about to be published.
-        model_fingerprint: whose vectors those are; by default those that are served now.
+        info: whose vectors those are; by default those that are served now.
         say: is told how it came about.
         wishes: kind, constraints, and what it must reach to be published.
         may_update: go on from the published index, in whose file removed vectors stay.
@@ -122,8 +120,8 @@ def keep_index(
         return None
     if may_update and current.embeddings == embeddings_version:
         return current.index
-    fingerprint = model_fingerprint or served_info(read_store_info(files), current).model_fingerprint
-    making = Making(files, embeddings_version, fingerprint, current.index, wishes, say, ray_address)
+    info = info or served_info(read_store_info(files), current)
+    making = Making(files, embeddings_version, info, current.index, wishes, say, ray_address)
     return make_index(making, may_update=may_update)
 
 
@@ -133,7 +131,7 @@ def kept_or_built(files: StoreFiles, say: Say, wishes: IndexConfig = NO_WISHES) 
     def choose(candidate: Current) -> int | None:
         if candidate.index is not None and has_version(files, candidate.index):
             return candidate.index
-        return keep_index(files, candidate.embeddings, candidate.model_fingerprint, say, wishes)
+        return keep_index(files, candidate.embeddings, _info_of(files, candidate), say, wishes)
 
     return choose
 
@@ -142,9 +140,13 @@ def built_without(files: StoreFiles, say: Say, wishes: IndexConfig = NO_WISHES) 
     """How a publication gets its index from which items were purged: built anew, never masked."""
 
     def choose(candidate: Current) -> int | None:
-        return keep_index(files, candidate.embeddings, candidate.model_fingerprint, say, wishes, may_update=False)
+        return keep_index(files, candidate.embeddings, _info_of(files, candidate), say, wishes, may_update=False)
 
     return choose
+
+
+def _info_of(files: StoreFiles, publication: Current) -> StoreInfo:
+    return served_info(read_store_info(files), publication)
 
 
 def pictures(rows: pa.Table) -> pa.Table:

@@ -107,14 +107,16 @@ def publish(
     return _carry_out(run.files, run.run_id, order, entries, retired, stamp.carryover, build_index)
 
 
-def finish_publication(files: StoreFiles, build_index: Callable[[int, str | None], int | None]) -> Published | None:
+def finish_publication(
+    files: StoreFiles, build_index: Callable[[int, StoreInfo | None], int | None]
+) -> Published | None:
     """Bring to its end a publication that was cut off after its first commit, as it was decided then.
 
     Whoever writes to the store calls this first: later work must not mix with half a publication.
 
     Args:
         files: the store, held by the write lock.
-        build_index: as in `publish`, and given the fingerprint of the model that the vectors are of.
+        build_index: as in `publish`, and told whose vectors they are; None: those that are served.
 
     Returns:
         What was published; none where nothing was cut off.
@@ -126,9 +128,8 @@ def finish_publication(files: StoreFiles, build_index: Callable[[int, str | None
         return None
     retired = pq.read_table(BytesIO(files.read(run_file(last.run_id, RETIRED_FILE))))["item_id"]
     entries = [entry for entry in read_entries(files, last.run_id) if entry.name in set(order.entries)]
-    fingerprint = order.info.model_fingerprint if order.info else None
     return _carry_out(
-        files, last.run_id, order, entries, retired, pa.schema([]), lambda version: build_index(version, fingerprint)
+        files, last.run_id, order, entries, retired, pa.schema([]), lambda version: build_index(version, order.info)
     )
 
 

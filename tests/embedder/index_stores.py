@@ -55,7 +55,7 @@ def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, 
         return publish(
             run,
             stamp,
-            lambda version: keep_index(files, version, info.model_fingerprint, say, wishes),
+            lambda version: keep_index(files, version, info, say, wishes),
             Order(kind="refresh", info=info),
             pa.chunked_array([list(retired)], pa.string()),
         )

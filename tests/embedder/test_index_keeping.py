@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from index_stores import DIM, indexed_night, indexed_store, item, vector_of
+from store_samples import INFO
 from store_states import heard, new_store, rows_now, silent
 
 from embedder.config import IndexConfig
@@ -127,8 +128,8 @@ def test_of_a_damaged_or_missing_index_another_is_built(files):
 
 
 def test_vectors_of_another_model_are_never_added_to_an_index(files):
-    said = []
-    wanted = Making(files, read_current(files).embeddings, "another", 1, IndexConfig(), heard(said))
+    said, other = [], INFO.model_copy(update={"model_fingerprint": "another"})
+    wanted = Making(files, read_current(files).embeddings, other, 1, IndexConfig(), heard(said))
     number = make_index(wanted)
     assert "rebuilt" in said[-1] and "of another model" in said[-1]
     assert manifest_of(files, number).model_fingerprint == "another"
@@ -162,7 +163,7 @@ def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_th
     assert read_current(files) == before
     assert [number for number, _ in list_manifests(files)] == [1]
     assert len(open_store(files.address).searcher.search(vector_of("query"), 500)) == 200
-    done = finish_publication(files, lambda version, model: keep_index(files, version, model, silent))
+    done = finish_publication(files, lambda version, info: keep_index(files, version, info, silent))
     assert done.num_vectors == 201
     assert_whole(files)
 
