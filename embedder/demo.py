@@ -14,8 +14,8 @@ from embedder.commands import Result
 from embedder.config import RunConfig
 from embedder.display import TerminalWatcher, report_parts
 from embedder.embed import embed
-from embedder.retrieval.evaluation import KS, Recall, caption_recall, text_recall
-from embedder.retrieval.indexing import build_store_index, pictures
+from embedder.evaluation.own_texts import KS, Recall, caption_recall, text_recall
+from embedder.indexing.store_index import build_store_index, pictures
 from embedder.retrieval.opened_store import Store, open_store
 from embedder.sources.shipped import shipped_source
 from embedder.store.files import StoreFiles

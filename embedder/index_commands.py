@@ -15,7 +15,7 @@ from index.manifest import Manifest
 def build(config: RunConfig, *, explain: bool = False, force: bool = False) -> Result:
     """Build and publish an index."""
     from embedder.display import TerminalWatcher
-    from embedder.retrieval.indexing import build_store_index
+    from embedder.indexing.store_index import build_store_index
 
     number, manifest = build_store_index(
         open_files(config),
@@ -31,8 +31,8 @@ def build(config: RunConfig, *, explain: bool = False, force: bool = False) -> R
 
 def update(config: RunConfig) -> Result:
     """Bring the index up to what is published."""
-    from embedder.retrieval.index_store import manifest_of
-    from embedder.retrieval.indexing import update_store_index
+    from embedder.indexing.store_index import update_store_index
+    from embedder.indexing.versions import manifest_of
     from embedder.store.binding import published
 
     files = open_files(config)
@@ -47,7 +47,7 @@ def update(config: RunConfig) -> Result:
 
 def rollback(config: RunConfig, number: int | None) -> Result:
     """Publish an earlier index of the same rows."""
-    from embedder.retrieval.index_rollback import rollback_index
+    from embedder.indexing.rollback import rollback_index
 
     files = open_files(config)
     with writing(files, config.index):
@@ -57,7 +57,7 @@ def rollback(config: RunConfig, number: int | None) -> Result:
 
 def status(config: RunConfig) -> Result:
     """List the index versions."""
-    from embedder.retrieval.index_store import list_manifests
+    from embedder.indexing.versions import list_manifests
     from embedder.store.binding import published
 
     files = open_files(config)

@@ -64,7 +64,7 @@ def _model_name(model: str | None, fingerprint: str | None) -> str:
 
 def rollback(files: StoreFiles, wishes: IndexConfig, run_id: str | None) -> Result:
     """Publish an earlier state again."""
-    from embedder.retrieval.indexing import kept_or_built
+    from embedder.indexing.store_index import kept_or_built
     from embedder.store.rollback import rollback as run_rollback
 
     with writing(files, wishes) as say:
@@ -120,8 +120,8 @@ def compact(files: StoreFiles, wishes: IndexConfig, target_rows: int | None, tar
 
 def purge(files: StoreFiles, wishes: IndexConfig, item_ids: list[str]) -> Result:
     """Remove items for good."""
-    from embedder.retrieval.index_store import drop_copies
-    from embedder.retrieval.indexing import built_without
+    from embedder.indexing.store_index import built_without
+    from embedder.indexing.versions import drop_copies
     from embedder.store.purge import purge as run_purge
 
     with writing(files, wishes) as say:
@@ -192,7 +192,7 @@ def writing(files: StoreFiles, wishes: IndexConfig) -> Iterator[Callable[[str], 
         StoreError: there is no store (none is made), its format is unknown, or another process holds it.
     """
     from embedder.display import TerminalWatcher
-    from embedder.retrieval.indexing import keep_index
+    from embedder.indexing.store_index import keep_index
     from embedder.store.binding import read_store_info
     from embedder.store.lock import write_lock
     from embedder.store.publish import finish_publication

@@ -27,9 +27,9 @@ from bench_runs import Quiet
 from chaos_run.kills import Kill, Victim, plan_kills
 from chaos_run.states import Poller, compare, state_of
 from chaos_run.world import World
+from embedder.indexing.store_index import build_store_index
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
-from embedder.retrieval.indexing import build_store_index
 from embedder.store.files import StoreFiles
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 import embedder
+from embedder.indexing.store_index import build_store_index, keep_index, kept_or_built
 from embedder.retrieval.following import FollowingStore
-from embedder.retrieval.indexing import build_store_index, keep_index, kept_or_built
 from embedder.rows import TRACE, VECTOR
 from embedder.store.binding import bind_store
 from embedder.store.files import StoreFiles

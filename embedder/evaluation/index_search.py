@@ -14,7 +14,7 @@ from embedder.evaluation.report import IndexFigures
 from embedder.evaluation.sweep import CurvePoint, Setting, settings
 from embedder.evaluation.through_index import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.timing import Latency, time_each, time_throughput
-from embedder.retrieval.index_store import open_version
+from embedder.indexing.versions import open_version
 from embedder.retrieval.opened_store import Store
 from embedder.run.machine import num_cpus
 from index.search import Index

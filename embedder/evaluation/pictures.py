@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.retrieval.indexing import pictures
+from embedder.indexing.store_index import pictures
 from embedder.steps.tensors import unpack_vectors
 from embedder.store.tables import RecordTable
 

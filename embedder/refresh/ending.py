@@ -1,11 +1,11 @@
 """What becomes of a run whose engine has ended: it is published, kept for the next time, or refused."""
 
 from embedder.errors import RunFailed
+from embedder.indexing.store_index import keep_index
 from embedder.refresh.ended import Ended
 from embedder.refresh.guards import Verdict
 from embedder.refresh.judging import judge_result, refusal, retrieval_record
 from embedder.refresh.request import Request
-from embedder.retrieval.indexing import keep_index
 from embedder.run.counts import Counts, count_run
 from embedder.run.report import Report
 from embedder.run.reporting import make_report

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import RunFailed
+from embedder.indexing.store_index import keep_index
 from embedder.operations.operation import operation
 from embedder.refresh.ended import Ended
 from embedder.refresh.ending import end_run
@@ -18,7 +19,6 @@ from embedder.refresh.inputs import as_of_now, open_inputs
 from embedder.refresh.judging import judge_listing, refusal
 from embedder.refresh.request import Request
 from embedder.refresh.work import Options, Work, outdated_by, plan_work
-from embedder.retrieval.indexing import keep_index
 from embedder.rows import carried_schema
 from embedder.run.diff import gone
 from embedder.run.execute import execute

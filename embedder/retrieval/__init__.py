@@ -1,1 +1,1 @@
-"""From the store to an answer: build the index, encode queries, search, show pictures."""
+"""From a query to an answer: search, conditions, words of captions, grouping and folding, hits as people see them."""

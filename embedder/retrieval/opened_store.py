@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 
 from embedder.errors import ConfigError, StoreError
 from embedder.once import made_once
+from embedder.query_encoder import QueryEncoder
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.options import SearchOptions
 from embedder.retrieval.queries import Images, Query, read_queries
-from embedder.retrieval.query import QueryEncoder
 from embedder.retrieval.search import Searcher
 from embedder.run.job import open_model
 from embedder.store.binding import differing, published, read_store_info, served_info

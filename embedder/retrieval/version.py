@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embedder.indexing.store_index import pictures
+from embedder.indexing.versions import open_version
 from embedder.once import made_once
 from embedder.retrieval.catalogue import Catalogue
 from embedder.retrieval.exact import ExactIndex
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
-from embedder.retrieval.index_store import open_version
-from embedder.retrieval.indexing import pictures
 from embedder.retrieval.words_cache import open_words
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from embedder.retrieval.index_store import MAX_KEPT_COPIES, cache_folder, drop_copies
+from embedder.indexing.versions import MAX_KEPT_COPIES, cache_folder, drop_copies
 from embedder.retrieval.words import TOKENS, CaptionWords, build_bm25
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError

@@ -7,7 +7,7 @@ import pyarrow as pa
 from store_samples import INFO, row, table
 from store_states import new_store, silent
 
-from embedder.retrieval.indexing import NO_WISHES, build_store_index, keep_index
+from embedder.indexing.store_index import NO_WISHES, build_store_index, keep_index
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
 from embedder.store.parts import Stamp, write_part

@@ -7,7 +7,7 @@ import pyarrow as pa
 from store_samples import begin, row, table
 from store_states import new_store
 
-from embedder.retrieval.indexing import build_store_index
+from embedder.indexing.store_index import build_store_index
 from embedder.retrieval.opened_store import Store, open_store
 from embedder.store.parts import write_part
 from embedder.store.publish import publish

@@ -18,7 +18,7 @@ from embedder.evaluation.command import save
 from embedder.evaluation.evaluate import Options, evaluate
 from embedder.evaluation.report import Evaluation
 from embedder.evaluation.show import evaluation_parts
-from embedder.retrieval.indexing import build_store_index
+from embedder.indexing.store_index import build_store_index
 from embedder.retrieval.opened_store import Store
 from index.errors import RetrievalError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedder.retrieval.evaluation import caption_recall, text_recall
+from embedder.evaluation.own_texts import caption_recall, text_recall
 from embedder.rows import VECTOR
 
 NUM = 20

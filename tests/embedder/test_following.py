@@ -13,8 +13,8 @@ from store_states import new_store, night
 
 import embedder
 from embedder.errors import StoreError
+from embedder.indexing.store_index import build_store_index
 from embedder.retrieval.following import MAX_DOUBLINGS
-from embedder.retrieval.indexing import build_store_index
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.vacuum import vacuum

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailed, StoreError
+from embedder.indexing.store_index import build_store_index
+from embedder.indexing.versions import list_manifests
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
-from embedder.retrieval.index_store import list_manifests
-from embedder.retrieval.indexing import build_store_index
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.rollback import rollback

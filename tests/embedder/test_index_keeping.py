@@ -8,11 +8,12 @@ from store_states import heard, new_store, rows_now, silent
 
 from embedder.config import IndexConfig
 from embedder.errors import RunFailed, StoreError
-from embedder.retrieval import index_making, index_rows
-from embedder.retrieval.index_making import Making, make_index
-from embedder.retrieval.index_rows import IndexRows
-from embedder.retrieval.index_store import list_manifests, manifest_of
-from embedder.retrieval.indexing import build_store_index, keep_index, update_store_index
+from embedder.indexing import making as index_making
+from embedder.indexing import rows as index_rows
+from embedder.indexing.making import Making, make_index
+from embedder.indexing.rows import IndexRows
+from embedder.indexing.store_index import build_store_index, keep_index, update_store_index
+from embedder.indexing.versions import list_manifests, manifest_of
 from embedder.retrieval.opened_store import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.layout import read_current

@@ -6,7 +6,7 @@ import numpy as np
 from index_stores import indexed_night, indexed_store, item
 from store_states import Killed, dying, silent
 
-from embedder.retrieval.indexing import build_store_index, built_without, update_store_index
+from embedder.indexing.store_index import build_store_index, built_without, update_store_index
 from embedder.retrieval.opened_store import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current

@@ -14,7 +14,7 @@ from embedding_runs import embedded
 import embedder
 from embedder.errors import ConfigError, RunFailed
 from embedder.pipeline import embed_on_ray, embedding_graph
-from embedder.retrieval.query import QueryEncoder
+from embedder.query_encoder import QueryEncoder
 from embedder.run.job import make_plan, open_model, plan_job, store_info
 from embedder.run.ray_session import ray_session
 from embedder.run.resources import Available

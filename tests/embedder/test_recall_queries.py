@@ -6,11 +6,11 @@ import samples
 from index_stores import indexed_store
 from refresh_runs import refreshed
 
-from embedder.retrieval.index_rows import IndexRows
-from embedder.retrieval.index_store import list_manifests
-from embedder.retrieval.indexing import build_store_index
-from embedder.retrieval.query import QueryEncoder
-from embedder.retrieval.recall_queries import recall_queries
+from embedder.indexing.recall_queries import recall_queries
+from embedder.indexing.rows import IndexRows
+from embedder.indexing.store_index import build_store_index
+from embedder.indexing.versions import list_manifests
+from embedder.query_encoder import QueryEncoder
 from embedder.run.job import open_model
 from embedder.store.binding import read_store_info
 from embedder.store.files import StoreFiles

@@ -10,9 +10,9 @@ from store_states import no_index, silent
 
 import embedder
 from embedder.errors import StoreError
+from embedder.indexing.store_index import build_store_index, built_without, kept_or_built
 from embedder.refresh.dry_run import forecast
 from embedder.refresh.work import Options
-from embedder.retrieval.indexing import build_store_index, built_without, kept_or_built
 from embedder.store import compact as compact_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles

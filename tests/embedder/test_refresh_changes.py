@@ -11,9 +11,9 @@ from embedding_runs import Quiet, embedded
 from refresh_runs import contents, items_of, refreshed, rows_of, touch
 
 import embedder
+from embedder.indexing.store_index import build_store_index
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
-from embedder.retrieval.indexing import build_store_index
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
 from embedder.store.files import StoreFiles

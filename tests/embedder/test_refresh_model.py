@@ -17,9 +17,9 @@ from refresh_runs import contents, items_of, refreshed, rows_of
 import embedder
 from embedder.embed import embed
 from embedder.errors import StoreError
+from embedder.indexing.store_index import build_store_index
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
-from embedder.retrieval.indexing import build_store_index
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
 from embedder.store.tables import RecordTable

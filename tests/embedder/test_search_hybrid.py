@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
+from embedder.indexing.versions import cache_folder, drop_copies
 from embedder.retrieval import catalogue, version, words_cache
 from embedder.retrieval.fusion import reciprocal_rank_fusion
-from embedder.retrieval.index_store import cache_folder, drop_copies
 from embedder.retrieval.opened_store import open_store
 from embedder.retrieval.options import SearchOptions
 from embedder.retrieval.words import CaptionWords, build_bm25, words_in

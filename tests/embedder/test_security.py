@@ -33,12 +33,12 @@ from embedder.cli import app
 from embedder.config import DecodeConfig, SourceConfig
 from embedder.embed import embed
 from embedder.errors import EmbedderError, RunFailed
+from embedder.indexing.store_index import build_store_index
 from embedder.media import pictures, videos
 from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
 from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
-from embedder.retrieval.indexing import build_store_index
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from index.errors import RetrievalError

@@ -4,14 +4,15 @@ from contextlib import contextmanager
 
 import numpy as np
 from index_stores import DIM, indexed_night, item, vector_of
+from store_samples import INFO
 from store_states import heard, new_store
 
-from embedder.retrieval import index_making
-from embedder.retrieval.index_making import Making, build_anew
-from embedder.retrieval.index_rows import IndexRows
-from embedder.retrieval.index_store import version_folder
-from embedder.retrieval.indexing import NO_WISHES
-from embedder.retrieval.sharded_build import ROWS_PER_PART, ClusterFiller, Group, cluster_filler, plan_groups
+from embedder.indexing import making as index_making
+from embedder.indexing.making import Making, build_anew
+from embedder.indexing.rows import IndexRows
+from embedder.indexing.sharded_build import ROWS_PER_PART, ClusterFiller, Group, cluster_filler, plan_groups
+from embedder.indexing.store_index import NO_WISHES
+from embedder.indexing.versions import version_folder
 from embedder.store.layout import read_current
 from index import engine
 from index.designs import parse_design
@@ -51,7 +52,7 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
         yield filler
 
     monkeypatch.setattr(index_making, "cluster_filler", running)
-    making = Making(files, rows.version, "m", None, NO_WISHES, heard(said), "a cluster")
+    making = Making(files, rows.version, INFO, None, NO_WISHES, heard(said), "a cluster")
     number, manifest = build_anew(making, "IVF8,Flat")
     assert (manifest.design, manifest.num_vectors) == ("IVF8,Flat", 400)
     index = open_index(version_folder(files, number))

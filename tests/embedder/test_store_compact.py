@@ -12,7 +12,7 @@ from store_samples import begin, row, table
 from store_states import Killed, dying, new_store, night, rows_now, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
-from embedder.retrieval.indexing import build_store_index
+from embedder.indexing.store_index import build_store_index
 from embedder.retrieval.opened_store import open_store
 from embedder.store.compact import PartTarget, compact, compact_if_needed, plan_groups
 from embedder.store.history import past_runs, publications

@@ -19,12 +19,12 @@ from store_samples import begin, publish_rows, row, table
 
 import embedder
 from embedder.errors import ConfigError, StoreError
+from embedder.indexing import versions
+from embedder.indexing.store_index import build_store_index
+from embedder.indexing.versions import list_manifests
 from embedder.range_file import RangeFile
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
-from embedder.retrieval import index_store
-from embedder.retrieval.index_store import list_manifests
-from embedder.retrieval.indexing import build_store_index
 from embedder.store.files import StoreFiles, WriteConflict
 from embedder.store.layout import read_current
 from embedder.store.object_ranges import BLOCK_BYTES, TAIL_BYTES, ObjectTail
@@ -115,7 +115,7 @@ def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, 
     (copy / "index.faiss").write_bytes(b"damaged on this machine")
     assert embedder.open_store(config.store).search("two cats", k=3) == expected  # fetched again
     # What is damaged in the store itself is refused, however it was fetched.
-    index_store.shutil.rmtree(copy)
+    versions.shutil.rmtree(copy)
     files.write("index/000001/index.faiss", files.read("index/000001/index.faiss") + b"x")
     with pytest.raises(RetrievalError, match="sha256"):
         embedder.open_store(config.store).search("two cats", k=3)
@@ -130,7 +130,7 @@ def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, 
 def test_an_upload_of_an_index_that_was_cut_off_is_no_version_and_its_number_is_not_used_again(files):
     files.write("index/000003/index.faiss", b"half")
     assert list_manifests(files) == []
-    assert index_store._next_number(files) == 4
+    assert versions._next_number(files) == 4
 
 
 def test_other_programs_read_the_table_of_a_store_in_a_bucket(bucket):

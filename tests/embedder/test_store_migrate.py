@@ -17,7 +17,7 @@ from store_states import Killed, dying, heard, no_index, rows_now, silent, state
 
 import embedder
 from embedder.errors import StoreError
-from embedder.retrieval.indexing import build_store_index
+from embedder.indexing.store_index import build_store_index
 from embedder.store.binding import bind_store, read_store_info
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles

@@ -5,8 +5,8 @@ from store_samples import row
 from store_states import new_store, night, silent, state_now
 from test_store_sequences import Model
 
-from embedder.retrieval.index_store import list_manifests
-from embedder.retrieval.indexing import build_store_index, built_without, kept_or_built
+from embedder.indexing.store_index import build_store_index, built_without, kept_or_built
+from embedder.indexing.versions import list_manifests
 from embedder.retrieval.opened_store import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles

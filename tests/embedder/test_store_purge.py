@@ -14,7 +14,7 @@ from store_states import Killed, dying, heard, new_store, night, no_index, rows_
 
 import embedder
 from embedder.errors import RunFailed, StoreError
-from embedder.retrieval.indexing import build_store_index, built_without
+from embedder.indexing.store_index import build_store_index, built_without
 from embedder.retrieval.opened_store import open_store
 from embedder.store import purge as purge_module
 from embedder.store.history import past_runs, publications

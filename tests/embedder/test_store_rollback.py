@@ -8,7 +8,7 @@ from store_samples import INFO, begin, row, table
 from store_states import Killed, dying, heard, new_store, night, no_index, rows_now, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
-from embedder.retrieval.indexing import build_store_index, kept_or_built
+from embedder.indexing.store_index import build_store_index, kept_or_built
 from embedder.retrieval.opened_store import open_store
 from embedder.store.binding import read_store_info
 from embedder.store.history import past_runs, publications

@@ -10,7 +10,7 @@ from store_states import Killed, dying, new_store, night, no_index, rows_at, row
 from test_store_history import record
 
 from embedder.errors import StoreError
-from embedder.retrieval.indexing import build_store_index
+from embedder.indexing.store_index import build_store_index
 from embedder.retrieval.opened_store import open_store
 from embedder.store import vacuum as vacuum_module
 from embedder.store.history import past_runs, publications

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedder.retrieval.index_rows import IndexRows
+from embedder.indexing.rows import IndexRows
 from embedder.store.files import StoreFiles
 from index.designs import Design
 from index.vectors import Floats, VectorTable

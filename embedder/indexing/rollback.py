@@ -1,7 +1,7 @@
 """Back to an earlier index of the same rows: of other constraints, of another kind."""
 
 from embedder.errors import StoreError
-from embedder.retrieval.index_store import list_manifests, open_version
+from embedder.indexing.versions import list_manifests, open_version
 from embedder.store.binding import read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, same_rows

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from embedder.errors import EmbedderError
-from embedder.retrieval.index_rows import Floats, IndexRows
-from embedder.retrieval.query import QueryEncoder
+from embedder.indexing.rows import Floats, IndexRows
+from embedder.query_encoder import QueryEncoder
 from embedder.run.job import Model, open_model
 from embedder.store.layout import StoreInfo
 from index.queries import CAPTIONS, SAMPLED, TEXT_LIKE, text_like_queries

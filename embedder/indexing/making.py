@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from embedder.config import IndexConfig
 from embedder.errors import RunFailed
-from embedder.retrieval.index_rows import IndexRows
-from embedder.retrieval.index_store import Build, add_version, manifest_of, open_version, version_folder
-from embedder.retrieval.recall_queries import recall_queries
-from embedder.retrieval.sharded_build import cluster_filler
+from embedder.indexing.recall_queries import recall_queries
+from embedder.indexing.rows import IndexRows
+from embedder.indexing.sharded_build import cluster_filler
+from embedder.indexing.versions import Build, add_version, manifest_of, open_version, version_folder
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from index.build import build_index

@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 
 from embedder.config import IndexConfig
 from embedder.errors import StoreError
-from embedder.retrieval.index_making import Making, build_anew, make_index
-from embedder.retrieval.index_store import has_version
+from embedder.indexing.making import Making, build_anew, make_index
+from embedder.indexing.versions import has_version
 from embedder.store.binding import check_writable, published, read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo, read_current
