@@ -26,9 +26,8 @@ Parameters = dict[str, int]
 HNSW_EF_CONSTRUCTION = 100  # 40 builds 3 times as fast and finds 0.85 where 100 finds 0.97; 200 finds 0.98
 TRAINING_VECTORS_PER_LIST = 64  # FAISS asks for 39 at least
 MAX_TRAINING_VECTORS = 1 << 20
-MIN_OPQ_VECTORS = (
-    39 * 256
-)  # the rotation is trained with 256 centroids; below 39 vectors each FAISS warns, below 1 it fails
+# The rotation is trained with 256 centroids; below 39 vectors each FAISS warns, below 1 it fails.
+MIN_OPQ_VECTORS = 39 * 256
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one list in so many is read
