@@ -80,6 +80,7 @@ class Manifest(BaseModel):
     target_recall: float = Field(gt=0, le=1, description="that was asked for")
     latency_ms: float = Field(ge=0, description="of one query on one thread, at these parameters")
     exact_row_us: float = Field(ge=0, description="microseconds to read and score one row of a filtered exact search")
+    scan_row_us: float = Field(ge=0, description="the same where texts ask, and projections are held by row")
     drift: float = Field(
         default=0,
         ge=0,
@@ -143,6 +144,7 @@ def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
         "target_recall": 0.95,
         "latency_ms": 0.0,
         "exact_row_us": 0.0,
+        "scan_row_us": 0.0,
     }
     search = {name: value for name, value in build.items() if name in ("ef_search", "nprobe")}
     return content | added | {"format_version": FORMAT_VERSION, "parameters": search}

@@ -16,7 +16,7 @@ from index.vectors import Floats, Mask, Rows, check_vectors
 if TYPE_CHECKING:
     import faiss
 
-    from index.faiss_search import Selector
+    from index.faiss_search import FindAmong, Selector
 
 # An approximate search for so large a share of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
@@ -72,8 +72,8 @@ class Index:
     ) -> Hits:
         """Find the k nearest vectors of each query; where fewer may be found, all of them.
 
-        A filter that leaves few rows is answered exactly, by scoring those alone; one that leaves many is looked up as
-        usual, with an effort that grows as the share of the rows that pass shrinks.
+        A filter that leaves few rows is answered by scoring those alone; one that leaves many is looked up as usual,
+        with an effort that grows as the share of the rows that pass shrinks.
 
         Args:
             queries: (Q, E) of unit norm, float32 or another float type, from the model whose fingerprint the index has.
@@ -103,12 +103,12 @@ class Index:
         if parameters is None:
             parameters = self.manifest.parameters if profile == "text" else self.manifest.image_parameters
         with engine.threads(num_threads):
-            if (
-                parameters is None
-                or k * EXACT_SHARE >= num_allowed
-                or (among is not None and self._is_exact_cheaper(num_allowed))
-            ):
+            if parameters is None or k * EXACT_SHARE >= num_allowed:
                 return _ordered(*faiss_search.search_exactly(self._index, queries_QE, k, selector))
+            if among is not None and selector is not None:
+                scan, row_us = self._scan(profile)
+                if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
+                    return _ordered(*scan(self._index, queries_QE, k, selector))
             effort = parameters if among is None else raise_effort(parameters, num_allowed / len(self))
             scores, rows = faiss_search.search(self._index, queries_QE, k, effort, selector)
             is_short = (rows < 0).any(axis=1)
@@ -155,10 +155,13 @@ class Index:
 
         return faiss_search.Selector(self.is_live)
 
-    def _is_exact_cheaper(self, num_allowed: int) -> bool:
-        """Whether to score the rows that pass a filter, by what both ways cost when the index was measured."""
-        exact_us = num_allowed * self.manifest.exact_row_us
-        return exact_us <= self.manifest.latency_ms * 1000 / (num_allowed / len(self))
+    def _scan(self, profile: Profile) -> tuple["FindAmong", float]:
+        """Give the cheapest way to score the rows that pass a filter, and microseconds a row, as measured."""
+        from index import faiss_search
+
+        if profile == "text" and self.manifest.scan_row_us < self.manifest.exact_row_us:
+            return faiss_search.scan, self.manifest.scan_row_us
+        return faiss_search.search_exactly, self.manifest.exact_row_us
 
 
 def raise_effort(parameters: dict[str, int], share: float) -> dict[str, int]:

@@ -12,7 +12,6 @@ thread, medians of rounds in which the contestants take turns. The last line is 
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -30,7 +29,9 @@ NUM_ASKED, NUM_HELD_OUT = 4000, 1000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("num_pictures", nargs="?", type=int, default=300_000)
-    parser.add_argument("--autofaiss", default=sys.executable, metavar="PYTHON", help="interpreter that has autofaiss")
+    parser.add_argument(
+        "--autofaiss", metavar="PYTHON", help="interpreter that has autofaiss; else FAISS does as it does"
+    )
     parser.add_argument("--trap", action="store_true", help="first show what indexes find for pictures and captions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-retrieval-") as name:

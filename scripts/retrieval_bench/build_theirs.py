@@ -1,6 +1,6 @@
 """Build the index that autofaiss picks, in a process of its own; imports nothing of this project.
 
-    python build_theirs.py FOLDER OUT.faiss NUM_PICTURES    # by autofaiss where it is installed, else as it does
+    python build_theirs.py FOLDER OUT.faiss NUM_PICTURES --by autofaiss    # or `faiss`: the same by FAISS alone
 
 autofaiss 2.18 takes HNSW32 of whole vectors where memory allows, adds them, and tunes efSearch on vectors of the index.
 Its tuning is done again by the caller, on captions; here it gets the least of time.
@@ -19,10 +19,10 @@ MEMORY = "4GB"
 
 
 def main() -> None:
-    folder, out, num_pictures = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    folder, out, num_pictures, maker = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[5]
     pictures = np.load(folder / "pictures.npy", mmap_mode="r")[:num_pictures]
     started = time.perf_counter()
-    try:
+    if maker == "autofaiss":
         from autofaiss import build_index, version
 
         index, infos = build_index(
@@ -34,7 +34,7 @@ def main() -> None:
             max_index_query_time_ms=10.0,
         )
         by, picked_effort = f"autofaiss {version.__version__}", str(infos.get("hyperparameters", ""))
-    except ImportError:
+    else:
         index = faiss.index_factory(pictures.shape[1], "HNSW32", faiss.METRIC_INNER_PRODUCT)
         for first in range(0, num_pictures, 65_536):
             index.add(np.ascontiguousarray(pictures[first : first + 65_536]))

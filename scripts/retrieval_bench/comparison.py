@@ -12,16 +12,24 @@ from retrieval_bench.measures import Find, K, in_process, latencies_ms, rates, r
 
 TARGET = 0.95
 HERE = Path(__file__).parent
-EFFORTS = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
+EFFORTS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 
 
-def compare(folder: Path, num_pictures: int, their_python: str) -> dict:
-    """Build both, each in a process of its own; measure them in turns, on one thread."""
+def compare(folder: Path, num_pictures: int, autofaiss: str | None) -> dict:
+    """Build both, each in a process of its own; measure them in turns, on one thread.
+
+    Args:
+        folder: that the vectors are in.
+        num_pictures: how many of them to index.
+        autofaiss: an interpreter that has it; without one, FAISS builds what it would pick.
+    """
     ours_path, theirs_path = folder / "index" / "000001", folder / "theirs.faiss"
     print(f"building ours of {num_pictures:,} x 256", flush=True)
     built = in_process([sys.executable, "-m", "retrieval_bench.build_ours", folder, ours_path, str(num_pictures)])
     print("building theirs", flush=True)
-    theirs_built = in_process([their_python, HERE / "build_theirs.py", folder, theirs_path, str(num_pictures)])
+    maker = [autofaiss or sys.executable, HERE / "build_theirs.py"]
+    by = ["--by", "autofaiss" if autofaiss else "faiss"]
+    theirs_built = in_process([*maker, folder, theirs_path, str(num_pictures), *by])
     queries = np.load(folder / "held_out.npy")
     exact = exact_rows(folder, num_pictures, queries)
     ours, theirs = open_index(ours_path), faiss.read_index(str(theirs_path))

@@ -12,7 +12,7 @@ from index.search import open_index
 from retrieval_bench.measures import K, latencies_ms, recall, table
 
 SELECTIVITIES = (0.5, 0.01, 0.0001)
-NUM_QUERIES = 200
+NUM_QUERIES = 400
 
 
 def compare_filters(folder: Path, num_pictures: int) -> list[dict]:
