@@ -1,6 +1,7 @@
-"""FAISS: make, train, fill, write and read an index. With `index.faiss_search` the only modules that import it.
+"""FAISS: make, train, fill, write and read an index.
 
-Source: faiss-cpu 1.15. Others import these two inside functions.
+Only this module and `faiss_search`, `faiss_scan`, `faiss_parts` import it; others import these inside functions.
+Source: faiss-cpu 1.15.
 """
 
 from collections.abc import Iterable, Iterator

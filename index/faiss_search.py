@@ -4,7 +4,7 @@ Search parameters travel with each call, so one index serves many threads.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import faiss
@@ -16,8 +16,6 @@ from index.vectors import Floats, Mask, Rows
 # Rows that a filtered exact search decodes at once: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
 _FEW_QUERIES = 8
-# Of projections, so many times k are scored again at full width: it costs little, and their order is a rough one.
-_SCORED_AGAIN = 16
 # Rows that are passed over (1 ns each) in the time in which one is fetched and decoded (250 ns at 256 dimensions).
 _PASSED_PER_FETCHED = 250
 
@@ -45,8 +43,8 @@ class Selector:
         return faiss.IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
 
 
-FindAmong = Callable[[faiss.Index, Floats, int, Selector], tuple[Floats, Rows]]
-"""Index, queries (Q, E), k, the rows that may be found -> scores and rows, (Q, k)."""
+FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]
+"""Queries (Q, E), k, the rows that may be found -> scores and rows, (Q, k)."""
 
 
 def search(
@@ -96,25 +94,7 @@ def search_exactly(
         some = faiss.SearchParameters(sel=faiss.IDSelectorArray(selector.rows))
         scores, rows = store.search(queries, k, params=some)
         return scores, rows
-    return _search_rows(store, queries, k, selector.rows)
-
-
-def scan(index: faiss.Index, queries: Floats, k: int, selector: Selector) -> tuple[Floats, Rows]:
-    """Find the k nearest of some rows for text queries: by projections where the index holds them by row, else exactly.
-
-    A projection is a fraction of a vector to fetch; those that come out best are scored again at full width.
-    """
-    projections = _projections(index)
-    if projections is None or k * _SCORED_AGAIN >= selector.num_rows:
-        return search_exactly(index, queries, k, selector)
-    project, store = projections
-    _, candidates = _search_rows(store, project.apply(queries), k * _SCORED_AGAIN, selector.rows)
-    best_scores, best_rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-    for place, rows in enumerate(candidates):
-        scores = _decode(_full_width(index), rows) @ queries[place]
-        best = np.argsort(-scores, kind="stable")[:k]
-        best_scores[place], best_rows[place] = scores[best], rows[best]
-    return best_scores, best_rows
+    return search_rows(partial(decode, store), queries, k, selector.rows)
 
 
 def _is_passing_over_cheaper(store: faiss.Index, num_queries: int, selector: Selector) -> bool:
@@ -129,10 +109,11 @@ def _is_passing_over_cheaper(store: faiss.Index, num_queries: int, selector: Sel
 
 def vectors(index: faiss.Index, rows: Rows) -> Floats:
     """Give the vectors of some rows, (n, E), as the index holds them."""
-    return _decode(_full_width(index), rows)
+    return decode(_full_width(index), rows)
 
 
-def _decode(store: faiss.Index, rows: Rows) -> Floats:
+def decode(store: faiss.Index, rows: Rows) -> Floats:
+    """Give the vectors of some rows, (n, E), of an index that holds them by row."""
     if not isinstance(store, faiss.IndexFlatCodes):
         found: Floats = store.reconstruct_batch(np.ascontiguousarray(rows, dtype=np.int64))
         return found
@@ -143,12 +124,12 @@ def _decode(store: faiss.Index, rows: Rows) -> Floats:
     return decoded
 
 
-def _search_rows(store: faiss.Index, queries: Floats, k: int, rows: Rows) -> tuple[Floats, Rows]:
-    """Score some rows; decoding them is cheaper than to pass over all others."""
+def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, rows: Rows) -> tuple[Floats, Rows]:
+    """Fetch some rows and score them alone: scores and rows, (Q, min(k, rows)), best first."""
     best_scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
-        scores, places = nearest(queries, _decode(store, block), min(k, len(block)))
+        scores, places = nearest(queries, vectors_of(block), min(k, len(block)))
         if len(rows) == len(block):
             return scores, block[places]
         scores, found = np.hstack([best_scores, scores]), np.hstack([best_rows, block[places]])
@@ -166,20 +147,6 @@ def _full_width(index: faiss.Index) -> faiss.Index:
     if isinstance(inner, faiss.IndexHNSW):
         return faiss.downcast_index(inner.storage)
     return inner
-
-
-def _projections(index: faiss.Index) -> tuple[faiss.VectorTransform, faiss.IndexFlatCodes] | None:
-    """Give the projection of an index, and the part that holds projected vectors by row; None where none does."""
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.base_index)
-    if not isinstance(index, faiss.IndexPreTransform):
-        return None
-    inner = innermost(index)
-    store = faiss.downcast_index(inner.storage) if isinstance(inner, faiss.IndexHNSW) else inner
-    if not isinstance(store, faiss.IndexFlatCodes):
-        return None
-    return faiss.downcast_VectorTransform(index.chain.at(0)), store
 
 
 def prepare(index: faiss.Index) -> None:

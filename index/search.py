@@ -1,7 +1,7 @@
 """Open one version of an index, checked, and search it."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from index.vectors import Floats, Mask, Rows, check_vectors
 if TYPE_CHECKING:
     import faiss
 
+    from index.faiss_scan import RowScan
     from index.faiss_search import FindAmong, Selector
 
 # An approximate search for so large a share of the table reads nearly all of it, and is slower than the exact one.
@@ -108,7 +109,7 @@ class Index:
             if among is not None and selector is not None:
                 scan, row_us = self._scan(profile)
                 if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
-                    return _ordered(*scan(self._index, queries_QE, k, selector))
+                    return _ordered(*scan(queries_QE, k, selector))
             effort = parameters if among is None else raise_effort(parameters, num_allowed / len(self))
             scores, rows = faiss_search.search(self._index, queries_QE, k, effort, selector)
             is_short = (rows < 0).any(axis=1)
@@ -160,8 +161,14 @@ class Index:
         from index import faiss_search
 
         if profile == "text" and self.manifest.scan_row_us < self.manifest.exact_row_us:
-            return faiss_search.scan, self.manifest.scan_row_us
-        return faiss_search.search_exactly, self.manifest.exact_row_us
+            return self._row_scan.find, self.manifest.scan_row_us
+        return partial(faiss_search.search_exactly, self._index), self.manifest.exact_row_us
+
+    @cached_property
+    def _row_scan(self) -> "RowScan":
+        from index.faiss_scan import RowScan
+
+        return RowScan(self._index)
 
 
 def raise_effort(parameters: dict[str, int], share: float) -> dict[str, int]:

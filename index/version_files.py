@@ -6,6 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Origin:
 def write_version(folder: Path, measured: Measured, contents: Contents, origin: Origin) -> Manifest:
     """Write index, ids, queries with their answers, mask, and last the manifest."""
     from index import engine, faiss_search
+    from index.faiss_scan import RowScan
 
     meter, truths = measured.meter, measured.truths
     with origin.clock.step("write"):
@@ -119,8 +121,8 @@ def write_version(folder: Path, measured: Measured, contents: Contents, origin: 
         recall_query_kind=truths.asked.queries.kind,
         target_recall=origin.target_recall,
         latency_ms=measured.point.latency_ms,
-        exact_row_us=meter.row_us(faiss_search.search_exactly),
-        scan_row_us=meter.row_us(faiss_search.scan),
+        exact_row_us=meter.row_us(partial(faiss_search.search_exactly, meter.index)),
+        scan_row_us=meter.row_us(RowScan(meter.index).find),
         drift=origin.drift,
         curve=measured.curve,
         trials=origin.trials,

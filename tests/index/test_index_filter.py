@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from index_samples import Build, make_pictures_and_captions, make_vectors
 
-from index import faiss_search
 from index.errors import RetrievalError
+from index.faiss_scan import RowScan
+from index.faiss_search import Selector
 from index.search import Index, open_index, raise_effort
 
 KINDS = ("flat", "hnsw", "ivf", "LeanVec16,HNSW32,Flat", "LeanVec16,IVF32,SQ8", "IVF64,RaBitQ")
@@ -89,11 +90,13 @@ def test_vectors_come_back_as_they_went_in(build: Build, kind: str) -> None:
     np.testing.assert_allclose(index.vectors(rows), pictures[rows], atol=4e-3)
 
 
-@pytest.mark.parametrize("kind", ["LeanVec16,HNSW32,Flat", "LeanVec16,Flat", "HNSW32,Flat", "LeanVec16,IVF32,SQ8"])
+@pytest.mark.parametrize(
+    "kind", ["LeanVec16,HNSW32,Flat", "LeanVec16,IVF32,Flat", "LeanVec16,Flat", "HNSW32,Flat", "LeanVec16,IVF32,SQ8"]
+)
 def test_scoring_projections_of_what_passes_finds_the_best_and_gives_whole_cosines(build: Build, kind: str) -> None:
     index, pictures, queries = open_of_kind(build, kind)
     mask = np.random.default_rng(3).random(NUM_PICTURES) < 0.3
-    scores, rows = faiss_search.scan(index._index, queries, 10, faiss_search.Selector(mask))
+    scores, rows = RowScan(index._index).find(queries, 10, Selector(mask))
     assert mask[rows].all()
     assert share_found(rows, exact(queries, pictures, mask, 10)) >= 0.95
     np.testing.assert_allclose(scores, np.einsum("qe,qke->qk", queries, pictures[rows]), atol=2e-3)

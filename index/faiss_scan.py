@@ -1,0 +1,89 @@
+"""Score the rows that a filter leaves by their projections, for queries that are texts: a fraction of a vector each."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cached_property, partial
+
+import faiss
+import numpy as np
+
+from index.engine import innermost
+from index.faiss_search import Selector, decode, search_exactly, search_rows, vectors
+from index.vectors import Floats, Rows
+
+# So many times k are scored again at full width: it costs little, and the order of projections is a rough one.
+_SCORED_AGAIN = 16
+
+VectorsOf = Callable[[Rows], Floats]
+
+
+class RowScan:
+    """Scores rows of one index, which must not change meanwhile."""
+
+    def __init__(self, index: faiss.Index) -> None:
+        self._index = index
+
+    def find(self, queries: Floats, k: int, selector: Selector) -> tuple[Floats, Rows]:
+        """Find the k nearest of some rows: scores and rows, (Q, k), best first.
+
+        By projections where the index holds them by row, and exactly where it doesn't, or where few rows are left.
+
+        Args:
+            queries: (Q, E) float32, of texts: projections keep what those ask for.
+            k: at most the number of rows that may be found.
+            selector: these rows.
+        """
+        if self._projected is None or k * _SCORED_AGAIN >= selector.num_rows:
+            return search_exactly(self._index, queries, k, selector)
+        project, projections_of = self._projected
+        _, candidates = search_rows(projections_of, project.apply(queries), k * _SCORED_AGAIN, selector.rows)
+        best_scores, best_rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        for place, rows in enumerate(candidates):
+            scores = vectors(self._index, rows) @ queries[place]
+            best = np.argsort(-scores, kind="stable")[:k]
+            best_scores[place], best_rows[place] = scores[best], rows[best]
+        return best_scores, best_rows
+
+    @cached_property
+    def _projected(self) -> tuple[faiss.VectorTransform, VectorsOf] | None:
+        """The projection, and what gives projected vectors of rows; None where the index has none, or only codes."""
+        index = faiss.downcast_index(self._index)
+        if isinstance(index, faiss.IndexRefine):
+            index = faiss.downcast_index(index.base_index)
+        if not isinstance(index, faiss.IndexPreTransform):
+            return None
+        project = faiss.downcast_VectorTransform(index.chain.at(0))
+        inner = innermost(index)
+        if isinstance(inner, faiss.IndexHNSW):
+            inner = faiss.downcast_index(inner.storage)
+        if isinstance(inner, faiss.IndexIVFFlat):
+            return project, _ListedVectors(inner).of
+        return (project, partial(decode, inner)) if isinstance(inner, faiss.IndexFlatCodes) else None
+
+
+class _ListedVectors:
+    """The vectors of inverted lists by row. FAISS gives one a call, a microsecond each; these are read where they lie.
+
+    Where that is takes eight bytes a row. Lists that grow move: so the index must not change.
+    """
+
+    def __init__(self, index: faiss.IndexIVFFlat) -> None:
+        self._index = index  # whose memory is read
+        self._addresses: Rows = np.empty(index.ntotal, np.int64)
+        for number in range(index.nlist):
+            size = index.invlists.list_size(number)
+            if size:
+                rows = faiss.rev_swig_ptr(index.invlists.get_ids(number), size)
+                first = faiss.rev_swig_ptr(index.invlists.get_codes(number), 1).ctypes.data
+                self._addresses[rows] = first + index.code_size * np.arange(size)
+
+    def of(self, rows: Rows) -> Floats:
+        """Give some of them, (n, width) float32."""
+        if len(rows) == 0:
+            return np.empty((0, self._index.d), np.float32)
+        addresses, size = self._addresses[rows], self._index.code_size
+        first = int(addresses.min())
+        span = int(addresses.max()) - first
+        memory = (ctypes.c_char * (span + size)).from_address(first)
+        starts = np.ndarray((span + 1,), np.dtype((np.void, size)), memory, strides=(1,))
+        return starts[addresses - first].view(np.float32).reshape(len(rows), -1)
