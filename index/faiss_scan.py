@@ -6,6 +6,7 @@ from functools import cached_property, partial
 
 import faiss
 import numpy as np
+import numpy.typing as npt
 
 from index.engine import innermost
 from index.faiss_search import Selector, decode, search_exactly, search_rows, vectors
@@ -56,7 +57,7 @@ class RowScan:
         inner = innermost(index)
         if isinstance(inner, faiss.IndexHNSW):
             inner = faiss.downcast_index(inner.storage)
-        if isinstance(inner, faiss.IndexIVFFlat):
+        if isinstance(inner, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer):
             return project, _ListedVectors(inner).of
         return (project, partial(decode, inner)) if isinstance(inner, faiss.IndexFlatCodes) else None
 
@@ -64,26 +65,37 @@ class RowScan:
 class _ListedVectors:
     """The vectors of inverted lists by row. FAISS gives one a call, a microsecond each; these are read where they lie.
 
-    Where that is takes eight bytes a row. Lists that grow move: so the index must not change.
+    Where that is takes twelve bytes a row. Lists that grow move: so the index must not change.
     """
 
-    def __init__(self, index: faiss.IndexIVFFlat) -> None:
+    def __init__(self, index: faiss.IndexIVF) -> None:
         self._index = index  # whose memory is read
         self._addresses: Rows = np.empty(index.ntotal, np.int64)
+        self._lists = np.empty(index.ntotal, np.dtype("<i4"))
         for number in range(index.nlist):
             size = index.invlists.list_size(number)
             if size:
                 rows = faiss.rev_swig_ptr(index.invlists.get_ids(number), size)
                 first = faiss.rev_swig_ptr(index.invlists.get_codes(number), 1).ctypes.data
                 self._addresses[rows] = first + index.code_size * np.arange(size)
+                self._lists[rows] = number
 
     def of(self, rows: Rows) -> Floats:
         """Give some of them, (n, width) float32."""
         if len(rows) == 0:
             return np.empty((0, self._index.d), np.float32)
-        addresses, size = self._addresses[rows], self._index.code_size
-        first = int(addresses.min())
+        codes = self._codes(self._addresses[rows])
+        if isinstance(self._index, faiss.IndexIVFFlat):
+            return codes.view(np.float32)
+        # FAISS decodes what stands behind the number of its list, from whose centroid it is measured.
+        numbers = self._lists[rows].view(np.uint8).reshape(len(rows), -1)[:, : self._index.coarse_code_size()]
+        decoded: Floats = self._index.sa_decode(np.hstack([numbers, codes]))
+        return decoded
+
+    def _codes(self, addresses: Rows) -> npt.NDArray[np.uint8]:
+        """Copy what stands at some addresses, (n, code size)."""
+        size, first = self._index.code_size, int(addresses.min())
         span = int(addresses.max()) - first
         memory = (ctypes.c_char * (span + size)).from_address(first)
         starts = np.ndarray((span + 1,), np.dtype((np.void, size)), memory, strides=(1,))
-        return starts[addresses - first].view(np.float32).reshape(len(rows), -1)
+        return starts[addresses - first].view(np.uint8).reshape(len(addresses), size)

@@ -13,7 +13,7 @@ from embedder.once import made_once
 from embedder.query_encoder import QueryEncoder
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.queries import Images, Query, read_queries
+from embedder.retrieval.queries import Images, Queries, Query, read_queries
 from embedder.retrieval.search import Searcher
 from embedder.run.job import open_model
 from embedder.store.binding import differing, published, read_store_info, served_info
@@ -128,7 +128,7 @@ class Store:
         if hybrid and queries.kind != "text":
             raise ConfigError(f"hybrid search ranks by words, and a {queries.kind} has none; search with a text")
         answers = self.searcher.search_batch(
-            queries.encode(self),
+            self._vectors(queries),
             options,
             texts=queries.values if queries.kind == "text" else None,
             profile="image" if queries.kind == "picture" else "text",
@@ -136,6 +136,15 @@ class Store:
         for name, hits in zip(queries.names, answers, strict=True):
             hits.query, hits.version = name, self.version
         return answers[0] if queries.is_single else Answers(answers)
+
+    def _vectors(self, queries: Queries) -> Floats:
+        """All of some queries as vectors, float32 (Q, E); the model is run once, and not loaded for vectors."""
+        if queries.kind == "text":
+            return self.encode_text(queries.values)
+        if queries.kind == "picture":
+            return self.encode_image(queries.values)
+        vectors: Floats = queries.values
+        return vectors
 
     @property
     def version(self) -> str:

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from embedder.errors import ConfigError
 from index.errors import RetrievalError
-
-if TYPE_CHECKING:
-    from embedder.retrieval.opened_store import Store
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Query = str | Sequence[str] | Floats
@@ -39,15 +36,6 @@ class Queries:
         if self.kind == "vector":
             return ["" if self.is_single else f"vector {number}" for number in range(len(self.values))]
         return ["a picture" if isinstance(value, bytes) else str(value) for value in self.values]
-
-    def encode(self, store: "Store") -> Floats:
-        """All of them as vectors of a store's model, float32 (Q, E); the model is run once."""
-        if self.kind == "text":
-            return store.encode_text(self.values)
-        if self.kind == "picture":
-            return store.encode_image(self.values)
-        vectors: Floats = self.values
-        return vectors
 
 
 def read_queries(query: Query | None, image: Images | None) -> Queries:

@@ -59,7 +59,7 @@ def compare(folder: Path, num_pictures: int, autofaiss: str | None) -> dict:
             "steps_s": built["manifest"]["steps_s"],
         },
         "theirs": {
-            "design": "HNSW32",
+            "design": theirs_built["design"],
             "parameters": {"ef_search": effort},
             "recall_at_10": their_recall,
             "queries_per_s": per_s["theirs"],
@@ -69,7 +69,6 @@ def compare(folder: Path, num_pictures: int, autofaiss: str | None) -> dict:
             "build_s": theirs_built["build_s"],
             "build_peak_bytes": theirs_built["peak_bytes"],
             "by": theirs_built["by"],
-            "own_tuning": theirs_built["hyperparameters"],
         },
         "trials": built["manifest"]["trials"],
     }
