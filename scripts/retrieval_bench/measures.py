@@ -13,7 +13,6 @@ import numpy as np
 
 K = 10
 NUM_ROUNDS = 5
-NUM_SINGLE = 200
 
 Find = Callable[[np.ndarray], np.ndarray]
 """Queries (Q, E) -> rows (Q, K)."""
