@@ -33,8 +33,8 @@ def main() -> None:
             current_memory_available=MEMORY_TO_BUILD,
             max_index_query_time_ms=10.0,
         )
-        index = faiss.downcast_index(index)
-        by = f"autofaiss {version.__version__}, which took efSearch {index.hnsw.efSearch} for itself"
+        picked = faiss.downcast_index(index).hnsw.efSearch
+        by = f"autofaiss {version.__version__}, which took efSearch {picked} for itself"
     else:
         index = faiss.index_factory(pictures.shape[1], "HNSW32", faiss.METRIC_INNER_PRODUCT)
         for first in range(0, num_pictures, 65_536):
@@ -42,7 +42,7 @@ def main() -> None:
         by = f"FAISS {faiss.__version__}, as autofaiss 2.18 does"
     faiss.write_index(index, str(out))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    design = f"HNSW{index.hnsw.nb_neighbors(1)}"
+    design = f"HNSW{faiss.downcast_index(index).hnsw.nb_neighbors(1)}"
     found = {"by": by, "design": design, "build_s": time.perf_counter() - started, "peak_bytes": peak_bytes}
     print(f"\n{json.dumps(found)}")
 
