@@ -67,6 +67,9 @@ def test_the_table_says_why_each_was_not_chosen_and_which_are_beaten_in_everythi
     assert judged[CODES.design].verdict == "recall 0.940"
     assert judged[GRAPH.design].verdict == "0.0 MiB"
     assert {name for name, each in judged.items() if not each.is_efficient} == set()
+    exact_is_quick = Constraints(latency_ms=1000)
+    verdicts = {each.design: each.verdict for each in judge(ALL, rank(ALL, exact_is_quick), exact_is_quick)}
+    assert (verdicts[FLAT.design], verdicts[LEAN.design]) == ("chosen", "not exact")
     worse = trial("HNSW32,SQ8,Refine(SQfp16)", 0.95, 0.6, 1300)
     assert not judge([*ALL, worse], rank(ALL, constraints), constraints)[-1].is_efficient
 
