@@ -62,7 +62,7 @@ def test_each_link_leads_to_a_file(path):
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\bscripts/\w+(?:\.py)?", README))))
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\bscripts/\w+(?:\.\w+)?", README))))
 def test_each_script_exists(path):
     assert (ROOT / path).is_file()
 
