@@ -161,6 +161,7 @@ print(json.dumps({"told": told, "num_more": len(tests.rows_of(config)) - len(bef
     assert found["num_more"] == 1
 
 
+@pytest.mark.slow
 def test_a_file_size_limit_is_an_error_and_the_next_run_goes_on(make_run, tmp_path):
     """RLIMIT_FSIZE, as quotas and some containers have it."""
     source = samples.folder(tmp_path / "in", num_images=8)

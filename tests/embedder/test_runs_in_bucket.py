@@ -112,6 +112,7 @@ def test_a_run_of_a_store_that_another_holds_exits_with_a_clear_line(source, tin
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_of_two_runs_at_once_one_embeds_and_the_other_is_refused_or_finds_it_done(
     source, tiny_model, bucket, undisturbed, monkeypatch
 ):
@@ -152,6 +153,7 @@ def test_a_run_on_ray_writes_from_its_workers_into_the_bucket(source, tiny_model
     assert StoreFiles(store).read(".lock").startswith(b'{"released"')
 
 
+@pytest.mark.slow
 def test_a_reader_that_polls_sees_whole_states_only(bucket):
     files = StoreFiles(f"{bucket}/store")
     bind_store(files, INFO)

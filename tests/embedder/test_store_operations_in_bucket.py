@@ -1,6 +1,7 @@
 """What is done to a store over its life gives the same in a bucket as on a disk."""
 
 import numpy as np
+import pytest
 from store_samples import row
 from store_states import new_store, night, silent, state_now
 from test_store_sequences import Model
@@ -59,6 +60,7 @@ def life(files: StoreFiles) -> list:
     return seen
 
 
+@pytest.mark.slow
 def test_a_life_of_a_store_is_the_same_on_a_disk_and_in_a_bucket(tmp_path, bucket, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     on_disk = life(new_store(tmp_path / "store"))

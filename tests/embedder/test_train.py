@@ -135,6 +135,7 @@ def test_ray_and_the_local_engine_train_the_same_weights(pairs, tiny_model, tmp_
     assert metrics(tmp_path / "ray") == metrics(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_training_runs_where_ray_is_not_installed(pairs, tiny_model, tmp_path):
     config = training(pairs, tmp_path / "out", model=str(tiny_model), engine="auto")
     code = """
@@ -353,6 +354,7 @@ columns = {{ id = "sku", image = "photo", caption = "title" }}
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_command_line_leaves_a_model_that_other_commands_accept(
     pairs, tiny_model, tmp_path, run_embedder
 ):

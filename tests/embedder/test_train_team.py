@@ -77,6 +77,7 @@ def test_two_workers_train_the_weights_of_one_and_go_on_exactly(source, tiny_mod
     assert metrics(out) == metrics(whole)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source, tiny_model, tmp_path, ray_cluster):
     out = tmp_path / "out"
     config = training(source, out, **options(tiny_model, checkpoint_every_s=1e-9), **TOGETHER)
