@@ -1,0 +1,97 @@
+"""Ray Data as its documentation shows batch inference: read, map, one actor with the whole model, write Parquet.
+
+    python -m pipeline_bench.ray_data TASK      # dtype float32: the libraries' own forward functions
+
+In any other dtype the model is this project's unsplit one, since a library's model cast as a whole would normalise its
+outputs in that dtype too. Torch gets all cores; left alone, Ray gives an actor of one CPU one thread. Ray fuses the
+decoding, a plain function of a row, into the actor behind it.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedder.run.ray_session import start_ray
+from pipeline_bench.task import VECTORS_FOLDER, FinishLog, Task
+
+Row = dict[str, Any]
+Columns = dict[str, np.ndarray]
+
+
+class Decode:
+    """Bytes of a picture -> pixels, and the caption beside it -> token ids."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def pair(self, row: Row) -> Row:
+        """Decode one pair."""
+        decode, path = decoder_of(self.task.model), Path(row["path"])
+        caption = path.with_suffix(".txt").read_text(encoding="utf-8")
+        return {
+            "item_id": path.name,
+            "pixels": decode.pixels(io.BytesIO(row["bytes"])),
+            "token_ids": decode.token_ids(caption),
+        }
+
+
+_decoders: dict[str, Any] = {}
+
+
+def decoder_of(model: str) -> Any:
+    """The process's decoder: a task is a plain function, and reads the tokeniser once."""
+    if model not in _decoders:
+        from pipeline_bench.plain import PlainDecoder
+
+        _decoders[model] = PlainDecoder(model)
+    return _decoders[model]
+
+
+class Embed:
+    """The whole model."""
+
+    def __init__(self, task: Task) -> None:
+        import torch
+
+        from pipeline_bench.plain import load_whole
+
+        if task.dtype == "float32":
+            from shards.towers import load_towers
+
+            self.model: torch.nn.Module = load_towers(task.model)
+        else:
+            self.model = load_whole(task.model, task.dtype, task.num_threads)
+        torch.set_num_threads(task.num_threads)
+        self.log = FinishLog(task.out)
+
+    def __call__(self, batch: Columns) -> Columns:
+        """Both vectors of each pair."""
+        from pipeline_bench.plain import embed_batch, packed_batch
+
+        images, texts = embed_batch(self.model, packed_batch(np.array(batch["pixels"]), list(batch["token_ids"])))
+        self.log.note(len(images))
+        return {"item_id": batch["item_id"], "image_embedding": images, "text_embedding": texts}
+
+
+def main() -> None:
+    task = Task.from_command_line()
+    start_ray()
+    import ray
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    pictures = [str(picture) for picture in task.pictures()]
+    dataset = ray.data.read_binary_files(pictures, include_paths=True).map(Decode(task).pair)
+    embedded = dataset.map_batches(
+        Embed,
+        fn_constructor_args=(task,),
+        batch_size=task.batch_size,
+        compute=ray.data.ActorPoolStrategy(size=1),
+    )
+    embedded.write_parquet(str(Path(task.out) / VECTORS_FOLDER))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
