@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from pipeline_bench.contest import Standing
-from pipeline_bench.contestants import DAFT, LIMIT, LOCAL, LOOP, RAY_DATA, RAY_FP32, STAGES
+from pipeline_bench.contestants import DAFT, LIMIT, LIMIT_PROCESSES, LOCAL, LOOP, RAY_DATA, RAY_FP32, STAGES
 from retrieval_bench.measures import table
 
 BUSY = 0.9  # of all cores: then they are the bound
 MIB = 1 << 20
+LIMITS = (LIMIT, LIMIT_PROCESSES)
 
 RATIOS = {
     "three stages over the loop": (STAGES[3], LOOP),
@@ -58,14 +59,20 @@ def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flo
     if rate is None or cpu_ms is None or cores is None:
         return "too short to tell"
     parts = [_by_cores(cores, cpu_ms, num_cores)]
-    limit_ms = standings[LIMIT].median("cpu_ms") if LIMIT in standings else None
-    if name == LIMIT:
+    forward_ms = _forward_ms(standings)
+    if name in LIMITS:
         parts.append(f"{item_flops * rate / 1e9:,.0f} GFLOP/s at {item_flops / 1e9:.2f} GFLOP an item")
-    elif limit_ms:
-        parts.append(f"{cpu_ms - limit_ms:+.1f} ms beside the limit's {limit_ms:.1f}")
+    elif forward_ms:
+        parts.append(f"{cpu_ms - forward_ms:+.1f} ms beside the limit's {forward_ms:.1f}")
     if standing.shares():
         parts.append("inside " + ", ".join(_share(step, *shares) for step, shares in standing.shares().items()))
     return "; ".join(parts)
+
+
+def _forward_ms(standings: Mapping[str, Standing]) -> float | None:
+    """CPU milliseconds of the forward passes of an item, by whichever limit wastes less in waiting for its threads."""
+    found = (standings[name].median("cpu_ms") for name in LIMITS if name in standings)
+    return min((cpu_ms for cpu_ms in found if cpu_ms), default=None)
 
 
 def _by_cores(cores: float, cpu_ms: float, num_cores: int) -> str:

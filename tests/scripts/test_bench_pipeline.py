@@ -1,0 +1,235 @@
+"""The benchmark of the pipeline: what it counts, what it refuses, and what it prints; no clock is judged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def parts_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.fixture
+def make_vectors():
+    from pipeline_bench.vectors import Vectors
+
+    def make(num_items=5, seed=0, **changes):
+        generator = np.random.default_rng(seed)
+        sides = {
+            name: (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+            for name, rows in (("images", generator.normal(size=(num_items, 8))), ("texts", np.eye(num_items, 8) + 1))
+        }
+        return Vectors(**{"ids": tuple(f"{number:06d}.png" for number in range(num_items))} | sides | changes)
+
+    return make
+
+
+def call(step, started_s, wall_s, num_rows=1, cpu_s=0.0):
+    return {"step": step, "started_s": started_s, "wall_s": wall_s, "num_rows": num_rows, "cpu_s": cpu_s}
+
+
+def test_steady_window_counts_what_was_finished_between_the_quarters():
+    from pipeline_bench.steady import steady_window
+
+    window = steady_window([(time_s, 10) for time_s in (40.0, 30.0, 20.0, 14.0, 13.0, 12.0, 11.0, 1.0)])
+    assert (window.start_s, window.stop_s, window.num_items) == (11.0, 20.0, 40)
+    assert window.items_per_s == pytest.approx(40 / 9)
+
+
+@pytest.mark.parametrize("finished", [[], [(1.0, 10)], [(1.0, 1), (2.0, 8), (3.0, 1)], [(1.0, 5), (1.0, 5)]])
+def test_there_is_no_steady_rate_of_one_batch(finished):
+    from pipeline_bench.steady import steady_window
+
+    assert steady_window(finished) is None
+
+
+def test_items_are_finished_when_the_last_stage_hands_them_on():
+    from pipeline_bench.steady import last_stage_events
+
+    calls = [
+        call("stage 10", 5.0, 1.0, 32),
+        call("stage 2", 9.0, 1.0, 64),
+        call("decode", 9.5, 1.0),
+        call("write", 9, 9),
+    ]
+    assert last_stage_events(calls) == [(6.0, 32)]
+
+
+def test_a_call_counts_with_the_part_that_lies_inside_the_window():
+    from pipeline_bench.steady import Window, step_shares
+
+    calls = [call("stage 0", 0.0, 4.0, cpu_s=2.0), call("stage 0", 9.0, 4.0, cpu_s=4.0), call("decode", 20.0, 1.0)]
+    assert step_shares(calls, Window(2.0, 10.0, 1)) == {"stage 0": (pytest.approx(3 / 8), pytest.approx(2 / 8))}
+
+
+def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
+    from pipeline_bench.vectors import check_equal
+
+    first = make_vectors()
+    rounded = make_vectors(images=first.images.astype(np.float16).astype(np.float32))
+    least = check_equal({"first": first, "rounded": rounded})
+    assert least["first"] == pytest.approx(1, abs=1e-6) and 0.999 <= least["rounded"] <= 1
+
+
+def test_unequal_vectors_are_refused(make_vectors):
+    from pipeline_bench.vectors import UnequalVectors, check_equal
+
+    first = make_vectors()
+    close = np.ones((5, 8), np.float32) + first.texts * 1e-3  # all within a cosine of 0.999, and yet in the wrong order
+    wrong = {
+        "another picture": (first, make_vectors(images=first.images[::-1]), "cosine"),
+        "another caption": (first, make_vectors(texts=-first.texts), "cosine"),
+        "nothing": (first, make_vectors(images=first.images * np.nan), "cosine"),
+        "a row less": (first, make_vectors(num_items=4), "1 of the 5"),
+        "other names": (first, make_vectors(ids=tuple("abcde")), "5 of the 5"),
+        "another width": (first, make_vectors(images=first.images[:, :4]), "shapes"),
+        "order": (make_vectors(texts=close), make_vectors(texts=np.roll(close, 1, axis=0)), "nearer to another"),
+    }
+    for name, (reference, other, message) in wrong.items():
+        with pytest.raises(UnequalVectors, match=message):
+            check_equal({"reference": reference, name: other})
+
+
+def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_path, make_vectors):
+    from pipeline_bench.task import vector_table
+    from pipeline_bench.vectors import read_files
+
+    expected = make_vectors()
+    shuffled = [3, 1, 4, 0, 2]
+    ids = [expected.ids[row] for row in shuffled]
+    images, texts = expected.images[shuffled], expected.texts[shuffled]
+    both = pa.table({"item_id": ids, "vectors": np.concatenate([images, texts], axis=1).tolist()})
+    for name, table in (("two", vector_table(ids, images, texts)), ("one", both)):
+        folder = tmp_path / name / "vectors"
+        folder.mkdir(parents=True)
+        for part in range(2):
+            pq.write_table(table.slice(3 * part, 3), folder / f"{part}.parquet")
+        found = read_files(tmp_path / name)
+        assert found.ids == expected.ids
+        np.testing.assert_array_equal(found.images, expected.images)
+        np.testing.assert_array_equal(found.texts, expected.texts)
+
+
+def test_pairs_are_repeated_without_room_on_the_disk(tmp_path):
+    from pipeline_bench.workload import write_pairs
+
+    write_pairs(tmp_path / "in", 5, [(b"a", ".jpg", "first"), (b"b", ".jpg", "second")])
+    pictures = sorted((tmp_path / "in").glob("*.jpg"))
+    assert [path.name for path in pictures] == [f"{number:06d}.jpg" for number in range(5)]
+    assert [path.read_bytes() for path in pictures] == [b"a", b"b", b"a", b"b", b"a"]
+    assert (tmp_path / "in" / "000003.txt").read_text() == "second"
+    assert len({path.stat().st_ino for path in pictures}) == 2
+
+
+def test_captions_of_photographs_are_in_their_names(tmp_path):
+    from pipeline_bench.workload import read_photographs
+
+    for name in ("n01440764_tench.JPEG", "n01_great_white_shark.jpg", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    assert {caption for _, _, caption in read_photographs(tmp_path, 9)} == {
+        "a photograph of a tench",
+        "a photograph of a great white shark",
+    }
+    with pytest.raises(SystemExit, match="no JPEG"):
+        read_photographs(SCRIPTS, 9)
+
+
+CONTESTANT = """
+import sys
+from pathlib import Path
+import numpy as np
+from pipeline_bench.task import FinishLog, Task, write_vectors
+task = Task("", "", sys.argv[1], "", 0)
+log = FinishLog(task.out)
+for _ in range(8):
+    log.note(1)
+rows = np.eye(8, dtype=np.float32)
+write_vectors(task, "all", [str(n) for n in range(8)], rows, np.roll(rows, int(sys.argv[2]), axis=0))
+"""
+
+
+def make_contestant(name, program=CONTESTANT, roll=0):
+    from pipeline_bench.contest import Contestant, Result
+    from pipeline_bench.task import read_finished
+    from pipeline_bench.vectors import read_files
+
+    def command(out):
+        return [sys.executable, "-c", program, str(out), str(roll)]
+
+    return Contestant(name, command, lambda out: Result(read_finished(out), read_files(out)))
+
+
+def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path):
+    from pipeline_bench.contest import hold
+
+    said = []
+    standings = hold([make_contestant("a"), make_contestant("b")], tmp_path, 2, 60.0, said.append)
+    assert [line.split(": ")[1] for line in said] == ["a", "b", "b", "a"]
+    assert list(standings) == ["a", "b"] and list(tmp_path.iterdir()) == []
+    found = standings["b"].to_json()
+    assert len(found["rounds"]) == 2 and found["least_cosine"] == 1 and found["whole_s"] >= found["first_s"] > 0
+
+
+def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_path):
+    from pipeline_bench.contest import hold
+    from pipeline_bench.vectors import UnequalVectors
+    from pipeline_bench.watch import ContestantFailed
+
+    with pytest.raises(UnequalVectors, match="wrong against right"):
+        hold([make_contestant("right"), make_contestant("wrong", roll=1)], tmp_path / "1", 1, 60.0, print)
+    with pytest.raises(ContestantFailed, match=r"(?s)exit code 1.*no such luck"):
+        hold([make_contestant("broken", "raise ValueError('no such luck')")], tmp_path / "2", 1, 60.0, print)
+    with pytest.raises(ContestantFailed, match="took longer than 1 s"):
+        hold([make_contestant("slow", "import time; time.sleep(60)")], tmp_path / "3", 1, 1.0, print)
+
+
+def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
+    from pipeline_bench.contest import Standing, Turn
+    from pipeline_bench.show import ratios, show_standings
+
+    def standing(rate, cores, **shares):
+        cpu_ms = None if rate is None else 1e3 * cores / rate
+        turn = Turn(rate, cpu_ms, cores, 3.0, 9.0, 2**30, {key.replace("_", " "): each for key, each in shares.items()})
+        return Standing((turn,), 0.99995)
+
+    standings = {
+        "limit": standing(40.0, 2.0),
+        "loop": standing(20.0, 1.0),
+        "ray, 3 stages": standing(30.0, 1.9, stage_0=(0.5, 0.4)),
+        "local": standing(None, None),
+    }
+    show_standings("a title", standings, 2, 10**9)
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if line.startswith("ray, 3 stages"))
+    assert row.split()[3:] == ["30.0", "0.75", "1.50", "63.3", "1.90", "3.0", "9.0", "1,024", "0.99995"]
+    assert "limit: the cores, 2.00 of 2 busy, 50.0 ms of CPU an item; 40 GFLOP/s at 1.00 GFLOP an item" in printed
+    assert "loop: waiting: 1.00 of 2 cores busy" in printed and "local: too short to tell" in printed
+    assert "+13.3 ms beside the limit's 50.0; inside stage 0 50% of the time (CPU 0.40)" in printed
+    assert ratios(standings) == {"three stages over the loop": 1.5, "three stages over the limit": 0.75}
+
+
+def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
+    options = ["--quick", "--num-emoji", "16", "--timeout", "100"]
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "bench_pipeline.py", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"num_cores", "dtype", "rounds", "workloads", "versions"}
+    small = found["workloads"]["small"]
+    assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}
+    for standing in small["contestants"].values():
+        assert standing["least_cosine"] >= 0.999 and standing["peak_bytes"] > 0 and len(standing["rounds"]) == 1
