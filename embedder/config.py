@@ -6,7 +6,7 @@ Devices and dtypes are strings, and no default reads the machine: what is `"auto
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -73,7 +73,9 @@ class DecodeConfig(Section):
     max_pixels: int = Field(100_000_000, ge=1, description="decoded pixels of one picture or one frame")
     max_file_bytes: int = Field(512 << 20, ge=1, description="encoded size of one picture; videos are streamed")
     max_video_bytes: int = Field(16 << 30, ge=1, description="encoded size of one video, or of any other file")
-    items_per_task: int = Field(64, ge=1, description="items that one decode task takes")
+    items_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="items that one decode task takes, and that pass from stage to stage together"
+    )
 
 
 class OnFailure(Section):

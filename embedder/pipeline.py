@@ -9,7 +9,7 @@ Nothing here is committed: `embedder.store.publish` does that when the graph has
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -20,7 +20,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.annotations import RayDeprecationWarning
 
 from embedder.errors import EmbedderError, RunFailed
-from embedder.run.job import Job
+from embedder.run.blocks import cut_listing, items_per_block
+from embedder.run.job import Job, largest_bytes_per_row
 from embedder.run.resources import Allocation
 from embedder.sink import PartSink
 from embedder.steps.decode import decode
@@ -72,8 +73,15 @@ def as_ours(error: RayError) -> Exception:
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     """The graph up to the last stage; lazy."""
+    listing = list(listing)
+    num_items = items_per_block(
+        job.config,
+        job.decode.rows_per_batch,
+        largest_bytes_per_row(job.model, job.plan),
+        sum(table.num_rows for table in listing),
+    )
     # Not `from_arrow`, which asks a task of one CPU about each block.
-    dataset = ray.data.from_blocks(list(blocks_of(listing, job.config.decode.items_per_task)))
+    dataset = ray.data.from_blocks(list(cut_listing(listing, num_items)))
     dataset = dataset.map_batches(
         partial(decode, spec=job.decode, run=job.run),
         batch_format="pyarrow",
@@ -98,10 +106,3 @@ def through_stages(dataset: Dataset, stages: Sequence[StageSpec], allocation: Al
             max_task_retries=MAX_RETRIES,
         )
     return dataset
-
-
-def blocks_of(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]:
-    """Cut the listing into one block a decode task."""
-    for table in listing:
-        for start in range(0, table.num_rows, num_items):
-            yield table.slice(start, num_items)

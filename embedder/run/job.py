@@ -148,6 +148,12 @@ def bytes_per_row(model: Model, plan: ShardPlan) -> int:
     return pixels + sum(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)
 
 
+def largest_bytes_per_row(model: Model, plan: ShardPlan) -> int:
+    """Bytes of one picture with its caption where they are largest between two steps."""
+    pixels = 3 * model.config.preprocess.image_size**2
+    return max(pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages))
+
+
 def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     """What the decode step is told."""
     limits = config.decode

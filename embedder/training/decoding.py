@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from embedder.local import ahead
+from embedder.run.blocks import FEW_ITEMS
 from embedder.run.engine import Choice, by_work
 from embedder.run.resources import decode_cpus
 from embedder.training.config import TrainConfig
@@ -33,10 +34,11 @@ def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: 
 @contextmanager
 def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator[Decode]:
     """Make an engine ready to decode."""
+    num_items = FEW_ITEMS if config.decode.items_per_task == "auto" else config.decode.items_per_task
     if choice.engine == "local":
 
         def decode_locally(listing: pa.Table) -> Generator[pa.Table, None, None]:
-            blocks = slices(listing, config.decode.items_per_task)
+            blocks = slices(listing, num_items)
             return ahead(table for block in blocks for table in decode_examples(block, spec=spec))
 
         yield decode_locally
@@ -47,7 +49,7 @@ def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator
         from embedder.training.stream import decode_on_ray
 
         num_cpus = decode_cpus(config.decode, available)
-        yield lambda listing: decode_on_ray(listing, spec, config.decode.items_per_task, num_cpus)
+        yield lambda listing: decode_on_ray(listing, spec, num_items, num_cpus)
 
 
 def slices(listing: pa.Table, num_items: int) -> Iterator[pa.Table]:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset
 
-from embedder.pipeline import MAX_RETRIES, blocks_of
+from embedder.pipeline import MAX_RETRIES
+from embedder.training.decoding import slices
 from embedder.training.examples import ExampleSpec, decode_examples
 from embedder.training.shares import decode_share
 
@@ -23,7 +24,7 @@ def decode_on_ray(
     listing: pa.Table, spec: ExampleSpec, items_per_task: int, num_cpus: float
 ) -> Generator[pa.Table, None, None]:
     """Decode listed items; tables of EXAMPLES, in the items' order."""
-    dataset = _mapped(blocks_of([listing], items_per_task), partial(decode_examples, spec=spec), num_cpus)
+    dataset = _mapped(slices(listing, items_per_task), partial(decode_examples, spec=spec), num_cpus)
     yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
 
 

@@ -1,0 +1,51 @@
+"""Blocks of items: as large as the model's rows allow, small where a run or its files ask for it."""
+
+import pyarrow as pa
+import pytest
+
+from embedder.config import load_config
+from embedder.run.blocks import FEW_ITEMS, MAX_FILE_BYTES, cut_listing, items_per_block
+
+KIB = 1 << 10
+
+
+def listing(*sizes_bytes):
+    ids = pa.array([str(number) for number in range(len(sizes_bytes))], pa.string())
+    return pa.table({"item_id": ids, "size_bytes": pa.array(sizes_bytes, pa.int64())})
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_row", "num_items", "expected"),
+    [
+        (52 * KIB, 20_000, 224),  # the shipped model: whole batches within 12 MiB
+        (12 * KIB, 20_000, 256),  # never more than half a part
+        (151 * KIB, 20_000, 64),  # a ViT-S/16
+        (1 << 30, 20_000, 32),  # never less than a batch
+        (52 * KIB, 4000, 224),
+        (52 * KIB, 1911, 96),  # sixteen blocks at least
+        (52 * KIB, 3, 32),
+    ],
+)
+def test_blocks_hold_whole_batches_as_model_and_run_allow(bytes_per_row, num_items, expected):
+    assert items_per_block(load_config(), 32, bytes_per_row, num_items) == expected
+
+
+def test_the_configuration_has_the_last_word():
+    config = load_config(overrides={"decode": {"items_per_task": 7}})
+    assert items_per_block(config, 32, KIB, 20_000) == 7
+
+
+def test_every_item_is_in_one_block_in_order():
+    tables = [listing(*[10] * 500), listing(), listing(*[10] * 3)]
+    blocks = list(cut_listing(tables, 224))
+    assert [block.num_rows for block in blocks] == [224, 224, 52, 3]
+    assert pa.concat_tables(blocks).equals(pa.concat_tables(tables))
+
+
+@pytest.mark.parametrize("large", [None, MAX_FILE_BYTES + 1])
+def test_large_files_and_those_of_unknown_size_stand_in_short_blocks(large):
+    table = listing(*[10] * 300, large, *[10] * 199)
+    blocks = list(cut_listing([table], 224))
+    assert [block.num_rows for block in blocks] == [224, FEW_ITEMS, FEW_ITEMS, 148]
+    assert next(cut_listing([table], 32)).num_rows == 32
+    assert pa.concat_tables(blocks).equals(table)
