@@ -40,7 +40,7 @@ from pipeline_bench.workload import Workload, small_on_emoji, vit_s_on_photograp
 from shards.config import load_model_config
 from shards.plan import plan_shards
 
-PHOTOGRAPHS = Path(__file__).parents[1] / "shared" / "data" / "photos"
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 QUICK = {"num_photographs": 24, "num_emoji": 48, "rounds": 1, "only": "loop,local", "models": "small"}
 DEFAULT_KEYS = [key for key in KEYS if key != "auto"]
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "pillow")

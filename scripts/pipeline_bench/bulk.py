@@ -98,6 +98,8 @@ def caption_of(picture: str) -> str:
 
 def noted(table: pa.Table, *, out: str) -> pa.Table:
     """Note when rows came out of the last stage; their ids and vectors."""
+    if table.num_rows == 0:
+        return table
     FinishLog(out).note(table.num_rows)
     ids = [Path(picture).name for picture in table["carried:image"].to_pylist()]
     return pa.table({"item_id": ids} | {side: table[side] for side in SIDES})
