@@ -1,6 +1,6 @@
 """The pipeline beside the limit of the hardware, a script by hand, Ray Data as documented, and Daft.
 
-    python scripts/bench_pipeline.py                                    # a quarter of an hour on two cores
+    python scripts/bench_pipeline.py                                    # half an hour or more on two cores
     python scripts/bench_pipeline.py --photographs DIR --num-photographs 2000 --num-emoji 20000 --rounds 3   # of record
     python scripts/bench_pipeline.py --daft PYTHON                      # an interpreter that has daft and torch
     python scripts/bench_pipeline.py --only limit,loop,ray3 --models small --num-emoji 8000

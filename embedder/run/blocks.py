@@ -47,4 +47,4 @@ def cut_listing(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Tabl
 
 def _is_small(block: pa.Table) -> bool:
     sizes = block["size_bytes"]
-    return sizes.null_count == 0 and pc.sum(sizes).as_py() <= MAX_FILE_BYTES
+    return sizes.null_count == 0 and bool(pc.sum(sizes).as_py() <= MAX_FILE_BYTES)

@@ -217,6 +217,7 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
     assert ratios(standings) == {"three stages over the loop": 1.5, "three stages over the limit": 0.75}
 
 
+@pytest.mark.slow
 def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
     options = ["--quick", "--num-emoji", "16", "--timeout", "100"]
     done = subprocess.run(
