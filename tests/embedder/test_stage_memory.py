@@ -3,13 +3,14 @@
 import subprocess
 import sys
 
-# A batch holds more at once than glibc keeps by itself, however often it has seen it freed (64 MiB).
+# By itself glibc gives whatever is larger than 32 MiB back to the system as soon as it is free, without exception. What
+# it keeps it may have to lay out anew for some batches before each finds a place: so there are many.
 PROGRAM = """
 import resource, torch
 from embedder.steps.memory import keep_freed_memory
 if {keeps}: keep_freed_memory()
-def batch(): [torch.ones(6 << 20) for _ in range(4)]  # 24 MiB each
-for _ in range(3): batch()
+def batch(): [torch.ones(10 << 20) for _ in range(3)]  # 40 MiB each
+for _ in range(5): batch()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10): batch()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -23,4 +24,4 @@ def page_faults(keeps):
 
 
 def test_batches_after_the_first_find_their_memory_again():
-    assert 10 * page_faults(keeps=True) < page_faults(keeps=False)
+    assert 2 * page_faults(keeps=True) < page_faults(keeps=False)
