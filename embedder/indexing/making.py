@@ -14,7 +14,7 @@ import pyarrow as pa
 from embedder.config import IndexConfig
 from embedder.errors import RunFailed
 from embedder.indexing.recall_queries import recall_queries
-from embedder.indexing.rows import IndexRows
+from embedder.indexing.rows import Floats, IndexRows
 from embedder.indexing.sharded_build import cluster_filler
 from embedder.indexing.versions import Build, add_version, manifest_of, open_version, version_folder
 from embedder.store.files import StoreFiles
@@ -59,6 +59,11 @@ class Making:
     def rows(self) -> IndexRows:
         """What it shall hold."""
         return IndexRows(self.files, self.embeddings_version)
+
+    @cached_property
+    def queries(self) -> tuple[Floats | None, str]:
+        """What it is tuned and judged with; the same where a second design has to be built."""
+        return recall_queries(self.rows, self.info)
 
     @cached_property
     def last(self) -> Manifest | None:
@@ -138,7 +143,7 @@ def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = F
         GateRefused: it is not good enough.
     """
     wishes = making.wishes
-    queries, query_kind = recall_queries(making.rows, making.info)
+    queries, query_kind = making.queries
 
     def build(folder: Path) -> Manifest:
         with cluster_filler(making.ray_address, making.files, making.rows, making.say) as fill:

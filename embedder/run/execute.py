@@ -74,7 +74,7 @@ def execute(
             if to_embed.num_rows:
                 run_job([to_embed], job)
     wall_s = time.perf_counter() - begun_s
-    return Outcome(job, available, choice, wall_s, monitor.peak_memory_bytes, monitor.cpu_use, time_up.is_set())
+    return Outcome(job, available, choice, wall_s, monitor.peak_memory.num_bytes, monitor.cpu_use, time_up.is_set())
 
 
 RunJob = Callable[[list[pa.Table], Job], None]

@@ -144,14 +144,18 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
 
 def bytes_per_row(model: Model, plan: ShardPlan) -> int:
     """Bytes of one picture with its caption over all cuts together, its pixels included."""
-    pixels = 3 * model.config.preprocess.image_size**2
-    return pixels + sum(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)
+    return sum(_handed_on_bytes(model, plan))
 
 
 def largest_bytes_per_row(model: Model, plan: ShardPlan) -> int:
     """Bytes of one picture with its caption where they are largest between two steps."""
+    return max(_handed_on_bytes(model, plan))
+
+
+def _handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
+    """Bytes of one picture with its caption as each step hands them on: pixels first, then over each cut."""
     pixels = 3 * model.config.preprocess.image_size**2
-    return max(pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages))
+    return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
 def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:

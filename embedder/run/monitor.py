@@ -8,6 +8,7 @@ from contextlib import suppress
 from embedder.errors import StoreError
 from embedder.run import machine
 from embedder.run.cpu_use import CpuUse
+from embedder.run.peak_memory import PeakMemory
 from embedder.store.journal import read_entry
 from embedder.store.layout import journal_folder
 from embedder.store.problems import StoreUnavailable
@@ -15,9 +16,6 @@ from embedder.store.runs import Run
 
 INTERVAL_S = 1.0
 BUCKET_INTERVAL_S = 5.0  # a listing and what is new in it are requests
-# The kernel walks all pages to tell what memory is shared: 25 ms for each GiB, 0.15 s for a run of three stages. Looked
-# at each second, that would be a fourteenth of two cores.
-MEMORY_SHARE = 0.02
 
 OnProgress = Callable[[int], None]
 """Told the number of items finished by this session, whenever it has grown."""
@@ -27,11 +25,11 @@ class RunMonitor:
     """Watches between entering and leaving the block."""
 
     def __init__(self, run: Run, on_progress: OnProgress) -> None:
-        self.peak_memory_bytes = 0
+        self.peak_memory = PeakMemory()
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
         self._seen: dict[str, int] = {}
-        self._next_memory_s = self._next_journal_s = 0.0
+        self._next_journal_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
@@ -43,8 +41,7 @@ class RunMonitor:
         self._stop.set()
         self._thread.join()
         self._next_journal_s = 0.0
-        self._look()
-        self._look_at_memory()
+        self._look(at_end=True)
 
     def _watch(self) -> None:
         asked_to_stop = False
@@ -54,11 +51,11 @@ class RunMonitor:
                 with suppress(StoreError, StoreUnavailable):
                     self._run.request_stop()  # tasks on other machines don't know of it
             self._look()
-            if time.monotonic() >= self._next_memory_s:
-                self._look_at_memory()
 
-    def _look(self) -> None:
-        self.cpu_use.look(machine.process_tree())
+    def _look(self, *, at_end: bool = False) -> None:
+        processes = machine.process_tree()
+        self.cpu_use.look(processes)
+        self.peak_memory.look(processes, now=at_end)
         if time.monotonic() < self._next_journal_s:
             return
         if self._run.files.folder is None:
@@ -75,8 +72,3 @@ class RunMonitor:
             self._seen[path] = read_entry(self._run.files, path).num_items
         if new:
             self._on_progress(sum(self._seen.values()))
-
-    def _look_at_memory(self) -> None:
-        started_s = time.thread_time()
-        self.peak_memory_bytes = max(self.peak_memory_bytes, machine.pss_bytes(machine.process_tree()))
-        self._next_memory_s = time.monotonic() + (time.thread_time() - started_s) / MEMORY_SHARE

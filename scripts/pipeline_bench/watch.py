@@ -11,11 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from embedder.run import machine
 from embedder.run.cpu_use import CpuUse
+from embedder.run.peak_memory import PeakMemory
 
 INTERVAL_S = 0.5
-MEMORY_SHARE = 0.02  # of one core, that looking at memory may take; the kernel walks all pages for it
 SCRIPTS = Path(__file__).parents[1]
 
 
@@ -63,7 +62,7 @@ def run_watched(command: Sequence[str], folder: Path, timeout_s: float) -> Watch
         how = f"took longer than {timeout_s:.0f} s" if code is None else f"ended with exit code {code}"
         raise ContestantFailed(f"{' '.join(command)[:300]}\n{how}: {err.read_text()[-2000:]}")
     last_line = out.read_text().rstrip().rpartition("\n")[2]
-    return Watched(started_s, wall_s, watch.cpu_use, watch.peak_bytes, last_line)
+    return Watched(started_s, wall_s, watch.cpu_use, watch.peak_memory.num_bytes, last_line)
 
 
 def environment() -> dict[str, str]:
@@ -88,10 +87,9 @@ class _Watch:
     """A thread that looks at a process and its descendants between entering and leaving the block."""
 
     def __init__(self, pid: int) -> None:
-        self.peak_bytes = 0
+        self.peak_memory = PeakMemory()
         self.cpu_use = CpuUse()
         self._process = psutil.Process(pid)
-        self._next_memory_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -110,7 +108,4 @@ class _Watch:
             except psutil.NoSuchProcess:
                 return
             self.cpu_use.look(everyone)
-            if time.monotonic() >= self._next_memory_s:
-                begun_s = time.thread_time()
-                self.peak_bytes = max(self.peak_bytes, machine.pss_bytes(everyone))
-                self._next_memory_s = time.monotonic() + (time.thread_time() - begun_s) / MEMORY_SHARE
+            self.peak_memory.look(everyone)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from embedder.retrieval.exact import ExactIndex
 from embedder.retrieval.filters import RowFilter
+from embedder.steps.tensors import pack_vectors
 from index import engine
 from index.search import open_index
 from retrieval_bench.build_ours import ids
@@ -25,7 +26,8 @@ def compare_filters(folder: Path, num_pictures: int) -> list[dict]:
     index = open_index(folder / "index" / "000001")
     pictures = np.array(np.load(folder / "pictures.npy", mmap_mode="r")[:num_pictures])
     held_out = np.load(folder / "held_out.npy")
-    exact_index = ExactIndex(ids(0, num_pictures).append_column("image_embedding", as_column(pictures)))
+    column = pack_vectors(pictures, np.ones(num_pictures, bool))
+    exact_index = ExactIndex(ids(0, num_pictures).append_column("image_embedding", column))
     prices = np.random.default_rng(5).random(num_pictures)
     rows = RowFilter(pa.table({"price": prices}))
     found = []
@@ -66,8 +68,3 @@ def compare_filters(folder: Path, num_pictures: int) -> list[dict]:
     ]
     table([heading, *lines])
     return found
-
-
-def as_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
-    """Vectors as a table holds them, not copied."""
-    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
