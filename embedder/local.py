@@ -1,4 +1,4 @@
-"""The local engine: the same steps as on Ray, in one process; decoding runs ahead of the stages in a thread.
+"""The local engine: the same steps as on Ray, in one process; decoding runs ahead of the threads that encode.
 
 Where every item may turn out to be equal to what is published, stages are loaded when the first row needs them; else
 before the first item, so that start-up and steady work are measured apart.
@@ -7,12 +7,13 @@ before the first item, so that start-up and steady work are measured apart.
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from embedder.crew import encode_all
 from embedder.rows import VECTOR
 from embedder.run import machine
 from embedder.run.job import Job
@@ -35,11 +36,12 @@ def embed_locally(listing: Iterable[pa.Table], job: Job) -> None:
         stages.load()
     rows: list[pa.Table] = []
     task = 0
-    for table in ahead(_decoded(listing, job)):
-        rows.append(stages.encode(table))
-        if sum(part.num_rows for part in rows) >= job.config.rows_per_part:
-            write_part(job.files, job.stamp, task, concat_rows(rows))
-            rows, task = [], task + 1
+    with closing(ahead(_decoded(listing, job))) as decoded:
+        for table in encode_all(decoded, stages.encode, machine.num_cpus()):
+            rows.append(table)
+            if sum(part.num_rows for part in rows) >= job.config.rows_per_part:
+                write_part(job.files, job.stamp, task, concat_rows(rows))
+                rows, task = [], task + 1
     if rows:
         write_part(job.files, job.stamp, task, concat_rows(rows))
 
@@ -55,21 +57,20 @@ def concat_rows(tables: list[pa.Table]) -> pa.Table:
 
 
 class _Stages:
-    """All stages of a job, one after the other."""
+    """All stages of a job, one after the other; several threads may use them at once."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._loaded: list[Stage] = []
+        self._loading = threading.Lock()
 
-    def load(self) -> None:
-        """Load them now."""
-        _ = self._stages
-
-    @cached_property
-    def _stages(self) -> "list[Stage]":
+    def load(self) -> "list[Stage]":
+        """Load them, once."""
         from embedder.steps.stage import Stage
 
-        # The stages take turns here, so each may use all cores.
-        return [Stage(replace(spec, num_threads=machine.num_cpus())) for spec in self._job.stages]
+        with self._loading:
+            self._loaded = self._loaded or [Stage(replace(spec, num_threads=1)) for spec in self._job.stages]
+        return self._loaded
 
     def encode(self, table: pa.Table) -> pa.Table:
         """Replace what goes into the towers by embeddings; rows without any need no stage."""
@@ -77,7 +78,7 @@ class _Stages:
             for name, output in INPUTS.items():
                 table = table.drop_columns([name]).append_column(output, pa.nulls(table.num_rows, VECTOR))
             return table
-        for stage in self._stages:
+        for stage in self.load():
             table = stage(table)
         return table
 

@@ -211,7 +211,7 @@ def measure_call(config: RunConfig, model: Model) -> float:
     num_threads = torch.get_num_threads()
     one_layer = ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
     num_rows = rows_per_batch(config)
-    stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, num_rows))
+    stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, (num_rows,)))
     empty = {"pixels": TENSOR, "token_ids": TENSOR, "trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
     try:

@@ -22,6 +22,8 @@ from shards.model_folder import resolve_model
 from shards.plan import ShardPlan, check_plan, plan_shards
 from shards.planning.problem import ROWS_PER_BATCH
 
+SMALLER_BATCHES = (16, 8)  # rows; where the layers' activations are too large for the caches
+
 
 @dataclass(frozen=True)
 class Model:
@@ -99,15 +101,20 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
             dtype=config.dtype,
             device=resources.device,
             num_threads=resources.num_threads,
-            rows_per_batch=rows_per_batch(config),
+            batch_sizes=batch_sizes(config),
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )
 
 
 def rows_per_batch(config: RunConfig) -> int:
-    """Rows that pass through the stages together."""
+    """The most rows that a stage computes together."""
     return ROWS_PER_BATCH if config.batch_size == "auto" else config.batch_size
+
+
+def batch_sizes(config: RunConfig) -> tuple[int, ...]:
+    """Rows that a stage may compute together; none needs more memory than the plan has counted."""
+    return (ROWS_PER_BATCH, *SMALLER_BATCHES) if config.batch_size == "auto" else (config.batch_size,)
 
 
 def make_plan(config: RunConfig, model: Model) -> ShardPlan:

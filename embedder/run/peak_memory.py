@@ -9,7 +9,7 @@ from embedder.run import machine
 
 # The kernel walks all pages to tell what memory is shared: 25 ms for each GiB, 0.15 s for a run of three stages. Looked
 # at each second, that would be a fourteenth of two cores.
-MEMORY_SHARE = 0.02
+MEMORY_SHARE = 0.01
 
 
 class PeakMemory:

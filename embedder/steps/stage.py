@@ -1,12 +1,15 @@
 """One stage of the pipeline: a plain callable around a shard; Arrow table in, Arrow table out."""
 
+import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from embedder.steps.batch_size import BatchSize
 from embedder.steps.fitting import FittingEncoder
 from embedder.steps.memory import keep_freed_memory
 from embedder.steps.stage_spec import StageSpec
@@ -33,7 +36,8 @@ class Stage:
         self.config = load_model_config(folder)
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
-        self._load_to_tell: Measurement | None = load
+        self._load_to_tell = iter([load])
+        self._batch_size = BatchSize(spec.batch_sizes)
         self._fitting = FittingEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
 
@@ -41,15 +45,22 @@ class Stage:
         return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Encode the table piece by piece: a piece is a batch that the decode step made, however blocks were joined."""
+        """Encode the table batch by batch, of the size that proves best."""
         if table.num_rows == 0:
             return table
-        batches = table.to_batches(self.spec.rows_per_batch)
-        return pa.concat_tables([part for batch in batches for part in self._fitting(batch)])
+        return pa.concat_tables([part for batch in self._batches(table) for part in self._fitting(batch)])
+
+    def _batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        for chunk in table.to_batches():
+            start = 0
+            while start < chunk.num_rows:
+                batch = chunk.slice(start, self._batch_size.next_rows)
+                yield batch
+                start += batch.num_rows
 
     def encode(self, batch: pa.RecordBatch) -> pa.Table:
         """Replace the columns of the towers that this shard works on; the others pass through untouched."""
-        with measure(f"stage {self.spec.index}") as measurement:
+        with measure(f"stage {self.spec.index}", _cpu_clock()) as measurement:
             columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
             with torch.inference_mode():
@@ -61,9 +72,15 @@ class Stage:
                 if output is not None:
                     table = table.drop_columns([columns[tower]]).append_column(*output)
                     measurement.bytes_out += output[1].nbytes
-        trace = trace_column(batch.num_rows, measurement, table["trace"], self._load_to_tell)
-        self._load_to_tell = None
+        self._note_cost(measurement)
+        trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._load_to_tell, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
+
+    def _note_cost(self, measurement: Measurement) -> None:
+        """Tell what a batch cost; on one thread by its own clock, which the rest of the machine hardly touches."""
+        if torch.get_num_threads() == self.spec.num_threads:
+            is_alone = self.spec.num_threads == 1 and self.spec.device == "cpu"
+            self._batch_size.note(measurement.num_rows, measurement.cpu_s if is_alone else measurement.wall_s)
 
     def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:
         """The column that holds this tower's state, before or after its first layers."""
@@ -106,6 +123,11 @@ class Stage:
         flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
         item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
         return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)
+
+
+def _cpu_clock() -> Callable[[], float]:
+    """CPU seconds of what computes here: of this thread, where it has no helpers and may have neighbours."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.process_time
 
 
 class UnsplitStage(Stage):

@@ -7,7 +7,17 @@ from shards.plan import ShardSpec
 
 @dataclass(frozen=True)
 class StageSpec:
-    """What one replica of a stage is told when it starts."""
+    """What one replica of a stage is told when it starts.
+
+    Attributes:
+        index: of the stage.
+        model: folder or URI.
+        shard: its layers of both towers.
+        dtype: compute dtype.
+        device: torch device.
+        num_threads: of torch.
+        batch_sizes: rows that it may compute together; of several, it finds the best one itself.
+    """
 
     index: int
     model: str
@@ -15,4 +25,4 @@ class StageSpec:
     dtype: str
     device: str
     num_threads: int
-    rows_per_batch: int
+    batch_sizes: tuple[int, ...]

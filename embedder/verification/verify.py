@@ -204,7 +204,7 @@ class _Runner:
             dtype=dtype,
             device=self.device,
             num_threads=stage_threads(self.config),
-            rows_per_batch=rows_per_batch(self.config),
+            batch_sizes=(rows_per_batch(self.config),),
         )
 
 

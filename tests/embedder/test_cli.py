@@ -19,7 +19,7 @@ def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embe
     assert code == 0, stderr
     assert (report["num_items"], report["num_rejected"], report["published"]) == (13, 0, True)
     assert report["engine"] == "local"
-    assert "less than Ray's start" in report["engine_reason"]
+    assert "in one process and" in report["engine_reason"]
     saved = json.loads((store / "runs" / report["run_id"] / "report.json").read_text())
     assert saved["num_items"] == 13
 

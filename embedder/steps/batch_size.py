@@ -1,0 +1,54 @@
+"""How many rows a stage computes together, found by trying: its first batches are of several sizes, and are real work.
+
+What is best depends on the layers, the dtype, the caches and what else runs, and no table knows all of that.
+"""
+
+import statistics
+import threading
+from collections.abc import Sequence
+
+NUM_TRIALS = 3  # of each size, beside the first, which loads kernels
+MAX_S = 2.0  # of all trials; large models are hardly better with any size
+MIN_GAIN = 0.03  # less is noise, and the first size stays
+
+
+class BatchSize:
+    """Says the size of the next batch, and learns from what each one cost.
+
+    Attributes:
+        chosen: rows; None as long as sizes are tried.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Begin.
+
+        Args:
+            sizes: rows, the one first that is kept where others are no better; a single one is not tried.
+        """
+        self._costs: dict[int, list[float]] = {size: [] for size in sizes}
+        self._spent_s = 0.0
+        self._lock = threading.Lock()
+        self.chosen = sizes[0] if len(self._costs) == 1 else None
+
+    @property
+    def next_rows(self) -> int:
+        """Rows of the next batch: the size tried least often so far, or the chosen one."""
+        return self.chosen or min(self._costs, key=lambda size: len(self._costs[size]))
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """Learn what a batch cost; one of another size, as at the end of a block, tells nothing."""
+        if self.chosen is not None or num_rows not in self._costs:
+            return
+        with self._lock:
+            self._costs[num_rows].append(seconds / num_rows)
+            self._spent_s += seconds
+            if self._spent_s >= MAX_S or all(len(costs) > NUM_TRIALS for costs in self._costs.values()):
+                self.chosen = self._best()
+
+    def _best(self) -> int:
+        medians = {size: statistics.median(costs[1:]) for size, costs in self._costs.items() if len(costs) > 1}
+        first = next(iter(self._costs))
+        if first not in medians:
+            return first
+        best = min(medians, key=medians.__getitem__)
+        return best if medians[best] < (1 - MIN_GAIN) * medians[first] else first
