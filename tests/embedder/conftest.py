@@ -1,4 +1,4 @@
-"""One tiny seeded twin tower, media made in code, and one Ray for the whole session."""
+"""One tiny seeded twin tower, media made in code, and an S3 server for the session."""
 
 import os
 import secrets
@@ -66,18 +66,6 @@ def make_run(tiny_model, tmp_path):
         return load_config(overrides=settings | changes)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def ray_cluster():
-    """The session's Ray: two CPUs, wherever the tests run."""
-    import ray
-
-    from embedder.run.ray_session import start_ray
-
-    start_ray(num_cpus=2)
-    yield ray
-    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     assert_same(run_to_the_end(*arguments), undisturbed)
 
 
+@pytest.mark.usefixtures("starts_ray")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed, number):

@@ -146,6 +146,7 @@ def test_a_run_that_slept_while_another_finished_its_work_publishes_nothing(sour
     assert_same(run_to_the_end(source, tiny_model, store), undisturbed)
 
 
+@pytest.mark.usefixtures("starts_ray")
 @pytest.mark.slow
 def test_a_run_on_ray_writes_from_its_workers_into_the_bucket(source, tiny_model, bucket, undisturbed):
     store = f"{bucket}/store"

@@ -268,6 +268,7 @@ print(json.dumps({"ips": sorted(set(found)), "num": len(found), "asks_for_a_toke
 """
 
 
+@pytest.mark.usefixtures("starts_ray")
 @pytest.mark.parametrize("first", ["", "import ray.data\n"])
 def test_ray_listens_on_this_machine_alone_and_asks_for_a_token(first):
     """Also where a notebook has imported Ray before us."""

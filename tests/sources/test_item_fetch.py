@@ -3,6 +3,7 @@ import io
 import os
 import pickle
 import tarfile
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -269,7 +270,8 @@ def open_files():
     return {entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
 
 
-def test_no_file_stays_open(make_tar, make_files, list_items, tmp_path):
+def test_no_file_stays_open(make_tar, make_files, list_items, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     pq.write_table(pa.table({"id": ["a"], "image": [b"1"]}), tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("id,cap\n" + "a,b\n" * 2000)
     before = open_files()
@@ -283,4 +285,4 @@ def test_no_file_stays_open(make_tar, make_files, list_items, tmp_path):
                 fetcher.fetch(row["uri"], max_bytes=10)
     list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})
     assert open_files() == before
-    assert not list(Path("/tmp").glob("embedder-*.part"))
+    assert not list(tmp_path.glob("embedder-*.part"))

@@ -4,7 +4,6 @@ import io
 import os
 import tarfile
 import tempfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -95,7 +94,8 @@ def test_large_objects_go_to_a_file_that_is_deleted(bucket, monkeypatch):
             assert fetcher.content_hash(fetched) == by_path
 
 
-def test_an_object_replaced_during_a_download_is_no_mixture(bucket, monkeypatch):
+def test_an_object_replaced_during_a_download_is_no_mixture(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     bucket.objects["big.mp4"] = b"1" * (9 << 20)
     read_at = objects.ObjectRanges.read_at
 
@@ -108,7 +108,7 @@ def test_an_object_replaced_during_a_download_is_no_mixture(bucket, monkeypatch)
     with Fetcher() as fetcher, pytest.raises(FetchError) as caught:
         fetcher.fetch("s3://team/big.mp4", max_bytes=1000)
     assert (caught.value.error_type, caught.value.transient) == ("Changed", True)
-    assert not list(Path(tempfile.gettempdir()).glob("embedder-*.part"))
+    assert not list(tmp_path.glob("embedder-*.part"))
 
 
 def test_missing_and_forbidden_objects_are_permanent_failures_without_secrets(bucket):

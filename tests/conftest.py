@@ -1,0 +1,50 @@
+"""One Ray for the whole session, and how the tests are shared out to two processes."""
+
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+from embedder.run import machine
+
+MAX_WORKERS = 2
+ONE_RAY = "one_ray"
+
+
+@pytest.fixture(scope="session", params=[ONE_RAY])
+def starts_ray():
+    """Stands in the name of every test that starts a Ray or uses the session's: all of them go to one process."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(starts_ray):
+    """The session's Ray: two CPUs, wherever the tests run."""
+    import ray
+
+    from embedder.run.ray_session import start_ray
+
+    start_ray(num_cpus=2)
+    yield ray
+    ray.shutdown()
+
+
+def pytest_xdist_auto_num_workers(config):
+    """One process is enough, and begins sooner, where the command line names single files."""
+    several_files = any(Path(argument).is_dir() for argument in config.args)
+    return min(machine.num_cpus(), MAX_WORKERS) if several_files else 0
+
+
+def pytest_collection_modifyitems(items):
+    """What takes one process longest begins first."""
+    items.sort(key=lambda item: ONE_RAY not in item.nodeid)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return RayAndFiles(config, log)
+
+
+class RayAndFiles(LoadFileScheduling):
+    """The tests of a file stay together, and so do those with Ray: no two Rays are up beside each other."""
+
+    def _split_scope(self, nodeid):
+        return ONE_RAY if ONE_RAY in nodeid else super()._split_scope(nodeid)
