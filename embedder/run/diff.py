@@ -1,5 +1,6 @@
 """What is new or changed since the store saw it, and what is gone. Pure: Arrow tables in, Arrow tables out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -22,7 +23,8 @@ KNOWN = pa.schema(
         "known_vectors": pa.int32(),  # their number
     }
 )
-FACTS = ("attempts", "why", "known_version", "known_vectors")
+COMPARED = ("size_bytes", "modified", "attempts", "why")
+FACTS = ("attempts", "known_version", "known_vectors")
 
 
 @dataclass(frozen=True)
@@ -68,32 +70,46 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
         The items to embed, with columns `reason`, `attempts` (counted from 1 since the file last changed),
         `known_version` and `known_vectors`.
     """
-    numbers = pa.array(range(listing.num_rows), pa.int64())
-    listed = listing.select(["item_id", "size_bytes", "modified"]).append_column("number", numbers)
-    renamed = known.select(KNOWN.names).rename_columns(["item_id", "known_size", "known_modified", *FACTS])
-    both = listed.join(renamed, "item_id", join_type="left outer").sort_by("number")
-    reason = _reasons(both)
-    is_retry = pc.fill_null(pc.equal(reason, REJECTED_BEFORE), False)
+    place = places(listing["item_id"], known["item_id"])
+    reason = _reasons(listing, {name: taken(known[name], place) for name in COMPARED})
+    is_wanted = pc.is_valid(reason)
+    to_embed, reason, place = listing.filter(is_wanted), reason.filter(is_wanted), place.filter(is_wanted)
+    facts = {name: taken(known[name], place) for name in FACTS}
+    is_retry = pc.equal(reason, REJECTED_BEFORE)
     columns = {
         "reason": reason,
-        "attempts": pc.add(pc.if_else(is_retry, both["attempts"], 0), 1).cast(pa.int32()),
-        "known_version": both["known_version"],
-        "known_vectors": pc.fill_null(both["known_vectors"], 0),
+        "attempts": pc.add(pc.if_else(is_retry, facts["attempts"], 0), 1).cast(pa.int32()),
+        "known_version": facts["known_version"],
+        "known_vectors": pc.fill_null(facts["known_vectors"], 0),
     }
-    to_embed = listing
     for name, column in columns.items():
         to_embed = to_embed.append_column(name, column)
-    to_embed = to_embed.filter(pc.is_valid(reason))
     return Difference(to_embed, num_unchanged=listing.num_rows - to_embed.num_rows)
 
 
-def _reasons(both: pa.Table) -> pa.ChunkedArray:
+def places(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
+    """At which row each id stands among others, which are unique; null where it does not.
+
+    A join would copy all columns of both sides: for a million items that is most of a night's memory. The offsets of
+    large strings have 64 bits, as all ids together may pass 2 GiB.
+    """
+    return pc.index_in(ids.cast(pa.large_string()), value_set=among.cast(pa.large_string()))
+
+
+def taken(column: pa.ChunkedArray, place: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column at the rows that `places` gave; null where it gave none."""
+    if not pa.types.is_string(column.type):
+        return column.take(place)
+    return column.cast(pa.large_string()).take(place).cast(pa.string())
+
+
+def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
     """Why each item is embedded; null where it is not."""
-    why = both["why"]
-    same = pc.and_(_equal(both["size_bytes"], both["known_size"]), _equal(both["modified"], both["known_modified"]))
+    why = of_known["why"]
+    same_size, same_time = (_equal(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
-    of_known = pc.if_else(pc.or_(same, is_outdated), why, CONTENT_CHANGED)
-    return pc.if_else(pc.is_valid(both["attempts"]), of_known, NEW)
+    why_again = pc.if_else(pc.or_(pc.and_(same_size, same_time), is_outdated), why, CONTENT_CHANGED)
+    return pc.if_else(pc.is_valid(of_known["attempts"]), why_again, NEW)
 
 
 def _equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -109,4 +125,4 @@ def gone(listing: pa.Table, held: pa.Table) -> pa.Table:
         listing: listed items.
         held: items with any columns beside `item_id`; these are kept.
     """
-    return held.join(listing.select(["item_id"]), "item_id", join_type="left anti")
+    return held.filter(pc.is_null(places(held["item_id"], listing["item_id"])))

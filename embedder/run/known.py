@@ -1,11 +1,12 @@
 """What a store and the journal of its unfinished run already know about items."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.run.diff import KNOWN, REJECTED_BEFORE
+from embedder.run.diff import KNOWN, REJECTED_BEFORE, places, taken
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 from embedder.store.runs import FINISHED
@@ -27,6 +28,8 @@ PUBLISHED = pa.schema(
         "num_vectors",
     )
 )
+
+STANDING = ("known_version", "known_vectors")
 
 NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
 
@@ -65,24 +68,29 @@ def known_items(published: pa.Table, finished: pa.Table, policy: Policy) -> pa.T
     Returns:
         A table of `KNOWN`, each item once.
     """
-    nothing_kept = policy.outdated is not None
-    standing = _standing(published.slice(0, 0) if nothing_kept else published)
-    done = finished.append_column("why", _retries(finished, policy))
-    done = done.join(standing, "item_id", join_type="left outer")
-    older = published.join(finished.select(["item_id"]), "item_id", join_type="left anti")
-    older = older.append_column(
-        "why", pa.repeat(policy.outdated, older.num_rows) if nothing_kept else _retries(older, policy)
-    )
-    older = older.join(standing, "item_id", join_type="left outer")
-    return pa.concat_tables([each.select(KNOWN.names).cast(KNOWN) for each in (done, older)])
+    standing = _standing(published, policy)
+    place = places(finished["item_id"], published["item_id"])
+    done = _known(finished, _retries(finished, policy), {name: taken(standing[name], place) for name in standing})
+    outdated = policy.outdated
+    why = _retries(published, policy) if outdated is None else pa.repeat(outdated, published.num_rows)
+    older = _known(published, why, standing)
+    if finished.num_rows:
+        older = older.filter(pc.is_null(places(older["item_id"], finished["item_id"])))
+    return pa.concat_tables([done, older])
 
 
-def _standing(published: pa.Table) -> pa.Table:
-    """What may be kept of the published rows: `item_id`, `known_version`, `known_vectors`."""
+def _known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.ChunkedArray]) -> pa.Table:
+    columns = {name: items[name] for name in ("item_id", "size_bytes", "modified", "attempts")}
+    return pa.table({**columns, "why": why, **standing}).cast(KNOWN)
+
+
+def _standing(published: pa.Table, policy: Policy) -> dict[str, pa.ChunkedArray]:
+    """What may be kept of the published rows: `known_version`, `known_vectors`."""
+    if policy.outdated is not None:
+        return {name: pa.nulls(published.num_rows, KNOWN.field(name).type) for name in STANDING}
     is_whole = pc.or_(pc.equal(published["state"], "embedded"), pc.fill_null(published["stale"], False))
     version = pc.if_else(is_whole, published["content_version"], pa.scalar(None, pa.string()))
-    columns = {"item_id": published["item_id"], "known_version": version, "known_vectors": published["num_vectors"]}
-    return pa.table(columns)
+    return dict(zip(STANDING, (version, published["num_vectors"]), strict=True))
 
 
 def _retries(items: pa.Table, policy: Policy) -> pa.ChunkedArray:

@@ -28,5 +28,8 @@ class PeakMemory:
         if not now and time.monotonic() < self._next_s:
             return
         started_s = time.thread_time()
-        self.num_bytes = max(self.num_bytes, machine.pss_bytes(processes))
+        self.num_bytes = max(self.num_bytes, self._read(processes))
         self._next_s = time.monotonic() + (time.thread_time() - started_s) / MEMORY_SHARE
+
+    def _read(self, processes: Iterable[psutil.Process]) -> int:
+        return machine.pss_bytes(processes)

@@ -27,6 +27,7 @@ class Watched:
     """One process with all that it started.
 
     Attributes:
+        pid: its process id.
         started_s: Unix time of its start.
         wall_s: from its start to its end.
         cpu_use: CPU seconds over time.
@@ -34,6 +35,7 @@ class Watched:
         last_line: of its standard output.
     """
 
+    pid: int
     started_s: float
     wall_s: float
     cpu_use: CpuUse
@@ -41,8 +43,16 @@ class Watched:
     last_line: str
 
 
-def run_watched(command: Sequence[str], folder: Path, timeout_s: float) -> Watched:
+def run_watched(
+    command: Sequence[str], folder: Path, timeout_s: float, peak_memory: PeakMemory | None = None
+) -> Watched:
     """Run a command to its end; what it prints stands in the folder.
+
+    Args:
+        command: the command line.
+        folder: exists.
+        timeout_s: after which it is ended, with all that it started.
+        peak_memory: what looks at the memory, where more than its peak is asked for.
 
     Raises:
         ContestantFailed: it took too long, or failed; with the end of what it said.
@@ -51,7 +61,7 @@ def run_watched(command: Sequence[str], folder: Path, timeout_s: float) -> Watch
     started_s = time.time()
     with out.open("w") as stdout, err.open("w") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment(), start_new_session=True)
-        with _Watch(process.pid) as watch:
+        with _Watch(process.pid, peak_memory or PeakMemory()) as watch:
             try:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -62,7 +72,7 @@ def run_watched(command: Sequence[str], folder: Path, timeout_s: float) -> Watch
         how = f"took longer than {timeout_s:.0f} s" if code is None else f"ended with exit code {code}"
         raise ContestantFailed(f"{' '.join(command)[:300]}\n{how}: {err.read_text()[-2000:]}")
     last_line = out.read_text().rstrip().rpartition("\n")[2]
-    return Watched(started_s, wall_s, watch.cpu_use, watch.peak_memory.num_bytes, last_line)
+    return Watched(process.pid, started_s, wall_s, watch.cpu_use, watch.peak_memory.num_bytes, last_line)
 
 
 def environment() -> dict[str, str]:
@@ -86,8 +96,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class _Watch:
     """A thread that looks at a process and its descendants between entering and leaving the block."""
 
-    def __init__(self, pid: int) -> None:
-        self.peak_memory = PeakMemory()
+    def __init__(self, pid: int, peak_memory: PeakMemory) -> None:
+        self.peak_memory = peak_memory
         self.cpu_use = CpuUse()
         self._process = psutil.Process(pid)
         self._stop = threading.Event()

@@ -1,0 +1,105 @@
+"""The measurement of growth: what it adds up, and that its commands run; no clock is judged."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def parts_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def test_processes_are_told_apart_by_what_ran_in_them():
+    from growth.processes import COMMAND, DAEMONS, OTHERS, TASKS, WORKERS, Seen, kinds
+
+    seen = {
+        (1, 0.0): Seen(0, "python -m embedder embed"),
+        (2, 0.0): Seen(1, "/ray/core/src/ray/raylet/raylet --store"),
+        (3, 0.0): Seen(2, "ray::MapWorker(MapBatches(Stage))"),
+        (4, 0.0): Seen(2, "ray::IDLE"),
+        (5, 0.0): Seen(4, "python embedder/media/child.py"),
+        (6, 0.0): Seen(2, "ray::IDLE"),
+        (7, 0.0): Seen(2, "ray::DashboardAgent"),
+        (8, 0.0): Seen(1, "sleep"),
+        (9, 0.0): Seen(2, "ray::IDLE"),
+    }
+    calls = [{"step": step, "pid": pid} for step, pid in (("load 0", 3), ("stage 0", 3), ("decode", 4), ("write", 9))]
+    of_kind = {pid: kind for (pid, _), kind in kinds(seen, calls, 1).items()}
+    assert of_kind == {
+        1: COMMAND,
+        2: DAEMONS,
+        3: "stage 0",
+        4: TASKS,
+        5: TASKS,
+        6: WORKERS,
+        7: DAEMONS,
+        8: OTHERS,
+        9: TASKS,
+    }
+
+
+def test_a_leak_shows_between_the_second_and_the_last_quarter():
+    from growth.processes import Growth, growth_by_kind
+
+    a, b, late = (1, 0.0), (2, 0.0), (3, 9.0)
+    looks = [(at_s, {a: 100 + 10 * at_s, b: 7}) for at_s in range(9)] + [(9, {a: 190, b: 7, late: 5})]
+    found = growth_by_kind(looks, {a: "stage 0", b: "tasks", late: "tasks"}, 0.0, 8.0)
+    assert found == {"stage 0": Growth(1, 130, 170, 190), "tasks": Growth(2, 7, 7, 12)}
+    assert growth_by_kind(looks, {a: "x", b: "x", late: "x"}, 100.0, 108.0)["x"] == Growth(3, None, None, 202)
+
+
+def test_memory_of_each_process_is_kept_and_one_that_has_ended_is_left_out():
+    from growth.processes import MemoryLooks
+
+    child = psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    memory, here = MemoryLooks(), psutil.Process()
+    memory.look([here, child], now=True)
+    child.communicate(b"\n")
+    memory.look([here, child], now=True)
+    (_, both), (_, one) = memory.looks
+    assert {pid for pid, _ in both} == {os.getpid(), child.pid} and {pid for pid, _ in one} == {os.getpid()}
+    assert memory.num_bytes == max(sum(both.values()), sum(one.values())) > 0
+
+
+def test_names_are_listed_published_and_compared(tmp_path, capsys):
+    from growth.nights import measure_names
+    from growth.show import show_names
+
+    taken = measure_names(tmp_path, 1234)  # it checks what each command finds
+    assert all(each.peak_bytes > 2**24 and each.cpu_s > 0 for each in taken.values())
+    assert taken["1 % changed, --dry-run"].found["reasons"][0]["num_items"] == 13
+    show_names({1234: taken})
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(taken)
+
+
+def test_a_command_that_fails_ends_the_measurement():
+    from growth.nights import WrongAnswer, take
+
+    with pytest.raises(WrongAnswer, match="succeeds"):
+        take([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+@pytest.mark.slow
+def test_items_are_embedded_and_the_last_line_is_json():
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "measure_growth.py", "16", "32", "--names", "20", "--timeout", "100"],
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [run["num_items"] for run in found["items"]["runs"]] == [16, 32]
+    for run in found["items"]["runs"]:
+        assert {"command", "stage 0", "stage 1", "stage 2", "tasks"} <= set(run["by_kind"])
+        assert run["peak_bytes"] > max(kind["peak"] for kind in run["by_kind"].values())
+    assert [each["num_names"] for each in found["names"]] == [2] * 4 + [20] * 4
