@@ -11,13 +11,16 @@ import torch
 from torch import nn
 
 from shards.config import TextConfig
+from shards.deferred_compiler import deferred_compiler
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 
 
 def build_albert(config: TextConfig) -> Any:
     """Build the whole ALBERT on torch's current default device, with attention by torch's fused kernel."""
-    from transformers import AlbertConfig, AlbertModel
+    with deferred_compiler():
+        from transformers import AlbertConfig, AlbertModel
+        from transformers.initialization import no_init_weights
 
     albert_config = AlbertConfig(
         vocab_size=config.vocab_size,
@@ -35,7 +38,8 @@ def build_albert(config: TextConfig) -> Any:
         pad_token_id=config.pad_token_id,
         attn_implementation="sdpa",
     )
-    return AlbertModel(albert_config, add_pooling_layer=config.pool == "pooler")
+    with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
+        return AlbertModel(albert_config, add_pooling_layer=config.pool == "pooler")
 
 
 def prune_albert(albert: Any, config: TextConfig, layers: LayerRange) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shards.config import CONV_STEM_STRIDE_PX, PreprocessConfig, VisionConfig
+from shards.deferred_compiler import deferred_compiler
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 
@@ -21,8 +22,9 @@ _TIMM_ACTIVATIONS = {"gelu": None, "gelu_tanh": "gelu_tanh", "quick_gelu": "quic
 
 def build_vit(config: VisionConfig) -> Any:
     """Build the whole ViT on torch's current default device; its head is left to `ProjectionHead`."""
-    from timm.layers import LayerNorm, PatchEmbed
-    from timm.models.vision_transformer import VisionTransformer
+    with deferred_compiler():
+        from timm.layers import LayerNorm, PatchEmbed
+        from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
         img_size=config.image_size,
@@ -45,6 +47,7 @@ def build_vit(config: VisionConfig) -> Any:
         fc_norm=config.fc_norm,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
         act_layer=_TIMM_ACTIVATIONS[config.activation],
+        weight_init="skip",  # all weights are loaded; and on the meta device, torch's compiler would make them
     )
 
 

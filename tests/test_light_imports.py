@@ -1,4 +1,5 @@
-"""The head node of a cluster may have no torch and no decoder: these imports must not ask for them."""
+"""What each kind of process imports: the head node of a cluster may have no torch and no decoder, and every import
+of a stage is paid for by each of its replicas."""
 
 import json
 import subprocess
@@ -6,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import embedder
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 LIGHT = (
@@ -22,6 +25,30 @@ LIGHT = (
     "index.search",
     "index.versions",
 )
+DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
+COMPILER = {"torch._dynamo", "torch._inductor", "triton"}  # 1.5 s of CPU
+SLOW_EXTRAS = {"scipy", "sklearn", "matplotlib", "pandas"}
+STAGES = {
+    "vision": ("vision_only", {"transformers", "sympy"}),
+    "text": ("text_only", {"timm"}),
+    "both": ("whole_model", set()),
+}
+EMBED = """
+import json, sys
+import torch
+from shards.activations import Batch, TowerState
+from shards.config import load_model_config
+from shards import ranges
+from shards.shard import load_shard
+
+folder, spec = sys.argv[1], sys.argv[2]
+config = load_model_config(folder)
+shard = load_shard(folder, getattr(ranges, spec)(config))
+size, one = config.vision.image_size, torch.ones(2, dtype=torch.int64)
+pixels = TowerState(torch.zeros((2, size, size, 3), dtype=torch.uint8), one)
+shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 2]))))
+"""
+LIST = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 
 def run_fresh(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -29,12 +56,16 @@ def run_fresh(*arguments: str | Path, folder: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+def modules_after(program: str, *arguments: str | Path, folder: Path) -> set[str]:
+    """What a fresh process has imported by the end of a program."""
+    result = run_fresh("-c", f"{program}\n{LIST}", *arguments, folder=folder)
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stdout))
+
+
 @pytest.mark.parametrize("module", LIGHT)
 def test_import_loads_nothing_heavy(module: str, tmp_path: Path) -> None:
-    code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-    result = run_fresh("-c", code, folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert HEAVY & set(json.loads(result.stdout)) == set()
+    assert HEAVY & modules_after(f"import {module}", folder=tmp_path) == set()
 
 
 def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -45,3 +76,47 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
     assert "embedder.cli" in imported
     assert HEAVY & imported == set()
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_stage_starts_and_embeds_without_a_compiler(kind: str, tmp_path: Path) -> None:
+    spec, unneeded = STAGES[kind]
+    imported = modules_after(EMBED, DEMO_MODEL, spec, folder=tmp_path)
+    assert "torch" in imported
+    assert (COMPILER | SLOW_EXTRAS | HEAVY - {"torch", "timm", "transformers", "PIL"} | unneeded) & imported == set()
+
+
+@pytest.mark.parametrize("library", ["timm.layers", "transformers.masking_utils"])
+def test_a_library_imported_without_a_compiler_finds_it_when_it_asks(library: str, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from shards.deferred_compiler import deferred_compiler
+with deferred_compiler():
+    import {library}
+    import torch
+    marked = torch.compiler.disable(lambda x: x + 1)
+assert "torch._dynamo" not in sys.modules
+assert marked(1) == 2
+compiled = torch.compile(lambda x: x * 2, backend="eager")
+assert compiled(torch.ones(2)).tolist() == [2, 2]
+import torch._dynamo.utils
+assert torch._dynamo.__file__ and torch._dynamo.utils.is_compile_supported("cpu") in (True, False)
+if "torchvision" in sys.modules:
+    from importlib import import_module
+    assert import_module("torchvision.ops.roi_align").is_compile_supported("cpu") in (True, False)
+"""
+    modules_after(program, folder=tmp_path)
+
+
+def test_an_unknown_name_of_the_compiler_brings_the_real_one(tmp_path: Path) -> None:
+    program = """
+import sys
+from shards.deferred_compiler import deferred_compiler
+with deferred_compiler():
+    from torch._dynamo import reset
+    from torch._dynamo.utils import counters
+    import torch._dynamo.config
+import torch
+assert reset is torch._dynamo.reset and counters is sys.modules["torch._dynamo.utils"].counters
+"""
+    assert "torch._dynamo" in modules_after(program, folder=tmp_path)
