@@ -25,7 +25,7 @@ from embedder.run.job import Job, largest_bytes_per_row
 from embedder.run.resources import Allocation
 from embedder.sink import PartSink
 from embedder.steps.decode import decode
-from embedder.steps.stage import Stage
+from embedder.steps.stage_process import StageProcess
 from embedder.steps.stage_spec import StageSpec
 from shards.errors import ModelError
 
@@ -96,7 +96,7 @@ def through_stages(dataset: Dataset, stages: Sequence[StageSpec], allocation: Al
     """Put one pool of actors a stage behind a dataset of decoded rows."""
     for spec, resources in zip(stages, allocation.stages, strict=True):
         dataset = dataset.map_batches(
-            Stage,
+            StageProcess,
             fn_constructor_args=(spec,),
             batch_format="pyarrow",
             batch_size=None,

@@ -147,8 +147,8 @@ def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray
         embed_on_ray(listing, stuck)
 
 
-@pytest.mark.parametrize("module", ["embedder.sink", "embedder.steps.decode"])
-def test_the_processes_of_tasks_load_no_model_library(module):
+@pytest.mark.parametrize("module", ["embedder.pipeline", "embedder.sink", "embedder.steps.decode"])
+def test_the_driver_and_the_processes_of_tasks_load_no_model_library(module):
     program = f"import sys, {module}; print(sorted({{'torch', 'timm', 'transformers', 'faiss'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
