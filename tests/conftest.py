@@ -35,8 +35,8 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes one process longest begins first."""
-    items.sort(key=lambda item: ONE_RAY not in item.nodeid)
+    """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up."""
+    items.sort(key=lambda item: (ONE_RAY not in item.nodeid, "ray_cluster" in item.fixturenames))
 
 
 def pytest_xdist_make_scheduler(config, log):
