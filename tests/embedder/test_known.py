@@ -1,6 +1,8 @@
 """What the listing is compared with: what is published, and what an unfinished run has done since."""
 
 import random
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -55,6 +57,28 @@ def test_nothing_is_kept_of_what_is_outdated():
     policy = Policy(outdated=MODEL_CHANGED)
     found = facts(known_items(published(("a", "embedded"), ("b", "embedded")), finished(("b", "embedded")), policy))
     assert found == {"b": (9, None, None, None), "a": (1, MODEL_CHANGED, None, None)}
+
+
+COMPARE = """
+import pyarrow as pa
+from embedder.run.diff import diff, gone
+from embedder.run.known import NOTHING_FINISHED, PUBLISHED, Policy, known_items
+number = 200_000
+row = {"source": "", "size_bytes": 1, "modified": "2000-01-01T00:00:00.000000000Z", "attempts": 1, "state": "embedded",
+       "transient": None, "stale": False, "content_version": "0" * 32, "num_vectors": 1}
+columns = {name: pa.repeat(pa.scalar(row[name], PUBLISHED.field(name).type), number) for name in row}
+table = pa.table({"item_id": [f"folder/{each:08d}.png" for each in range(number)], **columns})
+listing = table.select(["item_id", "size_bytes", "modified"])
+before = pa.total_allocated_bytes()
+assert diff(listing, known_items(table, NOTHING_FINISHED, Policy())).num_unchanged == number
+assert gone(listing, table).num_rows == 0
+print(pa.default_memory_pool().max_memory() / before)
+"""
+
+
+def test_comparing_takes_less_memory_than_two_copies_of_the_tables():
+    done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, check=True)
+    assert 1 < float(done.stdout) < 3
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(outdated=MODEL_CHANGED)])
