@@ -72,9 +72,11 @@ def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCos
 
 def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
     """What `measured_costs` found before, if it did; nothing is measured."""
-    costs = kept(ModelCosts, _model_key(model, setting_of(config)))
     host = kept(HostCosts, _host_key(config, model))
-    if costs is None or host is None:
+    if host is None:
+        return None  # before torch is imported, to ask it about GPUs
+    costs = kept(ModelCosts, _model_key(model, setting_of(config)))
+    if costs is None:
         return None
     return costs, with_engine(config, model, costs, host, DataMix())
 
