@@ -11,7 +11,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -237,7 +237,7 @@ class DecodeDoor:
         """Begin a request: end what was open, and hand the source to the child by path or through the inbox."""
         self._turn += 1
         self._end_unfinished()
-        fitting: Message = {"fit": asdict(fit)}
+        fitting: Message = {"fit": vars(fit)}
         if isinstance(source, str | Path):
             return fitting | {"path": os.path.abspath(source)}  # noqa: PTH100 - resolves no links, takes str too
         encoded = memoryview(source).cast("B")
