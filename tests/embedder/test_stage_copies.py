@@ -77,7 +77,7 @@ def make_stage(model, layers: LayerRange) -> Stage:
     """A stage with these layers of both towers."""
     config = load_model_config(model)
     assert config.vision.depth == config.text.num_hidden_layers == BACK.stop
-    return Stage(StageSpec(0, str(model), ShardSpec(layers, layers), "float32", "cpu", 1, NUM_ROWS))
+    return Stage(StageSpec(0, str(model), ShardSpec(layers, layers), "float32", "cpu", 1, (NUM_ROWS,)))
 
 
 @pytest.mark.parametrize("layers", [FRONT, BACK])
