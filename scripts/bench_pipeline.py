@@ -71,6 +71,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
+    parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
     parser.add_argument("--bulk", action="store_true", help="also streaming beside stage after stage")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one contestant's run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
@@ -99,7 +100,7 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[Workload]:
 def measure(workload: Workload, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
     """Tune, hold the contest, and show it."""
     say(f"{workload.name}: {workload.num_items:,} pairs, {workload.num_distinct:,} of them distinct")
-    settings = untuned(num_cores)
+    settings = untuned(num_cores, options.batch_size)
     if options.tune:
         model, items = str(workload.model), str(workload.items)
         task = Task(model, items, "", options.dtype, workload.num_distinct)

@@ -44,7 +44,7 @@ class Settings:
     trials: Mapping[str, float]
 
 
-def untuned(num_cores: int, batch_size: int = 32) -> Settings:
+def untuned(num_cores: int, batch_size: int) -> Settings:
     """Plausible numbers, where there is no time to look for better ones."""
     return Settings(Choice(batch_size, num_cores), Choice(batch_size, num_cores, num_cores), {})
 
