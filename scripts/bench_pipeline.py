@@ -1,7 +1,7 @@
 """The pipeline beside the limit of the hardware, a script by hand, Ray Data as documented, and Daft.
 
-    python scripts/bench_pipeline.py                                    # half an hour or more on two cores
-    python scripts/bench_pipeline.py --photographs DIR --num-photographs 2000 --num-emoji 20000 --rounds 3   # of record
+    python scripts/bench_pipeline.py                                    # half an hour on two cores
+    python scripts/bench_pipeline.py --photographs DIR --num-photographs 2000 --num-emoji 20000 --rounds 3   # hours
     python scripts/bench_pipeline.py --daft PYTHON                      # an interpreter that has daft and torch
     python scripts/bench_pipeline.py --only limit,loop,ray3 --models small --num-emoji 8000
     python scripts/bench_pipeline.py --bulk                             # also streaming beside stage after stage

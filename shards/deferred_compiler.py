@@ -1,8 +1,8 @@
 """timm and transformers without torch's compiler: it is imported when something asks it, and here nothing does.
 
-They import it to mark what it must leave alone and to ask it later, timm through torchvision: 1 to 1.5 s of CPU of the 5
-that a stage's start takes. While they are imported, other modules stand in its place. Their names look up the real ones
-when they are called, and any other name brings the real compiler at once.
+They import it to mark what it must leave alone and to ask it later, timm through torchvision: 1 to 1.5 s of the 5 s of
+CPU that a stage's start takes. While they are imported, other modules stand in its place. Their names look up the real
+ones when they are called, and any other name brings the real compiler at once.
 
 Source: torch 2.15 `compiler.disable`, torchvision 0.29 `ops/roi_align.py`, transformers 5.23 `masking_utils.py`.
 """
