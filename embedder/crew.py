@@ -4,12 +4,13 @@ A worker of its own never waits for another, where the torch threads of one oper
 decoding always slows one down. But each holds activations of its own, and many share Python's lock.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import pyarrow as pa
 
@@ -28,11 +29,11 @@ class Crew:
 
     def encode_all(self, tables: Iterable[pa.Table], encode: Encode) -> Generator[pa.Table, None, None]:
         """Encode tables, and give them in their order; as many as there are workers lie ready or are taken ahead."""
-        with ThreadPoolExecutor(self.num_workers, "encode", self._set_threads) as pool:
+        with ThreadPoolExecutor(self.num_workers, "encode") as pool:
             under_way: deque[Future[pa.Table]] = deque()
             try:
                 for table in tables:
-                    under_way.append(pool.submit(encode, table))
+                    under_way.append(pool.submit(self._encode, encode, table))
                     if len(under_way) > self.num_workers:
                         yield under_way.popleft().result()
                 while under_way:
@@ -40,10 +41,17 @@ class Crew:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _set_threads(self) -> None:
-        import torch
+    def _encode(self, encode: Encode, table: pa.Table) -> pa.Table:
+        if _needs_torch():
+            import torch
 
-        torch.set_num_threads(self.num_threads)
+            torch.set_num_threads(self.num_threads)  # each thread has a number of its own
+        return encode(table)
+
+
+def _needs_torch() -> bool:
+    """Whether anything has been encoded; where all rows stay as they are published, torch is never imported."""
+    return "torch" in sys.modules
 
 
 def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Iterator[pa.Table]:
@@ -63,6 +71,9 @@ def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Ite
         warm_up = list(islice(tables, num_cpus))
         yield from crew.encode_all(warm_up, encode)
         trial = list(islice(tables, (NUM_TRIALS - 1) * num_cpus))
+        if not _needs_torch():
+            yield from own_cores.encode_all(chain(trial, tables), encode)
+            return
         started_s = time.perf_counter()
         done = list(crew.encode_all(trial, encode))
         rows_per_s.append(sum(table.num_rows for table in done) / (time.perf_counter() - started_s))
