@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.item_ids import without_items
 from embedder.store.journal import JournalEntry, read_finished
 from embedder.store.runs import Run
 
@@ -37,8 +38,7 @@ def count_run(run: Run, left_out: pa.ChunkedArray) -> Counts:
     """Count what a run finished, without the items that have left the sources since."""
     entries = run.entries()
     finished = read_finished(run.files, entries, ["state", "stale"])
-    whole = finished.whole
-    whole = whole.filter(pc.invert(pc.is_in(whole["item_id"], value_set=left_out.combine_chunks())))
+    whole = without_items(finished.whole, left_out)
     facts = finished.records.select(["item_id", "session", "state", "stale"])
     facts = facts.join(whole, ["item_id", "session"], join_type="inner")
     is_embedded = pc.equal(facts["state"], "embedded")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.item_ids import places, taken, without_items
+
 NEW = "new"
 CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn out to be equal
 MODEL_CHANGED = "model changed"
@@ -87,22 +89,6 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
     return Difference(to_embed, num_unchanged=listing.num_rows - to_embed.num_rows)
 
 
-def places(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
-    """At which row each id stands among others, which are unique; null where it does not.
-
-    A join would copy all columns of both sides: for a million items that is most of a night's memory. The offsets of
-    large strings have 64 bits, as all ids together may pass 2 GiB.
-    """
-    return pc.index_in(ids.cast(pa.large_string()), value_set=among.cast(pa.large_string()))
-
-
-def taken(column: pa.ChunkedArray, place: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column at the rows that `places` gave; null where it gave none."""
-    if not pa.types.is_string(column.type):
-        return column.take(place)
-    return column.cast(pa.large_string()).take(place).cast(pa.string())
-
-
 def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
     """Why each item is embedded; null where it is not."""
     why = of_known["why"]
@@ -125,4 +111,4 @@ def gone(listing: pa.Table, held: pa.Table) -> pa.Table:
         listing: listed items.
         held: items with any columns beside `item_id`; these are kept.
     """
-    return held.filter(pc.is_null(places(held["item_id"], listing["item_id"])))
+    return without_items(held, listing["item_id"])

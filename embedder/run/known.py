@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.run.diff import KNOWN, REJECTED_BEFORE, places, taken
+from embedder.item_ids import places, taken, without_items
+from embedder.run.diff import KNOWN, REJECTED_BEFORE
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 from embedder.store.runs import FINISHED
@@ -73,9 +74,7 @@ def known_items(published: pa.Table, finished: pa.Table, policy: Policy) -> pa.T
     done = _known(finished, _retries(finished, policy), {name: taken(standing[name], place) for name in standing})
     outdated = policy.outdated
     why = _retries(published, policy) if outdated is None else pa.repeat(outdated, published.num_rows)
-    older = _known(published, why, standing)
-    if finished.num_rows:
-        older = older.filter(pc.is_null(places(older["item_id"], finished["item_id"])))
+    older = without_items(_known(published, why, standing), finished["item_id"])
     return pa.concat_tables([done, older])
 
 

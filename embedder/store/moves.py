@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embedder.item_ids import places, taken
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry
 from embedder.store.layout import journal_folder
@@ -52,12 +53,12 @@ def _of_entry(files: StoreFiles, run_id: str, entry: JournalEntry, kept: pa.Tabl
 
 def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:
     """Rows of embeddings with the place and the carried columns that their items have now."""
-    numbers = pc.index_in(rows["item_id"], value_set=moves["item_id"].combine_chunks())
+    place = places(rows["item_id"], moves["item_id"])
     for name in moves.schema.names:
         if name == "item_id" or name not in rows.schema.names:
             continue
         index = rows.schema.get_field_index(name)
-        now = moves[name].combine_chunks().take(numbers.combine_chunks()).cast(rows.schema.field(index).type)
-        column = pc.if_else(pc.is_valid(numbers), pa.chunked_array([now]), rows[name])
+        now = taken(moves[name], place).cast(rows.schema.field(index).type)
+        column = pc.if_else(pc.is_valid(place), now, rows[name])
         rows = rows.set_column(index, rows.schema.field(index), column)
     return rows

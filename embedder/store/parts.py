@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
 from embedder.errors import StoreError
+from embedder.item_ids import without_items
 from embedder.rows import CARRIED
 from embedder.steps.trace import measure
 from embedder.store.files import StoreFiles
@@ -105,11 +106,6 @@ def vector_rows(rows: pa.Table, stamp: Stamp) -> pa.Table:
 def item_records(records: pa.Table, stamp: Stamp) -> pa.Table:
     """The rows of the items table."""
     return _project(records, ITEMS, pa.schema([]), _constants(stamp, "updated_at"))
-
-
-def without_items(rows: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
-    """The rows of all other items."""
-    return rows.filter(pc.invert(pc.is_in(rows["item_id"], value_set=ids.combine_chunks()))) if len(ids) else rows
 
 
 def _num_rejected(items: pa.Table) -> int:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embedder.item_ids import without_items
 from embedder.store.binding import MODEL_FIELDS
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, Part, parts_of, read_entries, read_finished
@@ -152,8 +153,7 @@ def _carry_out(
     build_index: IndexBuilder,
 ) -> Published:
     finished = read_finished(files, entries)
-    whole = finished.whole
-    whole = whole.filter(pc.invert(pc.is_in(whole["item_id"], value_set=retired.combine_chunks())))
+    whole = without_items(finished.whole, retired)
     work = Publication(files, run_id, order, entries, whole, retired, read_moves(files, run_id, entries, whole))
     settle(files, run_id)
     embeddings = _commit(work, "embeddings", finished.vectors, carryover)
