@@ -1,21 +1,12 @@
 """The benchmark of the pipeline: what it counts, what it refuses, and what it prints; no clock is judged."""
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def parts_on_the_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+from script_runs import SCRIPTS, found_by
 
 
 @pytest.fixture
@@ -220,15 +211,7 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
 @pytest.mark.slow
 def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
     options = ["--quick", "--num-emoji", "16", "--timeout", "100"]
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "bench_pipeline.py", *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = found_by("bench_pipeline.py", *options, timeout_s=120)
     assert set(found) == {"num_cores", "dtype", "rounds", "workloads", "versions"}
     small = found["workloads"]["small"]
     assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}

@@ -1,20 +1,12 @@
 """The chaos script: whoever dies, whenever, nothing is lost, doubled or half published."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "chaos.py"
+from script_runs import last_json, run_script
 
 
 def tally_of(*arguments, timeout_s):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert done.stdout, done.stderr
-    tally = json.loads(done.stdout.splitlines()[-1])
+    done = run_script("chaos.py", *arguments, timeout_s=timeout_s)
+    tally = last_json(done)
     assert tally["faults"] == [] and done.returncode == 0, done.stderr
     for what in ("rows_lost", "rows_duplicated", "rows_differing", "half_published_states"):
         assert tally[what] == 0

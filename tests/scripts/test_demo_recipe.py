@@ -3,18 +3,15 @@
 import hashlib
 import io
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageDraw
+from script_runs import run_script
 
 from shards.config import load_model_config
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_demo_model.py"
 COLOURS = {"red": "#d02020", "green": "#20a020", "blue": "#2040d0", "yellow": "#e0c020"}
 SHAPES = ("square", "circle", "bar")
 STYLES = {"twemoji": 8, "openmoji": 10, "fluent-flat": 12, "fluent-modern": 14, "noto": 16}
@@ -55,8 +52,8 @@ def write_style(folder, style, margin):
 
 
 def train(data, out, work):
-    command = [sys.executable, SCRIPT, data, "--out", out, "--work", work, "--share", "0.0005"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    options = ["--out", out, "--work", work, "--share", 0.0005]
+    found = run_script("train_demo_model.py", data, *options, timeout_s=300)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout.splitlines()[-1].partition(" ")[2])
 

@@ -1,21 +1,16 @@
 """The promise to services: no search fails, and none mixes two versions, while a store publishes."""
 
 import importlib.util
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from script_runs import SCRIPTS, found_by
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "follow_publications.py"
+SCRIPT = SCRIPTS / "follow_publications.py"
 
 
 def run(num_searches: int) -> dict:
-    command = [sys.executable, str(SCRIPT), str(num_searches)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=230, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = found_by(SCRIPT.name, num_searches, timeout_s=230)
     assert found["searches"] >= num_searches
     assert (found["publications"], found["failed"], found["mixed"]) == (5, 0, 0)
     assert all(found["searches_by_version"]), "each of the six versions answered"

@@ -1,20 +1,12 @@
 """Hostile inputs by the script that makes them: none crashes, hangs, or passes without a vector or a reason."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "hostile_inputs.py"
+from script_runs import last_json, run_script
 
 
 def tally_of(*arguments, timeout_s):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert done.stdout, done.stderr
-    tally = json.loads(done.stdout.splitlines()[-1])
+    done = run_script("hostile_inputs.py", *arguments, timeout_s=timeout_s)
+    tally = last_json(done)
     assert tally["faults"] == []
     assert done.returncode == 0
     assert (tally["crashes"], tally["hangs"], tally["other_faults"]) == (0, 0, 0)

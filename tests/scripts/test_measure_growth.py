@@ -1,20 +1,12 @@
 """The measurement of growth: what it adds up, and that its commands run; no clock is judged."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def parts_on_the_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+from script_runs import found_by
 
 
 def test_processes_are_told_apart_by_what_ran_in_them():
@@ -90,15 +82,7 @@ def test_a_command_that_fails_ends_the_measurement():
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_items_are_embedded_and_the_last_line_is_json():
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "measure_growth.py", "16", "32", "--names", "20", "--timeout", "180"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = found_by("measure_growth.py", 16, 32, "--names", 20, "--timeout", 180, timeout_s=400)
     assert [run["num_items"] for run in found["items"]["runs"]] == [16, 32]
     for run in found["items"]["runs"]:
         assert {"command", "stage 0", "stage 1", "stage 2", "tasks"} <= set(run["by_kind"])
