@@ -42,15 +42,15 @@ class Crew:
                 pool.shutdown(cancel_futures=True)
 
     def _encode(self, encode: Encode, table: pa.Table) -> pa.Table:
-        if _needs_torch():
+        if _has_torch():
             import torch
 
             torch.set_num_threads(self.num_threads)  # each thread has a number of its own
         return encode(table)
 
 
-def _needs_torch() -> bool:
-    """Whether anything has been encoded; where all rows stay as they are published, torch is never imported."""
+def _has_torch() -> bool:
+    """Whether torch has been imported; where all rows stay as they are published, it never is."""
     return "torch" in sys.modules
 
 
@@ -71,7 +71,7 @@ def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Ite
         warm_up = list(islice(tables, num_cpus))
         yield from crew.encode_all(warm_up, encode)
         trial = list(islice(tables, (NUM_TRIALS - 1) * num_cpus))
-        if not _needs_torch():
+        if not _has_torch():
             yield from own_cores.encode_all(chain(trial, tables), encode)
             return
         started_s = time.perf_counter()

@@ -4,7 +4,6 @@ It needs to be measured: what int8 saves in the products it loses again in quant
 layers gain, narrow ones lose, and by how much is a matter of the processor's instructions.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from shards.config import ModelConfig, load_model_config
 from shards.costs import Dtype, weight_bytes
 from shards.ranges import LayerRange, ShardSpec, whole_model
 from shards.shard import Shard, load_shard
+from shards.timing import clock_of
 
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # as many as fill the cores: more are as fast, token for token
@@ -133,8 +133,8 @@ def _random_batch(config: ModelConfig, spec: ShardSpec, shard: Shard, num_inputs
 
 
 def _timed(work: Callable[[], object], device: str) -> float:
-    """Seconds until the device has done it; of one CPU thread by its own clock, which no neighbour slows."""
-    clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    """Seconds until the device has done it."""
+    clock = clock_of(device, torch.get_num_threads())
     _wait(device)
     started_s = clock()
     work()

@@ -69,12 +69,22 @@ def measure_part(run: Step, setting: Setting) -> Part:
         run: the part.
         setting: how it runs.
     """
-    clock = time.thread_time if setting.device == "cpu" and setting.num_threads == 1 else time.perf_counter
+    clock = clock_of(setting.device, setting.num_threads)
     with torch.inference_mode():
         num_rows = _fitting_rows(run, setting)
         workspace_bytes = _workspace_bytes(run, num_rows, setting.device)
         seconds = _median_s(lambda: _finish(run, num_rows, setting.device), clock)
     return Part(seconds / num_rows, workspace_bytes // num_rows)
+
+
+def has_own_clock(device: str, num_threads: int) -> bool:
+    """Whether a computation is all that its thread does, so that the thread's CPU clock tells what it costs."""
+    return device == "cpu" and num_threads == 1
+
+
+def clock_of(device: str, num_threads: int) -> Callable[[], float]:
+    """The clock to time a computation by: its thread's own, which no neighbour moves, or the wall's."""
+    return time.thread_time if has_own_clock(device, num_threads) else time.perf_counter
 
 
 def _fitting_rows(run: Step, setting: Setting) -> int:

@@ -49,15 +49,3 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         f"{num_items:,} items are about {local_s:.0f} s in one process and {ray_s:.0f} s on Ray, its start included"
     )
     return Choice("local" if local_s <= ray_s else "ray", reason)
-
-
-def by_work(local_s: float, work: str) -> Choice:
-    """Ray where the work outweighs its start.
-
-    Args:
-        local_s: seconds of the work in this process.
-        work: the same in words.
-    """
-    if local_s < STARTUP_S:
-        return Choice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
-    return Choice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")

@@ -109,7 +109,7 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
 
 def rows_per_batch(config: RunConfig) -> int:
     """The most rows that a stage computes together."""
-    return ROWS_PER_BATCH if config.batch_size == "auto" else config.batch_size
+    return max(batch_sizes(config))
 
 
 def batch_sizes(config: RunConfig) -> tuple[int, ...]:

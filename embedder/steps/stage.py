@@ -19,6 +19,7 @@ from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.model_folder import resolve_model
 from shards.shard import Shard, load_shard
+from shards.timing import has_own_clock
 from shards.towers import TwinTower, load_towers
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}
@@ -79,7 +80,7 @@ class Stage:
     def _note_cost(self, measurement: Measurement) -> None:
         """Tell what a batch cost; on one thread by its own clock, which the rest of the machine hardly touches."""
         if torch.get_num_threads() == self.spec.num_threads:
-            is_alone = self.spec.num_threads == 1 and self.spec.device == "cpu"
+            is_alone = has_own_clock(self.spec.device, self.spec.num_threads)
             self._batch_size.note(measurement.num_rows, measurement.cpu_s if is_alone else measurement.wall_s)
 
     def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:

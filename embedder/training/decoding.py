@@ -7,11 +7,12 @@ import pyarrow as pa
 
 from embedder.local import ahead
 from embedder.run.blocks import FEW_ITEMS
-from embedder.run.engine import Choice, by_work
+from embedder.run.engine import Choice
 from embedder.run.resources import decode_cpus
 from embedder.training.config import TrainConfig
 from embedder.training.examples import ExampleSpec, decode_examples
 from embedder.training.feed import Decode
+from shards.planning.costs import STARTUP_S
 
 # A careful guess of what one core decodes.
 PICTURES_PER_CORE_S = 200.0
@@ -28,7 +29,10 @@ def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: 
     if not has_ray:
         return Choice("local", "Ray is not installed")
     decode_s = num_items / (PICTURES_PER_CORE_S * num_cpus)
-    return by_work(decode_s, f"{num_items:,} pictures are about {decode_s:.0f} s of decoding")
+    work = f"{num_items:,} pictures are about {decode_s:.0f} s of decoding"
+    if decode_s < STARTUP_S:
+        return Choice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
+    return Choice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")
 
 
 @contextmanager

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embedder.store.files import StoreFiles
-from embedder.store.journal import read_entries
-from embedder.store.runs import all_runs
 from growth.processes import Growth, MemoryLooks, growth_by_kind, kinds
+from pipeline_bench.contestants import read_calls
 from pipeline_bench.steady import Window, last_stage_events, steady_window
 from pipeline_bench.watch import Watched, run_watched
 from pipeline_bench.workload import Workload, small_on_emoji
@@ -62,13 +60,6 @@ def command(workload: Workload, store: Path) -> list[str]:
     """The command line."""
     program = [sys.executable, "-m", "embedder", "embed", str(workload.items), "--model", str(workload.model)]
     return [*program, "--store", str(store), "--engine", "ray", "--json"]
-
-
-def read_calls(store: Path) -> list[dict[str, Any]]:
-    """What the only run of a store measured of its steps."""
-    files = StoreFiles(str(store))
-    (run,) = all_runs(files)
-    return [call for entry in read_entries(files, run.run_id) for call in entry.trace]
 
 
 def summed_up(watched: Watched, memory: MemoryLooks, calls: list[dict[str, Any]], num_items: int) -> Embedding:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from peak_rss import peak_rss_bytes
 
 from growth.names import MODEL, change_names, write_names
 from pipeline_bench.watch import environment
@@ -72,6 +73,7 @@ def take(command: Sequence[str]) -> Taken:
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(command, stdout=printed, text=True, env=environment())
         while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            # What `wait4` tells is no less than the memory of this process, of which that one is a copy at first.
             peak_bytes = max(peak_bytes, peak_rss_bytes(process.pid))
             time.sleep(LOOK_EVERY_S)
         wall_s = time.perf_counter() - started_s
@@ -81,16 +83,6 @@ def take(command: Sequence[str]) -> Taken:
         last_line = printed.read().rstrip().rpartition("\n")[2]
     found = json.loads(last_line) if last_line.startswith("{") else {}
     return Taken(wall_s, ended[2].ru_utime + ended[2].ru_stime, peak_bytes, found)
-
-
-def peak_rss_bytes(pid: int) -> int:
-    """The most memory that a process held so far; 0 once it has ended.
-
-    What `wait4` tells is no less than the memory of the process that started it, of which it is a copy at first.
-    """
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
 
 
 def to_embed(taken: Taken) -> dict[str, int]:

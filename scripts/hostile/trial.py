@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from peak_rss import peak_rss_bytes
+
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.media.fit import PictureFit
@@ -114,17 +116,9 @@ def _try(name: str, folder: Path, reader: ItemReader) -> Outcome:
     outcome.seconds = time.monotonic() - begun_s
     outcome.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    outcome.child_peak_bytes = max(ended, _peak_bytes(reader.decoder.door.child_pid))
+    child_pid = reader.decoder.door.child_pid
+    outcome.child_peak_bytes = max(ended, peak_rss_bytes(child_pid) if child_pid is not None else 0)
     return outcome
-
-
-def _peak_bytes(pid: int | None) -> int:
-    """The most memory that a running process has held."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def _source(folder: Path) -> SourceConfig:

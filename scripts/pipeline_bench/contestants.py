@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from deltalake import DeltaTable
 
@@ -118,8 +119,13 @@ def _pipeline(name: str, setup: Setup, engine: str, num_stages: int) -> Contesta
 
 def read_store(out: Path) -> Result:
     """What the pipeline published, and what its journal measured."""
-    files = StoreFiles(str(out / "store"))
-    (run,) = all_runs(files)
-    calls = [call for entry in read_entries(files, run.run_id) for call in entry.trace]
+    calls = read_calls(out / "store")
     table = DeltaTable(str(out / "store" / "embeddings")).to_pyarrow_table()
     return Result(last_stage_events(calls), from_table(table), [call for call in calls if "load" not in call["step"]])
+
+
+def read_calls(store: Path) -> list[dict[str, Any]]:
+    """What the only run of a store measured of its steps."""
+    files = StoreFiles(str(store))
+    (run,) = all_runs(files)
+    return [call for entry in read_entries(files, run.run_id) for call in entry.trace]
