@@ -48,6 +48,22 @@ size, one = config.vision.image_size, torch.ones(2, dtype=torch.int64)
 pixels = TowerState(torch.zeros((2, size, size, 3), dtype=torch.uint8), one)
 shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 2]))))
 """
+STAGE_PROCESS = """
+import gc, json, os, sys
+from embedder.steps.stage_process import StageProcess
+from embedder.steps.stage_spec import StageSpec
+from shards.config import load_model_config
+from shards import ranges
+
+folder, spec = sys.argv[1], sys.argv[2]
+shard = getattr(ranges, spec)(load_model_config(folder))
+niceness = os.nice(0)
+stage = StageProcess(StageSpec(0, folder, shard, "bfloat16", "cpu", 1, (32,), niceness=2))
+assert os.nice(0) == min(19, niceness + 2)
+assert gc.isenabled() and gc.get_freeze_count() > 0
+import torch
+assert torch.distributed.is_available(), "torch itself stays as it is"
+"""
 LIST = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 
@@ -84,6 +100,15 @@ def test_a_stage_starts_and_embeds_without_a_compiler(kind: str, tmp_path: Path)
     imported = modules_after(EMBED, DEMO_MODEL, spec, folder=tmp_path)
     assert "torch" in imported
     assert (COMPILER | SLOW_EXTRAS | HEAVY - {"torch", "timm", "transformers", "PIL"} | unneeded) & imported == set()
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path: Path) -> None:
+    spec, unneeded = STAGES[kind]
+    imported = modules_after(STAGE_PROCESS, DEMO_MODEL, spec, folder=tmp_path)
+    assert {"torch", "embedder.steps.stage"} <= imported
+    unused = {"sympy", "torch.distributed.tensor", "torch.nn.attention.flex_attention"}
+    assert (COMPILER | unneeded | unused) & imported == set()
 
 
 @pytest.mark.parametrize("library", ["timm.layers", "transformers.masking_utils"])

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from embedder.config import RunConfig
 
 BLOCK_BYTES = 12 << 20  # of the widest hand-over: a large block for a stage, and little beside Ray's shared memory
-MAX_ITEMS = 256  # half of a part file, which is the step of progress
+MAX_ITEMS = 512  # a part file, which is the step of progress
 MIN_BLOCKS = 16  # of a run: fewer would leave stages without work at its start and end
 FEW_ITEMS = 64  # where items are large, or nobody knows
 MAX_FILE_BYTES = 16 << 20  # of a block with more: of videos, a few keep a task busy for minutes

@@ -9,6 +9,7 @@ from embedder.config import RunConfig
 from embedder.errors import ConfigError
 from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.run.niceness import niceness_by_work
 from embedder.run.resources import Allocation, Available, allocate
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
@@ -93,6 +94,7 @@ def plan_job(
 
 def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
     """What each stage's replicas are told."""
+    niceness = niceness_by_work(plan.stages)
     return tuple(
         StageSpec(
             index=index,
@@ -102,6 +104,7 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
             device=resources.device,
             num_threads=resources.num_threads,
             batch_sizes=batch_sizes(config),
+            niceness=niceness[index],
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )

@@ -18,7 +18,7 @@ CPUS_PER_WRITER = 4
 # on a large one each stage gets a whole core to itself.
 STAGE_SHARE_OF_CPUS = 1 / 8
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
-MIN_OBJECT_STORE_BYTES = 256 << 20
+MIN_OBJECT_STORE_BYTES = 512 << 20
 BATCHES_IN_FLIGHT = 64
 TOLERANCE = 1e-6  # sums of fractions
 RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds

@@ -19,13 +19,14 @@ from embedder.steps.trace import Measurement, measure, trace_column
 from embedder.store.runs import Run
 
 TOKEN_BYTES = 4  # int32
+TABLE_BYTES = 8 << 20  # of pixels: each column of each table costs Ray as much, however small; large ones cost memory
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
 
 
 def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Table]:
-    """Decode listed items into tables of at most `spec.rows_per_batch` rows, each in one contiguous piece.
+    """Decode listed items into tables of whole batches of `spec.rows_per_batch` rows, each in one contiguous piece.
 
     Args:
         listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version`, an item whose
@@ -55,13 +56,22 @@ class ItemReader:
         rows = self._rows(listing, should_stop)
         while True:
             with measure("decode", self.decoder.cpu_s) as measurement:
-                batch = list(islice(rows, self.spec.rows_per_batch))
+                batch = self._take(rows)
                 if not batch:
                     return
                 table = assemble(listing.drop_columns(list(LISTING_ONLY)), batch)
-                count_inputs(measurement, table, self.spec.fit.image_size)
+                count_inputs(measurement, table, self.spec)
                 measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
             yield table.append_column("trace", trace_column(len(batch), measurement))
+
+    def _take(self, rows: Iterator[tuple[int, Values]]) -> list[tuple[int, Values]]:
+        """As many of the stages' batches as are no large table together; one at least, as long as there are rows."""
+        taken: list[tuple[int, Values]] = []
+        num_bytes = 0
+        while num_bytes < TABLE_BYTES and (batch := list(islice(rows, self.spec.rows_per_batch))):
+            taken += batch
+            num_bytes += sum(row["pixels"].nbytes for _, row in batch if row.get("pixels") is not None)
+        return taken
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
         columns = ["uri", *LISTING_ONLY, *({"known_version"} & set(listing.schema.names))]
@@ -149,13 +159,15 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
     return carried
 
 
-def count_inputs(measurement: Measurement, table: pa.Table, image_size: int) -> None:
-    """Count what the towers will see of a batch."""
+def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) -> None:
+    """Count what the towers will see of a table, batch by batch."""
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
-    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * image_size**2)
+    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.fit.image_size**2)
     measurement.num_captions = table.num_rows - tokens.null_count
-    measurement.num_tokens = measurement.num_captions * (pc.max(pc.binary_length(tokens)).as_py() or 0) // TOKEN_BYTES
+    for start in range(0, table.num_rows, spec.rows_per_batch):
+        batch = pc.binary_length(tokens.slice(start, spec.rows_per_batch))
+        measurement.num_tokens += (len(batch) - batch.null_count) * (pc.max(batch).as_py() or 0) // TOKEN_BYTES
 
 
 def content_version(media_hash: str, caption: str | None) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from embedder.rows import TENSOR
 from embedder.steps.batch_size import BatchSize
 from embedder.steps.fitting import FittingEncoder
 from embedder.steps.memory import keep_freed_memory
@@ -30,14 +31,20 @@ EMBEDDINGS = {"vision": "image_embedding", "text": "text_embedding"}
 class Stage:
     """Holds a shard and moves each batch one shard further."""
 
-    def __init__(self, spec: StageSpec) -> None:
+    def __init__(self, spec: StageSpec, start: Measurement | None = None) -> None:
+        """Load the shard.
+
+        Args:
+            spec: what to load.
+            start: the measurement of a start that this is a part of; told instead of the loading alone.
+        """
         torch.set_num_threads(spec.num_threads)
         folder = resolve_model(spec.model)
         self.spec = spec
         self.config = load_model_config(folder)
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
-        self._load_to_tell = iter([load])
+        self._load_to_tell = iter([start or load])
         self._batch_size = BatchSize(spec.batch_sizes)
         self._fitting = FittingEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
@@ -46,10 +53,17 @@ class Stage:
         return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Encode the table batch by batch, of the size that proves best."""
+        """Encode the table batch by batch, of the size that proves best; columns that no layer reads stay whole."""
         if table.num_rows == 0:
             return table
-        return pa.concat_tables([part for batch in self._batches(table) for part in self._fitting(batch)])
+        read = [self._input_column(table, tower) for tower in INPUTS if self._output_kind(tower)]
+        batches = self._batches(table.select([*read, "trace"]))
+        encoded = pa.concat_tables([part for batch in batches for part in self._fitting(batch)])
+        block = table.drop_columns([*read, "trace"]).combine_chunks()
+        for name, column in zip(encoded.column_names, encoded.columns, strict=True):
+            # Ray hands on each chunk of each column by itself: only the tensors are so large that a copy costs more.
+            block = block.append_column(name, column if column.type == TENSOR else column.combine_chunks())
+        return block
 
     def _batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
         for chunk in table.to_batches():

@@ -1,17 +1,23 @@
 """A stage as Ray starts it: the process that builds the graph names it without importing torch (2 s of CPU)."""
 
+import os
+
 import pyarrow as pa
 
+from embedder.steps.sparing_imports import sparing_imports
 from embedder.steps.stage_spec import StageSpec
+from embedder.steps.trace import LOAD, measure
 
 
 class StageProcess:
     """A `Stage`, imported where it runs."""
 
     def __init__(self, spec: StageSpec) -> None:
-        from embedder.steps.stage import Stage
+        os.nice(spec.niceness)
+        with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
+            from embedder.steps.stage import Stage
 
-        self._stage = Stage(spec)
+            self._stage = Stage(spec, start)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Move a block one shard further."""

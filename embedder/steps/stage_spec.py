@@ -17,6 +17,7 @@ class StageSpec:
         device: torch device.
         num_threads: of torch.
         batch_sizes: rows that it may compute together; of several, it finds the best one itself.
+        niceness: steps that its process gives way to others on the same cores.
     """
 
     index: int
@@ -26,3 +27,4 @@ class StageSpec:
     device: str
     num_threads: int
     batch_sizes: tuple[int, ...]
+    niceness: int = 0

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embedder.rows import TRACE
 
-LOAD = "load"  # and the stage's number: the loading of a shard, with the import of the libraries that it needs
+LOAD = "load"  # and the stage's number: the start of a stage, with the import of the libraries that it needs
 
 
 @dataclass

@@ -48,9 +48,9 @@ def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
 
 
 def test_the_object_store_grows_with_what_passes_and_has_bounds():
-    small, usual, large = (object_store_bytes(per_row, 32) for per_row in (1_000, 250_000, 50_000_000))
-    assert small == 256 << 20
-    assert usual == 64 * 32 * 250_000
+    small, usual, large = (object_store_bytes(per_row, 32) for per_row in (1_000, 400_000, 50_000_000))
+    assert small == 512 << 20
+    assert usual == 64 * 32 * 400_000
     assert large == 1 << 30
 
 

@@ -264,7 +264,8 @@ found = [
 ]
 from ray._raylet import AuthenticationMode, get_authentication_mode
 asks = get_authentication_mode() == AuthenticationMode.TOKEN
-print(json.dumps({"ips": sorted(set(found)), "num": len(found), "asks_for_a_token": asks}))
+programs = [argument.rpartition("/")[2] for child in me.children(recursive=True) for argument in child.cmdline()]
+print(json.dumps({"ips": sorted(set(found)), "num": len(found), "asks_for_a_token": asks, "programs": programs}))
 """
 
 
@@ -279,6 +280,8 @@ def test_ray_listens_on_this_machine_alone_and_asks_for_a_token(first):
     assert found["num"] >= 3
     assert set(found["ips"]) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
     assert found["asks_for_a_token"]
+    assert "raylet" in found["programs"]
+    assert not {"monitor.py", "log_monitor.py"} & set(found["programs"]), "they would watch what nobody looks at"
 
 
 # Secrets

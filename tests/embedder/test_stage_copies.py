@@ -114,11 +114,14 @@ def test_columns_of_another_tower_pass_through_without_a_copy(tiny_model):
 
 
 @pytest.mark.parametrize("num_batches", [1, 3])
-def test_a_block_keeps_one_chunk_a_batch_and_each_is_computed_where_it_lies(tiny_model, num_batches):
+def test_a_block_keeps_a_tensor_chunk_a_batch_and_all_else_in_one(tiny_model, num_batches):
     stage = make_stage(tiny_model, FRONT)
-    block = pa.concat_tables([batch_of(stage)] * num_batches)
+    batch = batch_of(stage).append_column("item_id", pa.array([str(row) for row in range(NUM_ROWS)]))
+    block = pa.concat_tables([batch] * num_batches)
     encoded = stage(block)
-    assert {column.num_chunks for column in encoded.columns} == {num_batches}
+    num_chunks = {name: encoded[name].num_chunks for name in encoded.column_names}
+    assert num_chunks == {"image_activation": num_batches, "text_activation": num_batches, "trace": 1, "item_id": 1}
+    assert encoded["item_id"].to_pylist() == block["item_id"].to_pylist()
     again = encoded.to_batches(NUM_ROWS)
     assert [batch.num_rows for batch in again] == [NUM_ROWS] * num_batches
     chunks = encoded["image_activation"].chunks
