@@ -24,7 +24,7 @@ from embedder.run.blocks import cut_listing, items_per_block
 from embedder.run.job import Job, largest_bytes_per_row
 from embedder.run.resources import Allocation
 from embedder.sink import PartSink
-from embedder.steps.decode import decode
+from embedder.steps.decode_process import decode_behind
 from embedder.steps.stage_process import StageProcess
 from embedder.steps.stage_spec import StageSpec
 from shards.errors import ModelError
@@ -83,7 +83,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     # Not `from_arrow`, which asks a task of one CPU about each block.
     dataset = ray.data.from_blocks(list(cut_listing(listing, num_items)))
     dataset = dataset.map_batches(
-        partial(decode, spec=job.decode, run=job.run),
+        partial(decode_behind, spec=job.decode, run=job.run),
         batch_format="pyarrow",
         batch_size=None,
         num_cpus=job.allocation.decode_cpus,

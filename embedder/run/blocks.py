@@ -15,6 +15,7 @@ BLOCK_BYTES = 12 << 20  # of the widest hand-over: a large block for a stage, an
 MAX_ITEMS = 512  # a part file, which is the step of progress
 MIN_BLOCKS = 16  # of a run: fewer would leave stages without work at its start and end
 FEW_ITEMS = 64  # where items are large, or nobody knows
+FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon, and a part is soon written
 MAX_FILE_BYTES = 16 << 20  # of a block with more: of videos, a few keep a task busy for minutes
 
 
@@ -34,15 +35,17 @@ def items_per_block(config: RunConfig, rows_per_batch: int, bytes_per_row: int, 
 
 
 def cut_listing(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]:
-    """Cut a listing into blocks; where files are large or of unknown size, of `FEW_ITEMS` at most."""
+    """Cut a listing into blocks; at first and where files are large or of unknown size, of `FEW_ITEMS` at most."""
+    num_cut = 0
     for table in listing:
         start = 0
         while start < table.num_rows:
             block = table.slice(start, num_items)
-            if num_items > FEW_ITEMS and not _is_small(block):
+            if num_items > FEW_ITEMS and (num_cut < FIRST_ITEMS or not _is_small(block)):
                 block = block.slice(0, FEW_ITEMS)
             yield block
             start += block.num_rows
+            num_cut += block.num_rows
 
 
 def _is_small(block: pa.Table) -> bool:

@@ -88,18 +88,20 @@ def start_ray(
 
 @contextmanager
 def _without_watchers() -> Iterator[None]:
-    """Ray on this machine without the processes that would scale a cluster up and show logs on a terminal.
+    """Ray on this machine without three processes: for more nodes, for logs on a terminal, for questions by HTTP.
 
     Each takes half a second of CPU to start, 50 MB, and some CPU all the time; `ray.init` has no argument for them.
     """
+    from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    init = RayParams.__init__
+    init, start_api_server = RayParams.__init__, Node.start_api_server
     RayParams.__init__ = partialmethod(init, no_monitor=True, include_log_monitor=False)
+    Node.start_api_server = lambda *_, **__: None
     try:
         yield
     finally:
-        RayParams.__init__ = init
+        RayParams.__init__, Node.start_api_server = init, start_api_server
 
 
 def _set_environment(address: str | None) -> None:

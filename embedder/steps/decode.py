@@ -19,13 +19,12 @@ from embedder.steps.trace import Measurement, measure, trace_column
 from embedder.store.runs import Run
 
 TOKEN_BYTES = 4  # int32
-TABLE_BYTES = 8 << 20  # of pixels: each column of each table costs Ray as much, however small; large ones cost memory
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
 
 
-def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Table]:
+def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 0) -> Iterator[pa.Table]:
     """Decode listed items into tables of whole batches of `spec.rows_per_batch` rows, each in one contiguous piece.
 
     Args:
@@ -33,8 +32,9 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Tabl
             content is of that version is not decoded.
         spec: what to make of them.
         run: asked before each item whether to stop; items not begun by then give no row.
+        table_bytes: of pixels in a table, at least; one batch suffices where it is 0.
     """
-    yield from _reader_for(spec).decode(listing, run.stop_requested)
+    yield from _reader_for(spec).decode(listing, run.stop_requested, table_bytes)
 
 
 @lru_cache(maxsize=1)
@@ -51,12 +51,12 @@ class ItemReader:
         self.fetcher = Fetcher()
         self.decoder = ItemDecoder(spec)
 
-    def decode(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[pa.Table]:
+    def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
         """Tables of decoded rows."""
         rows = self._rows(listing, should_stop)
         while True:
             with measure("decode", self.decoder.cpu_s) as measurement:
-                batch = self._take(rows)
+                batch = self._take(rows, table_bytes)
                 if not batch:
                     return
                 table = assemble(listing.drop_columns(list(LISTING_ONLY)), batch)
@@ -64,13 +64,15 @@ class ItemReader:
                 measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
             yield table.append_column("trace", trace_column(len(batch), measurement))
 
-    def _take(self, rows: Iterator[tuple[int, Values]]) -> list[tuple[int, Values]]:
-        """As many of the stages' batches as are no large table together; one at least, as long as there are rows."""
+    def _take(self, rows: Iterator[tuple[int, Values]], table_bytes: int) -> list[tuple[int, Values]]:
+        """One batch of the stages after the other, until they are large enough together or there are no more rows."""
         taken: list[tuple[int, Values]] = []
         num_bytes = 0
-        while num_bytes < TABLE_BYTES and (batch := list(islice(rows, self.spec.rows_per_batch))):
+        while batch := list(islice(rows, self.spec.rows_per_batch)):
             taken += batch
             num_bytes += sum(row["pixels"].nbytes for _, row in batch if row.get("pixels") is not None)
+            if num_bytes >= table_bytes:
+                break
         return taken
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:

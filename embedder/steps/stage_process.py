@@ -13,11 +13,11 @@ class StageProcess:
     """A `Stage`, imported where it runs."""
 
     def __init__(self, spec: StageSpec) -> None:
-        os.nice(spec.niceness)
         with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
             from embedder.steps.stage import Stage
 
             self._stage = Stage(spec, start)
+        os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Move a block one shard further."""

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.config import load_config
-from embedder.run.blocks import FEW_ITEMS, MAX_FILE_BYTES, cut_listing, items_per_block
+from embedder.run.blocks import FEW_ITEMS, FIRST_ITEMS, MAX_FILE_BYTES, cut_listing, items_per_block
 
 KIB = 1 << 10
 
@@ -36,16 +36,16 @@ def test_the_configuration_has_the_last_word():
 
 
 def test_every_item_is_in_one_block_in_order():
-    tables = [listing(*[10] * 500), listing(), listing(*[10] * 3)]
+    tables = [listing(*[10] * FIRST_ITEMS), listing(), listing(*[10] * 500), listing(*[10] * 3)]
     blocks = list(cut_listing(tables, 224))
-    assert [block.num_rows for block in blocks] == [224, 224, 52, 3]
+    assert [block.num_rows for block in blocks] == [FEW_ITEMS] * (FIRST_ITEMS // FEW_ITEMS) + [224, 224, 52, 3]
     assert pa.concat_tables(blocks).equals(pa.concat_tables(tables))
 
 
 @pytest.mark.parametrize("large", [None, MAX_FILE_BYTES + 1])
 def test_large_files_and_those_of_unknown_size_stand_in_short_blocks(large):
-    table = listing(*[10] * 300, large, *[10] * 199)
-    blocks = list(cut_listing([table], 224))
+    first, table = listing(*[10] * FIRST_ITEMS), listing(*[10] * 300, large, *[10] * 199)
+    blocks = list(cut_listing([first, table], 224))[FIRST_ITEMS // FEW_ITEMS :]
     assert [block.num_rows for block in blocks] == [224, FEW_ITEMS, FEW_ITEMS, 148]
     assert next(cut_listing([table], 32)).num_rows == 32
     assert pa.concat_tables(blocks).equals(table)
