@@ -148,7 +148,7 @@ IMAGE_DECODE_S = 4e-3  # a 640 x 480 JPEG to 224 px
 CAPTION_TOKENISE_S = 5e-5
 ITEM_WRITE_S = 3e-4
 ITEM_ENGINE_S = 5e-4
-STARTUP_S = 15.0
+STARTUP_S = 11.0
 
 
 def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16) -> ModelCosts:
