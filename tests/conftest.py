@@ -1,5 +1,6 @@
 """One Ray for the whole session, and how the tests are shared out to two processes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,16 @@ from embedder.run import machine
 
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
+
+
+@pytest.fixture(autouse=True)
+def _scheduled_as_before():
+    """Fails a test that leaves its process under another scheduling policy: what starts later would inherit it."""
+    before = os.sched_getscheduler(0)
+    yield
+    after = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, before, os.sched_param(0))
+    assert after == before, f"the test began under scheduling policy {before} and left the process under {after}"
 
 
 @pytest.fixture(scope="session", params=[ONE_RAY])

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
+import clips
 import pytest
 from PIL import Image
 
 from embedder.media.door import DecodeDoor
 from embedder.media.limits import DecodeLimits
 
-Colour = tuple[int, int, int]
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
@@ -46,37 +44,13 @@ def make_video(tmp_path: Path) -> Callable[..., Path]:
     """`make_video([colour, ...], codec="mpeg4", kind="mp4")` -> a clip with one plain frame for each colour."""
 
     def make(
-        colours: Sequence[Colour],
-        *,
-        rate: int = 10,
-        codec: str = "mpeg4",
-        kind: str = "mp4",
-        pix_fmt: str = "yuv420p",
-        size: tuple[int, int] = (64, 48),
-        pts: Sequence[int] | None = None,
-        name: str | None = None,
-        options: dict[str, str] | None = None,
-        frames: Sequence[np.ndarray] | None = None,
-        prepare: Callable[[Any], None] = lambda stream: None,
+        colours: Sequence[clips.Colour], *, codec: str = "mpeg4", kind: str = "mp4", name: str | None = None, **how: Any
     ) -> Path:
         path = tmp_path / (name or f"clip-{codec}.{kind}")
-        with av.open(str(path), "w", format={"mkv": "matroska"}.get(kind, kind), options=options or {}) as container:
-            stream = container.add_stream(codec, rate=rate)
-            stream.width, stream.height = size
-            stream.pix_fmt = pix_fmt
-            stream.gop_size = 10
-            if codec == "mpeg4":
-                stream.bit_rate = 20_000_000  # so that plain greys keep their value
-            stream.thread_count = 1
-            prepare(stream)
-            pixels = frames or [np.full((size[1], size[0], 3), colour, np.uint8) for colour in colours]
-            for number, array in enumerate(pixels):
-                frame = av.VideoFrame.from_ndarray(array, format="rgba" if array.shape[2] == 4 else "rgb24")
-                frame.pts = pts[number] if pts else number
-                for packet in stream.encode(frame):
-                    container.mux(packet)
-            for packet in stream.encode():
-                container.mux(packet)
+        if codec == "libsvtav1":
+            clips.write_apart(path, colours, codec=codec, kind=kind, **how)
+        else:
+            clips.write(path, colours, codec=codec, kind=kind, **how)
         return path
 
     return make
