@@ -126,10 +126,11 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     from ray.data import DataContext
 
     from embedder.run.pace import CalmScheduling
+    from embedder.run.pool_scaling import SteadyPools
 
     context = DataContext.get_current()
     settings = {
-        "custom_execution_callback_classes": [*context.custom_execution_callback_classes, CalmScheduling],
+        "custom_execution_callback_classes": [*context.custom_execution_callback_classes, CalmScheduling, SteadyPools],
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
         "enable_progress_bars": False,
