@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from embedder.operations.secrets import mask
+from embedder.printable import printable
 
 
 def summarise(
@@ -37,7 +38,7 @@ def summarise(
         "engine": report.get("engine"),
         "exit_code": exit_code,
         "published": bool(report.get("published", False)),
-        "message": mask(" ".join(message.split())),
+        "message": printable(mask(message)),
         "started_at": started_at.isoformat(timespec="seconds"),
         "ended_at": ended_at.isoformat(timespec="seconds"),
         "wall_s": round((ended_at - started_at).total_seconds(), 3),
