@@ -33,7 +33,7 @@ def summarise(
     age_s = (ended_at - published_at).total_seconds() if published_at else None
     return {
         "kind": kind,
-        "store": mask(store),
+        "store": printable(mask(store)),
         "run_id": report.get("run_id"),
         "engine": report.get("engine"),
         "exit_code": exit_code,
