@@ -25,7 +25,7 @@ class Terminal(Console):
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+        super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print lines and tables; a string is one line."""
