@@ -224,8 +224,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that knows no Unicode shows escapes, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        # Typer's own display of a mistake would print it as it came.
-        sys.exit(app(standalone_mode=False))
+        # Typer itself would print mistakes as they came, and take the hook for tracebacks.
+        sys.exit(typer.main.get_command(app)(standalone_mode=False))
     except USAGE_ERRORS as error:
         sys.exit(_show_usage_error(error))
     except typer.Abort:
@@ -253,5 +253,5 @@ def _show_usage_error(error: Any) -> int:
 def _show_traceback(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
     """Print a traceback whose messages don't control the terminal."""
     for piece in traceback.format_exception(kind, error, where):
-        for line in piece.splitlines():
+        for line in piece.rstrip("\n").split("\n"):
             sys.stderr.write(printable(line) + "\n")

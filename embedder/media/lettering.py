@@ -88,7 +88,7 @@ class Lettering:
         for text, face, is_rtl, run_px in runs:
             font = (face or self.fonts.plain).at(self.size_px if face else self.label_px)
             where = (x if face else x + LABEL_GAP_PX / 2, self.baseline_px)
-            draw.text(where, text, 255 if face else 170, font, anchor="ls", **self._direction(is_rtl))
+            draw.text(where, text, 255 if face else 170, font, anchor="ls", direction=self._direction(is_rtl))
             x += run_px
         picture.paste(colour, corner, mask)
 
@@ -121,10 +121,11 @@ class Lettering:
 
     def _width(self, text: str, face: Face | None, is_rtl: bool) -> float:
         font = (face or self.fonts.plain).at(self.size_px if face else self.label_px)
-        return font.getlength(text, **self._direction(is_rtl)) + (0 if face else LABEL_GAP_PX)
+        return font.getlength(text, direction=self._direction(is_rtl)) + (0 if face else LABEL_GAP_PX)
 
-    def _direction(self, is_rtl: bool) -> dict[str, str]:
-        return {"direction": "rtl" if is_rtl else "ltr"} if self._shapes else {}
+    def _direction(self, is_rtl: bool) -> str | None:
+        """What Pillow takes where it can shape; elsewhere it draws what it is given from left to right."""
+        return ("rtl" if is_rtl else "ltr") if self._shapes else None
 
 
 def clusters(text: str) -> list[str]:
