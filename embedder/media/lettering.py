@@ -57,7 +57,8 @@ class Lettering:
 
     def lines(self, text: str, width_px: int, max_lines: int) -> list[Line]:
         """Break a text into lines; what is too much for the last ends in an ellipsis."""
-        text = normalize("NFC", printable(text[:MAX_CHARACTERS]))
+        cut = text[:MAX_CHARACTERS] + (ELLIPSIS if len(text) > MAX_CHARACTERS else "")
+        text = normalize("NFC", printable(cut))
         direction = base_direction(text)
         rest = [letter for cluster in clusters(text) for letter in self._letters(cluster)]
         lines: list[Line] = []

@@ -211,7 +211,7 @@ def test_the_end_of_a_run_is_told_without_control_characters(tmp_path):
 
 def test_metrics_take_a_store_whose_name_is_no_utf8():
     summary = {
-        **{key: None for key in ("ended_at", "published_at", "published_age_s")},
+        **dict.fromkeys(("ended_at", "published_at", "published_age_s")),
         "store": printable("st\udcff\nore"),
         "kind": "embed",
         "exit_code": 0,
