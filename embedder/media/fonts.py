@@ -15,6 +15,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 SHIPPED = "mpl-data/fonts/ttf/DejaVuSans.ttf"
 SUFFIXES = (".ttf", ".otf", ".ttc", ".otc")
 MAX_FILES = 500  # of the machine: reading the characters of one takes some 5 ms
+MAX_GLYPHS = 0xFFFF  # a font with more characters draws one box for many: a "last resort"
 BROAD = ("noto", "fallback", "unicode", "unifont", "cjk", "droid")  # names of fonts that are made for many scripts
 STYLED = ("bold", "black", "italic", "oblique", "light", "thin", "condensed", "mono", "serif")
 OUTLINES = {"glyf", "CFF ", "CFF2"}
@@ -129,6 +130,8 @@ def _read_face(path: Path) -> Face | None:
             if not tables & OUTLINES or tables & COLOURS:
                 return None
             characters = frozenset(font.getBestCmap() or ())
+        if len(characters) > MAX_GLYPHS:
+            return None
         _opened(str(path), 12)
     except (TTLibError, *DAMAGED):
         return None

@@ -317,3 +317,12 @@ def test_a_notebook_shows_no_markup_and_no_control_characters():
         assert "<script" not in page
         assert page.count("</figcaption>") == 1
         assert len(page) < 30_000
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing")
+def test_the_title_of_a_plot_is_literal(tmp_path):
+    from embedder.training.curves import draw_curves
+
+    for number, title in enumerate(("5$ or \\frac{$ more", "a\x1b[31m\nb\u202e\udcff", "plain")):
+        draw_curves(tmp_path / f"{number}.png", [], title)
+        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,8 +1,10 @@
 """Contact sheets: letters of every script are drawn as themselves, what no font has as its code point, never a box."""
 
+import shutil
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,6 +175,15 @@ def test_broken_and_coloured_fonts_are_passed_over(machine_fonts):
     found = Fonts()
     assert found.find("🧿") is None
     assert found.find("中") is not None
+
+
+def test_a_font_of_boxes_for_everything_is_passed_over(machine_fonts):
+    boxes = Path(Fonts(system=False).plain.path).parent / "LastResortHE-Regular.ttf"
+    if not boxes.exists():
+        pytest.skip("this matplotlib comes without such a font")
+    machine_fonts.mkdir(parents=True)
+    shutil.copy(boxes, machine_fonts)
+    assert Fonts().find("中") is None
 
 
 def test_only_so_many_fonts_are_read(machine_fonts, monkeypatch):
