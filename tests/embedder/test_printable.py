@@ -25,6 +25,7 @@ from embedder.printable import printable, shortened
 from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
 from embedder.store.files import StoreFiles
+from embedder.store.item_names import ItemNames
 from embedder.terminal import MAX_CELL_CHARACTERS, Terminal
 
 TEXTS = hostile_texts.texts(1_000)
@@ -185,6 +186,17 @@ def test_no_name_forges_a_line_of_the_log(tmp_path):
 def test_a_log_takes_a_name_that_is_no_utf8(tmp_path):
     RunLog(tmp_path / "log.txt").add("caf\udce9.jpg \ud800")
     assert (tmp_path / "log.txt").read_text().endswith(r" caf\xe9.jpg \ud800" + "\n")
+
+
+def test_a_purge_finds_a_name_where_the_log_has_it(tmp_path):
+    for text in TEXTS[:300]:
+        path = tmp_path / "log.txt"
+        RunLog(path).add(f"{text}: the file is broken")
+        line = path.read_bytes().decode()
+        names = ItemNames([text])
+        assert names.are_in(line), text
+        assert names.removed_from(line).endswith(" [purged]: the file is broken\n"), text
+        path.unlink()
 
 
 def test_the_end_of_a_run_is_told_without_control_characters(tmp_path):
