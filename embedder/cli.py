@@ -5,8 +5,11 @@ Exit 0: done. Exit 2: the user's mistake, in one line. Exit 1: anything else.
 
 import gc
 import sys
+import traceback
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +18,14 @@ from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUr
 from embedder.config import load_config
 from embedder.errors import USER_MISTAKES, RunFailed
 from embedder.evaluation import cli as evaluation_cli
+from embedder.printable import printable
 from embedder.refresh import cli as refresh_cli
+from embedder.terminal import MAX_LINE_CHARACTERS
 
 DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
 # Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
 OBJECTS_PER_COLLECTION = 100_000
+USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of all versions of typer
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -214,14 +220,38 @@ def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson
 def main() -> None:
     """Run the command, and turn what goes wrong into the exit code that it deserves."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
+    sys.excepthook = _show_traceback
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that knows no Unicode shows escapes, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        # Typer itself would print mistakes as they came, and take the hook for tracebacks.
+        sys.exit(typer.main.get_command(app)(standalone_mode=False))
+    except USAGE_ERRORS as error:
+        sys.exit(_show_usage_error(error))
+    except typer.Abort:
+        sys.exit(_fail("aborted", 1))
     except USER_MISTAKES as error:
-        sys.exit(_fail(error, 2))
+        sys.exit(_fail(str(error), 2))
     except RunFailed as error:
-        sys.exit(_fail(error, 1))
+        sys.exit(_fail(str(error), 1))
 
 
-def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write("embedder: " + " ".join(str(error).split()) + "\n")
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"embedder: {printable(message, MAX_LINE_CHARACTERS)}\n")
     return code
+
+
+def _show_usage_error(error: Any) -> int:
+    """Say what is wrong with the command line, and where its options are explained."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments, which has printed its help
+        return 2
+    message = " ".join(error.format_message().split()).rstrip(".")
+    see = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
+    return _fail(message + see, 2)
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    """Print a traceback whose messages don't control the terminal."""
+    for piece in traceback.format_exception(kind, error, where):
+        for line in piece.rstrip("\n").split("\n"):
+            sys.stderr.write(printable(line) + "\n")

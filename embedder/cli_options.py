@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from embedder.commands import Result
+from embedder.terminal import Terminal
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file that describes the run.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")]
@@ -20,12 +20,18 @@ ModelUri = Annotated[str | None, typer.Option("--model", help="Model folder: loc
 def print_result(as_json: bool, result: Result) -> None:
     """Print the result for a person, or as one line of JSON."""
     if as_json:
-        sys.stdout.write(json.dumps(result.data, default=_plain) + "\n")
+        sys.stdout.write(json_line(result.data))
         return
     # Into a file or a pipe, tables are not folded to the width of a screen.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 250)
+    console = Terminal(width=None if sys.stdout.isatty() else 250)
     for part in result.shown:
         console.print(part, soft_wrap=True)
+
+
+def json_line(data: dict[str, Any]) -> str:
+    """One line of ASCII without a control character, from which every string comes back as it was."""
+    # JSON may leave DEL as it is, and `json.dumps` does.
+    return json.dumps(data, default=_plain).replace("\x7f", r"\u007f") + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from embedder.config import RunConfig
@@ -180,7 +179,7 @@ def doctor(config: RunConfig) -> Result:
     data = examine(config)
     table = _table("what", "found")
     for name, value in data.items():
-        table.add_row(name, escape(str(value)))
+        table.add_row(name, str(value))
     return Result(data, [table])
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from embedder.planning.records import Expected, Review
 from embedder.run.report import Report, StepReport
+from embedder.terminal import Terminal
 
 MIB = 1 << 20
 
@@ -17,7 +18,7 @@ class TerminalWatcher:
     """Shows a run on standard error; lines where that is no terminal."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Terminal(stderr=True)
 
     def say(self, message: str) -> None:
         """Print one line."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from embedder.commands import Result, open_files
@@ -81,7 +80,7 @@ def status(config: RunConfig) -> Result:
         versions.append(_data(number, manifest) | {"published": is_published})
         table.add_row(
             str(number),
-            escape(manifest.design),
+            manifest.design,
             f"{manifest.num_vectors:,}",
             f"{masked_share(manifest):.1%}",
             f"{manifest.recall_at_10:.3f}",
@@ -99,7 +98,7 @@ def describe(number: int, manifest: Manifest) -> str:
     """An index version in one line."""
     recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
     return (
-        f"index {number}: {escape(manifest.design)}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
+        f"index {number}: {manifest.design}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
         f"{manifest.size_bytes / MIB:.1f} MiB"
     )
 
@@ -109,13 +108,13 @@ def trials_table(manifest: Manifest) -> Table:
     table = new_table("design", "recall@10", "ms", "MiB", "build, s", "front", "verdict")
     for trial in manifest.trials:
         table.add_row(
-            escape(trial.design),
+            trial.design,
             f"{trial.recall_at_10:.3f}",
             f"{trial.expected_latency_ms:.2f}",
             f"{trial.expected_bytes / MIB:.1f}",
             f"{trial.build_s:.1f}",
             "*" if trial.is_efficient else "",
-            escape(trial.verdict),
+            trial.verdict,
         )
     return table
 

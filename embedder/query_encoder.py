@@ -12,6 +12,7 @@ from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
 from embedder.once import made_once
 from embedder.run.job import Model, picture_fit
+from embedder.sources.uris import is_text
 from embedder.steps.captions import CaptionEncoder
 
 if TYPE_CHECKING:
@@ -36,10 +37,13 @@ class QueryEncoder:
             float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: a text is empty.
+            ConfigError: a text is empty, or no UTF-8.
         """
         if not all(text.strip() for text in texts):
             raise ConfigError("the query is empty; write what the pictures should show")
+        for text in texts:
+            if not is_text(text):
+                raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
         return self._in_batches(self._text_batch, [text.strip() for text in texts])
 
     def encode_image(self, images: Sequence[str | Path | bytes]) -> Floats:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from embedder.commands import Result, open_published
@@ -60,7 +59,7 @@ def search(
     results = [_data(asked, hits) for hits in answers]
     shown: list[RenderableType] = []
     for hits in answers:
-        shown += [*([f"\n{escape(hits.query)}"] if len(answers) > 1 else []), *_shown(hits, options)]
+        shown += [*(["", hits.query] if len(answers) > 1 else []), *_shown(hits, options)]
     if sheet is not None:
         answers[0].save_sheet(sheet, answers[0].query)
         shown.append(f"contact sheet: {sheet}")
@@ -96,7 +95,7 @@ def _shown(hits: "Hits", options: "SearchOptions") -> list[RenderableType]:
     from embedder.retrieval.hits import describe_more
 
     if not hits:
-        return [f"nothing found: {escape(hits.note)}"]
+        return [f"nothing found: {hits.note}"]
     more = [describe_more(hit) for hit in hits]
     table = Table(box=None, pad_edge=False, header_style="dim")
     optional = [*(["words"] if options.hybrid else []), *(["more"] if any(more) else [])]
@@ -104,13 +103,13 @@ def _shown(hits: "Hits", options: "SearchOptions") -> list[RenderableType]:
         table.add_column(name, overflow="fold")
     for hit, of_hit in zip(hits, more, strict=True):
         time = "" if hit.start_s is None or hit.end_s is None else f"{hit.start_s:.1f}-{hit.end_s:.1f} s"
-        cells = {"words": "" if hit.words_rank is None else f"#{hit.words_rank}", "more": escape(of_hit)}
+        cells = {"words": "" if hit.words_rank is None else f"#{hit.words_rank}", "more": of_hit}
         table.add_row(
             f"{hit.score:.3f}",
-            escape(hit.item_id),
-            escape(hit.caption or ""),
+            hit.item_id,
+            hit.caption or "",
             time,
-            escape(hit.uri),
+            hit.uri,
             *(cells[name] for name in optional),
         )
     return [table]

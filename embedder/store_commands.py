@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from rich.markup import escape
 from rich.table import Table
 
 from embedder.commands import Result
@@ -37,7 +36,7 @@ def history(files: StoreFiles) -> Result:
             run.run_id,
             f"{record.published_at:%Y-%m-%d %H:%M}",
             f"{record.kind} to {record.restores}" if record.restores else record.kind,
-            escape(_model_name(record.model, record.model_fingerprint)),
+            _model_name(record.model, record.model_fingerprint),
             f"{record.num_items:,}",
             f"{record.num_vectors:,}",
             f"{record.num_rejected:,}",
@@ -72,7 +71,7 @@ def rollback(files: StoreFiles, wishes: IndexConfig, run_id: str | None) -> Resu
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
         f"published again what run {new.restores} published: {new.num_items:,} items, {new.num_vectors:,} vectors, "
-        f"{index}, model {escape(_model_name(new.model, new.model_fingerprint))}; this is run {new.run_id}"
+        f"{index}, model {_model_name(new.model, new.model_fingerprint)}; this is run {new.run_id}"
     )
     return Result(new.model_dump(), [text])
 

@@ -1,7 +1,6 @@
 """An evaluation as a person reads it."""
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from embedder.evaluation.intervals import Estimate
@@ -15,7 +14,7 @@ def evaluation_parts(found: Evaluation) -> list[RenderableType]:
     """Tables and notes, for the terminal."""
     asked = found.queries
     head = (
-        f"{asked.num_queries:,} queries ({escape(asked.source)}) with {asked.num_answers:,} right items; "
+        f"{asked.num_queries:,} queries ({asked.source}) with {asked.num_answers:,} right items; "
         f"{found.num_pictures:,} pictures of {found.num_items:,} items; in brackets, 95 % confidence intervals"
     )
     parts: list[RenderableType] = [head, "", _quality(found)]
@@ -27,7 +26,7 @@ def evaluation_parts(found: Evaluation) -> list[RenderableType]:
         parts += ["", _speed(found.index), *_curve(found.index)]
     if found.encoding is not None:
         parts.append(f"encoding a text: p50 {found.encoding.p50_ms:.2f} ms, p99 {found.encoding.p99_ms:.2f} ms")
-    return [*parts, *(escape(note) for note in found.notes)]
+    return [*parts, *found.notes]
 
 
 def estimate(figure: Estimate) -> str:
@@ -54,7 +53,7 @@ def _groups(found: Evaluation) -> Table:
     for group in found.groups[:MAX_GROUPS_SHOWN]:
         through = group.r_at_through_index
         table.add_row(
-            escape(group.name),
+            group.name,
             f"{group.num_queries:,}{' (few)' if group.is_small else ''}",
             *(estimate(group.r_at[k]) for k in ks),
             estimate(group.mrr),

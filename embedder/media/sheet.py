@@ -5,70 +5,76 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from embedder.media.fonts import Fonts
+from embedder.media.lettering import Lettering, Line
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 COLUMNS = 5
 CELL_PX = 160
 MARGIN_PX = 16
-LINE_PX = 16
 FONT_PX = 12
 TITLE_PX = 20
+MAX_LINES = 2  # that one text takes; the rest of it is an ellipsis
 INK, PALE, PAPER, MISSING = (20, 20, 20), (110, 110, 110), (255, 255, 255), (235, 235, 235)
 
 
 class Cell(NamedTuple):
-    """One picture, uint8 (H, W, 3) or None where it could not be read, and the lines under it."""
+    """One picture, uint8 (H, W, 3) or None where it could not be read, and the texts under it."""
 
     pixels: Pixels | None
     lines: list[str]
 
 
-def save_sheet(path: Path, cells: list[Cell], title: str = "") -> None:
-    """Draw the cells and write the sheet as PNG, making its folder where needed."""
-    num_lines = max((len(cell.lines) for cell in cells), default=0)
-    step_x, step_y = CELL_PX + MARGIN_PX, CELL_PX + num_lines * LINE_PX + MARGIN_PX
-    top = MARGIN_PX + (TITLE_PX + MARGIN_PX if title else 0)
+def save_sheet(path: Path, cells: list[Cell], title: str = "", fonts: Fonts | None = None) -> None:
+    """Draw the cells and write the sheet as PNG, making its folder where needed.
+
+    Args:
+        path: the file.
+        cells: in their order, five a row.
+        title: stands above.
+        fonts: for all texts; those of this machine unless told.
+    """
+    small, large = Lettering(FONT_PX, fonts), Lettering(TITLE_PX, fonts)
+    texts = [[small.lines(text, CELL_PX, MAX_LINES) for text in cell.lines] for cell in cells]
+    num_lines = max((sum(map(len, of_cell)) for of_cell in texts), default=0)
+    step_x, step_y = CELL_PX + MARGIN_PX, CELL_PX + num_lines * small.line_px + MARGIN_PX
     columns, rows = max(1, min(COLUMNS, len(cells))), -(-len(cells) // COLUMNS)
-    sheet = Image.new("RGB", (MARGIN_PX + columns * step_x, top + rows * step_y), PAPER)
-    draw = ImageDraw.Draw(sheet)
-    if title:
-        _write(draw, (MARGIN_PX, MARGIN_PX), title, TITLE_PX, sheet.width - 2 * MARGIN_PX, INK)
-    for number, cell in enumerate(cells):
+    width = MARGIN_PX + columns * step_x
+    head = large.lines(title, width - 2 * MARGIN_PX, MAX_LINES)
+    top = MARGIN_PX + (len(head) * large.line_px + MARGIN_PX // 2 if head else 0)
+    sheet = Image.new("RGB", (width, top + rows * step_y), PAPER)
+    for number, line in enumerate(head):
+        large.draw(sheet, (MARGIN_PX, MARGIN_PX + number * large.line_px), width - 2 * MARGIN_PX, line, INK)
+    for number, (cell, of_cell) in enumerate(zip(cells, texts, strict=True)):
         row, column = divmod(number, COLUMNS)
-        _draw_cell(sheet, draw, (MARGIN_PX + column * step_x, top + row * step_y), cell)
+        corner = (MARGIN_PX + column * step_x, top + row * step_y)
+        _draw_picture(sheet, corner, cell.pixels, small)
+        _draw_texts(sheet, (corner[0], corner[1] + CELL_PX), of_cell, small)
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path, "PNG")
 
 
-def _draw_cell(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: Cell) -> None:
+def _draw_picture(sheet: Image.Image, corner: tuple[int, int], pixels: Pixels | None, small: Lettering) -> None:
+    if pixels is not None:
+        sheet.paste(Image.fromarray(pixels).resize((CELL_PX, CELL_PX)), corner)
+        return
     x, y = corner
-    if cell.pixels is None:
-        draw.rectangle((x, y, x + CELL_PX - 1, y + CELL_PX - 1), fill=MISSING)
-        draw.text((x + CELL_PX / 2, y + CELL_PX / 2), "not readable", PALE, _font(FONT_PX), anchor="mm")
-    else:
-        sheet.paste(Image.fromarray(cell.pixels).resize((CELL_PX, CELL_PX)), corner)
-    for number, line in enumerate(cell.lines):
-        colour = INK if number == 0 else PALE
-        _write(draw, (x, y + CELL_PX + number * LINE_PX + 2), line, FONT_PX, CELL_PX, colour)
+    ImageDraw.Draw(sheet).rectangle((x, y, x + CELL_PX - 1, y + CELL_PX - 1), fill=MISSING)
+    (line,) = small.lines("not readable", CELL_PX, 1)
+    indent = round(CELL_PX - sum(letter.width_px for letter in line.letters)) // 2
+    small.draw(sheet, (x + indent, y + (CELL_PX - small.line_px) // 2), CELL_PX - indent, line, PALE)
 
 
-def _write(
-    draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size_px: int, width_px: int, colour: tuple[int, ...]
-) -> None:
-    """Write one line, cut with an ellipsis where it is too wide."""
-    font = _font(size_px)
-    text = " ".join(text.split())[:500]
-    if draw.textlength(text, font) > width_px:
-        while text and draw.textlength(text + "…", font) > width_px:
-            text = text[:-1]
-        text += "…"
-    draw.text(corner, text, colour, font)
-
-
-def _font(size_px: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size_px)
+def _draw_texts(sheet: Image.Image, corner: tuple[int, int], texts: list[list[Line]], small: Lettering) -> None:
+    """Draw texts below one another, the first in ink."""
+    x, y = corner
+    for number, lines in enumerate(texts):
+        for line in lines:
+            small.draw(sheet, (x, y), CELL_PX, line, INK if number == 0 else PALE)
+            y += small.line_px
 
 
 def encode_png(pixels: Pixels) -> bytes:

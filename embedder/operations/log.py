@@ -7,6 +7,7 @@ from obstore.exceptions import BaseError
 
 from embedder.errors import StoreError
 from embedder.operations.secrets import mask
+from embedder.printable import printable
 from embedder.store.layout import utc_now
 from embedder.store.problems import StoreUnavailable
 
@@ -19,7 +20,7 @@ Write = Callable[[str], None]
 class RunLog:
     """Collects lines, and writes them as soon as it knows where to.
 
-    Secrets are masked, and a line stays one line.
+    Secrets are masked, and a line stays one line: no name or caption in it can begin another.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -32,7 +33,7 @@ class RunLog:
     def add(self, message: str) -> None:
         """Add a line."""
         now = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._waiting += f"{now} {mask(' '.join(message.split()))}\n"
+        self._waiting += f"{now} {printable(mask(message))}\n"
         self._flush()
 
     def write_to(self, write: Write) -> None:

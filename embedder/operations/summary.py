@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from embedder.operations.secrets import mask
+from embedder.printable import printable
 
 
 def summarise(
@@ -32,12 +33,12 @@ def summarise(
     age_s = (ended_at - published_at).total_seconds() if published_at else None
     return {
         "kind": kind,
-        "store": mask(store),
+        "store": printable(mask(store)),
         "run_id": report.get("run_id"),
         "engine": report.get("engine"),
         "exit_code": exit_code,
         "published": bool(report.get("published", False)),
-        "message": mask(" ".join(message.split())),
+        "message": printable(mask(message)),
         "started_at": started_at.isoformat(timespec="seconds"),
         "ended_at": ended_at.isoformat(timespec="seconds"),
         "wall_s": round((ended_at - started_at).total_seconds(), 3),

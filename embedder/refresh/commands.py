@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from embedder.commands import Result, open_files
@@ -38,9 +37,9 @@ def rejects(config: RunConfig, run_id: str | None, wanted: Mapping[str, str | bo
     for name in ("item", "step", "error", "transient", "stale", "attempts"):
         table.add_column(name, overflow="fold")
     for row in found:
-        error = escape(f"{row['error_type']}: {row['error']}")
+        error = f"{row['error_type']}: {row['error']}"
         marks = ("yes" if row[name] else "" for name in ("transient", "stale"))
-        table.add_row(escape(row["item_id"]), row["step"], error, *marks, str(row["attempts"]))
+        table.add_row(row["item_id"], row["step"], error, *marks, str(row["attempts"]))
     shown: RenderableType = table if found else "no rejects"
     return Result({"rejects": found}, [shown])
 

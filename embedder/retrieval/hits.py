@@ -12,10 +12,12 @@ from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
 from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.printable import printable
 from embedder.retrieval.hit import Hit
 from embedder.sources.fetch import Fetcher, FetchError
 
 THUMBNAIL_PX = 160
+MAX_TEXT_CHARACTERS = 500  # of a line under a picture
 MAX_NAMED = 3  # other times or duplicates that a line names
 THUMBNAIL = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
 
@@ -50,11 +52,11 @@ class Hits(list[Hit]):
         from embedder.media.sheet import encode_png
 
         if not self:
-            return f"<p>{html.escape(self.note)}</p>"
+            return f"<p>{_as_html(self.note)}</p>"
         figures = []
         for pixels, hit in zip(self.thumbnails(), self, strict=True):
             picture = "" if pixels is None else base64.b64encode(encode_png(pixels)).decode()
-            text = "<br>".join(html.escape(line) for line in describe(hit))
+            text = "<br>".join(_as_html(line) for line in describe(hit))
             figures.append(
                 f'<figure style="display:inline-block;margin:4px;width:{THUMBNAIL_PX}px;font-size:11px">'
                 f'<img width="{THUMBNAIL_PX}" src="data:image/png;base64,{picture}">'
@@ -67,7 +69,11 @@ class Answers(list[Hits]):
     """The hits of several queries, in their order."""
 
     def _repr_html_(self) -> str:
-        return "".join(f"<h4>{html.escape(hits.query)}</h4>{hits._repr_html_()}" for hits in self)
+        return "".join(f"<h4>{_as_html(hits.query)}</h4>{hits._repr_html_()}" for hits in self)
+
+
+def _as_html(text: str) -> str:
+    return html.escape(printable(text, MAX_TEXT_CHARACTERS))
 
 
 def describe(hit: Hit) -> list[str]:

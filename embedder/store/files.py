@@ -22,6 +22,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from embedder.errors import StoreError
 from embedder.range_file import RangeFile
+from embedder.sources.uris import is_text
 from embedder.store.object_ranges import BLOCK_BYTES, ObjectTail
 from embedder.store.problems import local_problem, remote_problem
 from shards.object_stores import ObjectStoreError, explain, is_remote, open_place, split_place, storage_options
@@ -71,9 +72,11 @@ class StoreFiles:
         """Name the root; nothing is made before something is written.
 
         Raises:
-            StoreError: the URI is of no known kind, or there are credentials in it.
+            StoreError: the URI is of no known kind, is not UTF-8, or there are credentials in it.
         """
         text = str(root)
+        if not is_text(text):
+            raise StoreError(f"store {text}: its name is not valid UTF-8, which its tables are named in; rename it")
         self.folder: Path | None = None
         self.lease: HeldLock | None = None
         self._seen: dict[str, tuple[float, bool]] = {}

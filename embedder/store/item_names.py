@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from embedder.printable import printable
+
 GONE = "[purged]"
 MIN_TEXT_LENGTH = 4
 MIN_NUMBER_LENGTH = 6
@@ -26,8 +28,9 @@ class ItemNames:
         """
         self.ids = frozenset(ids)
         self.exact = self.ids | frozenset(uris)
-        loose = sorted(filter(_is_telling, self.exact), key=len, reverse=True)
-        quoted = [f"{quote}{name}{quote}" for name in self.exact - set(loose) for quote in "'\"`"]
+        spelled = self.exact | {printable(name) for name in self.exact}  # as logs have them
+        loose = sorted(filter(_is_telling, spelled), key=len, reverse=True)
+        quoted = [f"{quote}{name}{quote}" for name in spelled - set(loose) for quote in "'\"`"]
         patterns = [_BEFORE + re.escape(name) + _AFTER for name in loose] + [re.escape(name) for name in quoted]
         self._pattern = re.compile("|".join(patterns) or r"(?!)")
 

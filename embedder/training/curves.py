@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from embedder.printable import printable
+
 Metrics = Sequence[dict[str, Any]]
 
 SIZE_INCH = (8, 7)
@@ -24,7 +26,7 @@ def draw_curves(path: Path, metrics: Metrics, title: str) -> None:
 
     figure = Figure(figsize=SIZE_INCH, dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure.suptitle(printable(title), parse_math=False)
     above, below = figure.subplots(2, 1, sharex=True)
     _draw_loss(above, [line for line in metrics if line["kind"] == "train"])
     _draw_retrieval(below, [line for line in metrics if line["kind"] == "validation"])

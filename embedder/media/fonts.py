@@ -1,0 +1,138 @@
+"""Fonts for any text: the one that comes with matplotlib, then the machine's, by the characters in them."""
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import ImageFont
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+SHIPPED = "mpl-data/fonts/ttf/DejaVuSans.ttf"
+SUFFIXES = (".ttf", ".otf", ".ttc", ".otc")
+MAX_FILES = 500  # of the machine: reading the characters of one takes some 5 ms
+MAX_GLYPHS = 0xFFFF  # a font with more characters draws one box for many: a "last resort"
+BROAD = ("noto", "fallback", "unicode", "unifont", "cjk", "droid")  # names of fonts that are made for many scripts
+STYLED = ("bold", "black", "italic", "oblique", "light", "thin", "condensed", "mono", "serif")
+OUTLINES = {"glyf", "CFF ", "CFF2"}
+COLOURS = {"CBDT", "sbix", "COLR", "SVG "}  # their outlines are missing or empty
+DAMAGED = (OSError, struct.error, ValueError, LookupError, AssertionError, AttributeError, TypeError)
+"""What Pillow and fontTools raise over a damaged font, beside an error of their own."""
+
+
+class Face(NamedTuple):
+    """One font and the characters that it has; without a path, Pillow's own, which has ASCII."""
+
+    path: str | None
+    characters: frozenset[int]
+
+    def at(self, size_px: int) -> Font:
+        """Open it in a size."""
+        return _opened(self.path, size_px)
+
+
+class Fonts:
+    """Finds a font for each piece of text; the machine's are looked at when the first one lacks something."""
+
+    def __init__(self, *, system: bool = True) -> None:
+        """Begin with the font that is always there.
+
+        Args:
+            system: look among the machine's fonts, too; without, all machines draw the same.
+        """
+        first = [face for face in [_read_face(path) for path in _shipped_files()] if face]
+        self._faces = [*first, Face(None, frozenset(range(0x20, 0x7F)))]
+        self._more = _system_faces() if system else iter(())
+
+    @property
+    def plain(self) -> Face:
+        """The font of what all fonts have."""
+        return self._faces[0]
+
+    def find(self, text: str) -> Face | None:
+        """The first font that has all characters of a text; none where none has."""
+        wanted = {ord(character) for character in text}
+        for face in self._faces:
+            if wanted <= face.characters:
+                return face
+        for face in self._more:
+            self._faces.append(face)
+            if wanted <= face.characters:
+                return face
+        return None
+
+
+@lru_cache(maxsize=1)
+def all_fonts() -> Fonts:
+    """The fonts of this machine, which one process reads once."""
+    return Fonts()
+
+
+@lru_cache(maxsize=256)
+def _opened(path: str | None, size_px: int) -> Font:
+    return ImageFont.load_default(size_px) if path is None else ImageFont.truetype(path, size_px)
+
+
+def _shipped_files() -> list[Path]:
+    """DejaVu Sans among the files of matplotlib, which is not imported for it."""
+    found = find_spec("matplotlib")
+    folders = (found.submodule_search_locations or []) if found else []
+    return [path for path in (Path(folder) / SHIPPED for folder in folders) if path.is_file()]
+
+
+def _system_faces() -> Iterator[Face]:
+    for path in sorted(_font_files(), key=_preference)[:MAX_FILES]:
+        face = _read_face(path)
+        if face is not None:
+            yield face
+
+
+def _preference(path: Path) -> tuple[int, bool, str]:
+    """Order plain fonts before bold and slanted ones, and those of many scripts first."""
+    name = path.stem.lower()
+    return sum(word in name for word in STYLED), not any(word in name for word in BROAD), str(path)
+
+
+def _font_files() -> Iterator[Path]:
+    for top in dict.fromkeys(_font_folders()):
+        for folder, _, names in os.walk(top):
+            yield from (Path(folder) / name for name in names if name.lower().endswith(SUFFIXES))
+
+
+def _font_folders() -> list[Path]:
+    """Where Linux, macOS and Windows keep fonts, the user's first."""
+    home = Path.home()
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+    shared = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep)
+    windows = [(os.environ.get("LOCALAPPDATA"), "Microsoft/Windows/Fonts"), (os.environ.get("WINDIR"), "Fonts")]
+    return [
+        data / "fonts",
+        home / ".fonts",
+        *(Path(folder) / "fonts" for folder in shared),
+        home / "Library/Fonts",
+        Path("/Library/Fonts"),
+        Path("/System/Library/Fonts"),
+        *(Path(folder) / place for folder, place in windows if folder),
+    ]
+
+
+def _read_face(path: Path) -> Face | None:
+    """Read which characters a font has; None for one that can't be drawn with."""
+    from fontTools.ttLib import TTFont, TTLibError
+
+    try:
+        with TTFont(path, fontNumber=0, lazy=True) as font:
+            tables = set(font.keys())
+            if not tables & OUTLINES or tables & COLOURS:
+                return None
+            characters = frozenset(font.getBestCmap() or ())
+        if len(characters) > MAX_GLYPHS:
+            return None
+        _opened(str(path), 12)
+    except (TTLibError, *DAMAGED):
+        return None
+    return Face(str(path), characters)
