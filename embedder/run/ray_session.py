@@ -15,6 +15,8 @@ from embedder.run.resources import OBJECT_STORE_BYTES, Available
 from shards.stderr import silent_stderr
 
 TOKEN_FILE = Path("~/.ray/auth_token")
+# What ends a run is raised, and told once: Ray would print its own stack of it, a hundred lines, beforehand.
+LOG_LEVELS = {"ray.data": logging.ERROR, "ray.data.exceptions": logging.CRITICAL}
 
 
 @contextmanager
@@ -132,19 +134,22 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
         "custom_execution_callback_classes": [*context.custom_execution_callback_classes, CalmScheduling],
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
+        "raise_original_map_exception": True,  # else what a step raises comes as text
         "enable_progress_bars": False,
         "print_on_execution_start": False,
     }
     before = {name: getattr(context, name) for name in settings}
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = {logging.getLogger(name): level for name, level in LOG_LEVELS.items()}
+    levels = {logger: logger.level for logger in loggers}
     _apply(context, settings)
     try:
+        for logger, level in loggers.items():
+            logger.setLevel(level)
         yield
     finally:
         _apply(context, before)
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _apply(context: object, settings: Mapping[str, object]) -> None:
