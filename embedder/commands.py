@@ -76,7 +76,7 @@ def plan(config: RunConfig, options: "PlanOptions") -> Result:
     shown = answer_parts(answer, explain=options.explain)
     if options.devices is None and (num_gpus := machine.num_gpus()):
         shown.append(
-            f"this plan is for CPU cores; with {num_gpus} GPU(s) here, say which: --devices {num_gpus}xT4,8xCPU"
+            f"for CPU cores, without the {num_gpus} GPU(s) here; to place stages on them, name them: --devices"
         )
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ Source: Ray 2.60 `src/ray/common/scheduling/resource_instance_set.cc`, `TryAlloc
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 UNITS = 10_000  # of one device: Ray counts in them, and rounds
 MAX_PARTS = 100  # of one device
@@ -83,7 +84,7 @@ def _devices_of_even_parts(sizes: dict[int, int]) -> int | None:
         return None
     finest = max(parts)
     ordered = sorted(parts)
-    if any(finer % coarser for coarser, finer in zip(ordered, ordered[1:], strict=False)):
+    if any(finer % coarser for coarser, finer in pairwise(ordered)):
         return None
     return math.ceil(sum(number * (finest // num_parts) for num_parts, number in parts.items()) / finest)
 

@@ -238,16 +238,16 @@ def check_gpus(allocation: Allocation, num_devices: int) -> None:
     for index, stage in enumerate(allocation.stages):
         if stage.device == "cuda" and not stage.num_gpus:
             raise ConfigError(
-                f'stage {index}: device = "cuda", and of {num_devices} GPUs none has room for it (the local engine has '
-                'none): a stage computes on a GPU that it reserves; write device = "cpu" or "auto", use engine = "ray" '
-                "where Ray sees GPUs, or lower num_gpus of other stages"
+                f'stage {index}: device = "cuda", and none of {num_devices} GPUs has room for it: a stage computes on a '
+                'GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other stages, or '
+                'run with engine = "ray" where Ray sees GPUs'
             )
     if allocation.min_gpus > num_devices:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
         raise ConfigError(
-            f"stages ({actors}) ask for {allocation.min_gpus} GPUs and there are {num_devices}: a part of a GPU lies on "
-            "one device, and the run would wait for ever; give parts that share one in any order (num_gpus = 0.5, "
-            '0.3333, 0.25), leave num_gpus out, lower replicas.min, write device = "cpu", or plan for what there is'
+            f"stages ({actors}) ask for {allocation.min_gpus} GPUs and there are {num_devices}: each part lies on one "
+            "device, and the run would wait for ever; lower num_gpus to parts that share a device (0.5, 0.3333, 0.25), "
+            'or leave it out, lower replicas.min, write device = "cpu", or plan for what there is'
         )
 
 

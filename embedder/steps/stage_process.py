@@ -13,8 +13,8 @@ from embedder.steps.trace import LOAD, measure
 class StageProcess:
     """A `Stage`, imported where it runs.
 
-    Ray tells of an exception in an actor's constructor only its text, so a mistake of the user's (no model on this node,
-    a GPU without a driver) waits for the first block, and is then raised as itself.
+    Of an exception in an actor's constructor Ray keeps the text alone, so a mistake of the user's (no model on this
+    node, a GPU without a driver) waits for the first block, and is then raised as itself.
     """
 
     def __init__(self, spec: StageSpec) -> None:
