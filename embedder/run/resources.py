@@ -238,9 +238,9 @@ def check_gpus(allocation: Allocation, num_devices: int) -> None:
     for index, stage in enumerate(allocation.stages):
         if stage.device == "cuda" and not stage.num_gpus:
             raise ConfigError(
-                f'stage {index}: device = "cuda", and none of {num_devices} GPUs has room for it: a stage computes on a '
-                'GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other stages, or '
-                'run with engine = "ray" where Ray sees GPUs'
+                f'stage {index}: device = "cuda", and none of {num_devices} GPUs has room for it: a stage computes on '
+                'a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other stages, '
+                'or run with engine = "ray" where Ray sees GPUs'
             )
     if allocation.min_gpus > num_devices:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)

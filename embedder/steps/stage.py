@@ -156,9 +156,9 @@ def check_device(spec: StageSpec) -> None:
     problem = cuda_problem() if torch.device(spec.device).type == "cuda" else None
     if problem is not None:
         raise ConfigError(
-            f'stage {spec.index} on node {platform.node()}: device "cuda", and torch {torch.__version__} can use no GPU '
-            f"there ({problem}); a stage that reserves GPUs of Ray computes on one; install NVIDIA's driver there, and a "
-            'torch built for it, or write device = "cpu"'
+            f'stage {spec.index} on node {platform.node()}: device "cuda", and torch {torch.__version__} can use no '
+            f"GPU there ({problem}); a stage that reserves GPUs of Ray computes on one; install NVIDIA's driver there, "
+            'and a torch built for it, or write device = "cpu"'
         )
 
 
