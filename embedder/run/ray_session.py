@@ -53,7 +53,10 @@ def cluster() -> Available:
 
 
 def start_ray(
-    address: str | None = None, num_cpus: int | None = None, object_store_bytes: int = OBJECT_STORE_BYTES
+    address: str | None = None,
+    num_cpus: int | None = None,
+    object_store_bytes: int = OBJECT_STORE_BYTES,
+    num_gpus: int | None = None,
 ) -> None:
     """Attach to a cluster, or start Ray on this machine, with its dashboard and telemetry off.
 
@@ -61,6 +64,7 @@ def start_ray(
         address: of a cluster.
         num_cpus: of this machine; none takes those that this process may use.
         object_store_bytes: shared memory for what waits between the steps.
+        num_gpus: to count on this machine; none counts those that its driver finds.
 
     Raises:
         ConfigError: no cluster answers at the address, or it wants another token.
@@ -73,6 +77,7 @@ def start_ray(
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
         place: dict[str, Any] = {
             "num_cpus": num_cpus or machine.num_cpus(),
+            "num_gpus": num_gpus,
             "include_dashboard": False,
             "object_store_memory": min(object_store_bytes, machine.memory_bytes() // 4),
         }
