@@ -16,7 +16,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import ActorPoolStrategy, Dataset
 from ray.data.exceptions import ExecutionTimeoutError
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.annotations import RayDeprecationWarning
 
 from embedder.errors import EmbedderError, RunFailed
@@ -59,16 +59,16 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
         raise as_ours(error) from None
 
 
-def as_ours(error: RayError) -> Exception:
+def as_ours(error: Exception) -> Exception:
     """What a task raised, as it was raised; a process that Ray lost, as a failed run; a bug keeps its traceback."""
-    if isinstance(error, RayTaskError):
-        cause = getattr(error, "cause", None)
-        if not isinstance(cause, EmbedderError | RunFailed | ModelError):
-            return error
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, EmbedderError | RunFailed | ModelError):
         cause.args = (_first_line(cause),)  # Ray appends how often it has tried
         return cause
-    if isinstance(error, RayActorError) and error.actor_init_failed:
-        return error  # a bug in a stage's start: Ray keeps no more of it than the text of its traceback
+    # Of what an actor raised in its constructor, Ray keeps no more than the text of the traceback.
+    has_traceback = isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
+    if has_traceback:
+        return error
     return RunFailed(
         f"Ray lost a process that the run needs, more often than it is tried again ({type(error).__name__}: "
         f"{_first_line(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"

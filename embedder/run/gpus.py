@@ -18,6 +18,8 @@ MAX_STATES = 5_000  # of a search over orders; what is larger is bounded from ab
 
 Request = tuple[float, int]
 """GPUs of one replica, and the number of replicas."""
+_State = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Parts that are still to be placed, by size; room on devices in use, in units; the number of these devices."""
 
 
 def part_of_device(num_parts: int) -> float:
@@ -79,9 +81,9 @@ def _devices_shared(sizes: dict[int, int]) -> int:
 
 def _devices_of_even_parts(sizes: dict[int, int]) -> int | None:
     """Devices of parts 1/k whose k divide one another, as 1/2, 1/4, 1/8: these fit in any order; none for others."""
-    parts = {UNITS // size: number for size, number in sizes.items()}
-    if any(UNITS // num_parts != size for num_parts, size in zip(parts, sizes, strict=True)):
+    if any(UNITS // (UNITS // size) != size for size in sizes):
         return None
+    parts = {UNITS // size: number for size, number in sizes.items()}
     finest = max(parts)
     ordered = sorted(parts)
     if any(finer % coarser for coarser, finer in pairwise(ordered)):
@@ -91,7 +93,7 @@ def _devices_of_even_parts(sizes: dict[int, int]) -> int | None:
 
 def _devices_in_worst_order(sizes: dict[int, int]) -> int | None:
     """The most devices over all orders, found by going through them; none where there are too many."""
-    start = (tuple(sizes.values()), (), 0)
+    start: _State = (tuple(sizes.values()), (), 0)
     seen, waiting, most = {start}, [start], 0
     while waiting:
         left, room, num_devices = waiting.pop()

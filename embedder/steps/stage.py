@@ -165,7 +165,7 @@ def check_device(spec: StageSpec) -> None:
 def cuda_problem() -> str | None:
     """Why torch can't use a GPU in this process, in its own words; none where it can."""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
         return str(error).partition("\n")[0].partition(". ")[0]
     return None

@@ -67,10 +67,10 @@ def test_the_local_engine_refuses_a_gpu_before_it_writes_anything(tiny_model, tm
 class Driver:
     """NVIDIA's management library, where there are three GPUs."""
 
-    def nvmlInit_v2(self):  # noqa: N802  # its own names
+    def nvmlInit_v2(self):  # its own names
         return 0
 
-    def nvmlDeviceGetCount_v2(self, number):  # noqa: N802
+    def nvmlDeviceGetCount_v2(self, number):
         number._obj.value = 3
         return 0
 
