@@ -68,10 +68,15 @@ def plan(config: RunConfig, options: "PlanOptions") -> Result:
     """Plan the cut and its placement from the model's config.json."""
     from embedder.planning.command import make_answer
     from embedder.planning.show import answer_parts
+    from embedder.run import machine
 
     answer = make_answer(config, _required_model(config), options)
     text = answer.plan.to_json()
     shown = answer_parts(answer, explain=options.explain)
+    if options.devices is None and (num_gpus := machine.num_gpus()):
+        shown.append(
+            f"for CPU cores, without the {num_gpus} GPU(s) here; to place stages on them, name them: --devices"
+        )
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")
         shown.append(f"plan: {options.out}")

@@ -14,6 +14,7 @@ from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 Engine = Literal["auto", "ray", "local"]
+Device = Literal["auto", "cpu", "cuda"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
 
 
@@ -59,8 +60,20 @@ class StageConfig(Section):
 
     replicas: Replicas = Replicas()
     num_cpus: float | None = Field(None, ge=0, description="CPUs reserved by each replica, fractions allowed")
-    num_gpus: float | None = Field(None, ge=0, description="GPUs reserved by each replica, fractions allowed")
+    num_gpus: float | None = Field(
+        None, ge=0, description="GPUs reserved by each replica, a part of one or whole ones; left out: an even share"
+    )
+    device: Device | None = Field(
+        None, description="what it computes on; left out: as the run's `device`. num_gpus is reserved with any"
+    )
     num_threads: int | None = Field(None, ge=1, description="torch threads of each replica")
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _countable(cls, num_gpus: float | None) -> float | None:
+        if num_gpus and (num_gpus < 1e-4 or (num_gpus > 1 and num_gpus % 1)):
+            raise ValueError("write a part of one GPU, of 0.0001 at least, or a whole number: no process takes others")
+        return num_gpus
 
 
 class DecodeConfig(Section):
@@ -117,6 +130,9 @@ class RunConfig(Section):
     plan: str | None = Field(None, description="a plan file made by `embedder plan --out`; else planned at the start")
     dtype: Dtype = Field("float32", description="compute dtype; int8 is that of weights alone. Embeddings are float32")
     engine: Engine = "auto"
+    device: Device = Field(
+        "auto", description="of stages: cuda on a GPU that Ray lends, cpu without one; auto takes a GPU if there is any"
+    )
     num_stages: int = Field(3, ge=1, description="shards that the model is cut into")
     batch_size: int | Literal["auto"] = Field("auto", description="rows a stage takes at a time")
     rows_per_part: int = Field(512, ge=1, description="rows gathered into one part file; also the step of progress")
@@ -145,12 +161,23 @@ class RunConfig(Section):
                 f"{len(self.stage)} [[stage]] entries for num_stages = {self.num_stages}; "
                 "write one entry a stage, or none"
             )
+        for index, stage in enumerate(self.stage):
+            if stage.num_gpus == 0 and (stage.device or self.device) == "cuda":
+                raise ValueError(
+                    f'stage {index}: device = "cuda" with num_gpus = 0 reserves no GPU to compute on; leave num_gpus '
+                    'out, or write device = "cpu"'
+                )
         names = [source.name for source in self.source]
         if len(names) > 1 and (None in names or len(set(names)) < len(names)):
             raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
         if self.batch_size != "auto" and self.batch_size < 1:
             raise ValueError(f'batch_size is {self.batch_size}; write "auto" or a number of rows from 1 up')
         return self
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        """The devices that stages ask for."""
+        return frozenset(stage.device or self.device for stage in self.stage) or frozenset({self.device})
 
 
 SomeConfig = TypeVar("SomeConfig", bound=Section)

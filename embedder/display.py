@@ -124,7 +124,15 @@ def report_parts(report: Report) -> list[RenderableType]:
     if not report.steps:
         return last
     review = review_parts(report.review, report.items_per_s) if report.review else []
-    return [step_table(report), *review, *last]
+    return [step_table(report), *review, *_on_gpus(report), *last]
+
+
+def _on_gpus(report: Report) -> list[RenderableType]:
+    """On what each stage computed, where any held a GPU."""
+    if not any(place.num_gpus for place in report.places):
+        return []
+    places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
+    return [", ".join(places)]
 
 
 def _besides(report: Report) -> list[RenderableType]:

@@ -18,10 +18,11 @@ def examine(config: RunConfig) -> dict[str, Any]:
         ConfigError: the configuration asks for more than there is.
     """
     versions = {name: _version(name) for name in PACKAGES}
-    num_gpus, gpu = _gpus()
+    num_gpus, gpus = _gpus()
     allocation = allocate(config, Available(machine.num_cpus(), num_gpus))
     stages = {
-        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, {stage.num_threads} thread(s)"
+        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, {stage.num_threads} thread(s), "
+        f"to compute on {stage.device}"
         for index, stage in enumerate(allocation.stages)
     }
     return {
@@ -29,7 +30,7 @@ def examine(config: RunConfig) -> dict[str, Any]:
         **versions,
         "cpus": machine.num_cpus(),
         "memory_gib": round(machine.memory_bytes() / 2**30, 1),
-        "gpus": gpu,
+        "gpus": gpus,
         **stages,
         "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
@@ -43,10 +44,15 @@ def _version(name: str) -> str:
 
 
 def _gpus() -> tuple[int, str]:
-    """How many, and which; no torch, no GPU."""
+    """How many GPUs there are, and which torch can use; it may find none of those that the driver counts for Ray."""
+    num_gpus = machine.num_gpus()
     try:
         import torch
+
+        from embedder.steps.stage import cuda_problem
     except ImportError:
-        return 0, "unknown: torch is missing"
+        return num_gpus, f"{num_gpus or 'unknown'}: torch is missing"
+    if num_gpus and (problem := cuda_problem()):
+        return num_gpus, f'{num_gpus}, and torch can\'t use them ({problem}): mend the driver, or write device = "cpu"'
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return len(names), ", ".join(names) or "none"
+    return num_gpus or len(names), ", ".join(names) or "none"

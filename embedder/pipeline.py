@@ -59,16 +59,24 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
         raise as_ours(error) from None
 
 
-def as_ours(error: RayError) -> Exception:
+def as_ours(error: Exception) -> Exception:
     """What a task raised, as it was raised; a process that Ray lost, as a failed run; a bug keeps its traceback."""
-    if isinstance(error, RayTaskError):
-        cause = getattr(error, "cause", None)
-        return cause if isinstance(cause, EmbedderError | RunFailed | ModelError) else error
-    first_line = str(error).strip().partition("\n")[0]
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, EmbedderError | RunFailed | ModelError):
+        cause.args = (_first_line(cause),)  # Ray appends how often it has tried
+        return cause
+    # Of what an actor raised in its constructor, Ray keeps no more than the text of the traceback.
+    has_traceback = isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
+    if has_traceback:
+        return error
     return RunFailed(
         f"Ray lost a process that the run needs, more often than it is tried again ({type(error).__name__}: "
-        f"{first_line[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
+        f"{_first_line(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
@@ -93,9 +101,11 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
 
 
 def through_stages(dataset: Dataset, stages: Sequence[StageSpec], allocation: Allocation) -> Dataset:
-    """Put one pool of actors a stage behind a dataset of decoded rows."""
+    """Put one pool of actors a stage behind a dataset of decoded rows; each block passes whole, as it was made."""
     for spec, resources in zip(stages, allocation.stages, strict=True):
-        dataset = dataset.map_batches(
+        # `map_batches` refuses GPUs without a number of rows, and with one it merges blocks and cuts them anew. This is
+        # what it calls once it has checked that, and what Ray's own `map_groups` calls for the same reason.
+        dataset = dataset.map_batches_internal(
             StageProcess,
             fn_constructor_args=(spec,),
             batch_format="pyarrow",

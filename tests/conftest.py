@@ -29,12 +29,12 @@ def starts_ray():
 
 @pytest.fixture(scope="session")
 def ray_cluster(starts_ray):
-    """The session's Ray: two CPUs, wherever the tests run."""
+    """The session's Ray: two CPUs and no GPU, wherever the tests run."""
     import ray
 
     from embedder.run.ray_session import start_ray
 
-    start_ray(num_cpus=2)
+    start_ray(num_cpus=2, num_gpus=0)
     yield ray
     ray.shutdown()
 

@@ -80,8 +80,14 @@ def _costs(
     from embedder.planning.measured import measured_costs
     from embedder.run.job import open_model
 
-    measured, host = measured_costs(config, open_model(str(folder)))
+    measured, host = measured_costs(_on_cores(config), open_model(str(folder)))
     return fleet, {core.name: measured}, host
+
+
+def _on_cores(config: RunConfig) -> RunConfig:
+    """The run with all stages on CPUs, for which a plan without `--devices` is made."""
+    stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in config.stage)
+    return config.model_copy(update={"device": "cpu", "stage": stages})
 
 
 def _core_of_this_machine() -> DeviceType:

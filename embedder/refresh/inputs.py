@@ -8,7 +8,7 @@ from embedder.config import RunConfig
 from embedder.errors import ConfigError, SourceError
 from embedder.run import machine
 from embedder.run.job import Model, make_plan, open_model, store_info
-from embedder.run.resources import Available, check_cpus, requested
+from embedder.run.resources import Available, check_cpus, check_gpus, requested
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.store.files import StoreFiles, lies_inside
 from embedder.store.layout import Current, StoreInfo, read_current
@@ -49,6 +49,8 @@ def open_inputs(config: RunConfig, *, may_be_empty: bool = False) -> Inputs:
     plan = make_plan(config, model)
     files = StoreFiles(store_uri)
     _check_places(config, files)
+    if config.engine == "local":
+        check_gpus(requested(config, Available(machine.num_cpus()), plan.stages), num_devices=0)
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = machine.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)

@@ -9,6 +9,7 @@ from shards.planning.costs import STARTUP_S
 # Careful guesses of what one core does, in operations and in pictures a second, and of Ray's part of all work; only
 # where one process decodes too slowly for all the cores does it matter how good they are.
 CORE_FLOPS = 6e10
+GPU_FLOPS = 5e12  # one of the smaller ones, in float32
 DECODED_PER_S = 400.0
 RAY_FACTOR = 1.1
 
@@ -21,16 +22,18 @@ class Choice:
     reason: str
 
 
-def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: int) -> Choice:
+def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: int, num_gpus: int = 0) -> Choice:
     """Follow the configuration; for `auto`, take what is faster, Ray's start included.
 
     In one process all cores encode, but one alone decodes: many cores would wait for it, and Ray's tasks decode on all.
+    Stages compute on GPUs through Ray only, which says who has which.
 
     Args:
         config: the run.
         plan: the cut, with operations for a picture and a caption.
         num_items: items to embed, each counted as one picture with a caption.
         num_cpus: CPUs of this machine.
+        num_gpus: GPUs of this machine.
     """
     if config.engine != "auto":
         return Choice(config.engine, "as configured")
@@ -38,14 +41,20 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         return Choice("ray", f"a cluster was given: {config.ray_address}")
     if any(stage.num_gpus or stage.replicas.max > 1 for stage in config.stage):
         return Choice("ray", "stages ask for GPUs or replicas")
-    if any(stage.num_gpus for stage in plan.stages):
+    if "cuda" in config.devices:
+        return Choice("ray", 'stages ask for device = "cuda"')
+    if config.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages):
         return Choice("ray", "the plan places stages on GPUs")
     encode_s = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages) / CORE_FLOPS
     decode_s = 1 / DECODED_PER_S
     shared_s = (encode_s + decode_s) / num_cpus
     local_s = num_items * max(shared_s, decode_s)
+    on_gpus = num_gpus if "auto" in config.devices else 0
+    if on_gpus:
+        shared_s = max(decode_s / num_cpus, encode_s * CORE_FLOPS / GPU_FLOPS / on_gpus)
     ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
     reason = (
-        f"{num_items:,} items are about {local_s:.0f} s in one process and {ray_s:.0f} s on Ray, its start included"
+        f"{num_items:,} items are about {local_s:.0f} s in one process and {ray_s:.0f} s on Ray"
+        f"{f' with {on_gpus} GPU(s)' if on_gpus else ''}, its start included"
     )
     return Choice("local" if local_s <= ray_s else "ray", reason)

@@ -14,7 +14,7 @@ from embedder.run.cpu_use import CpuUse
 from embedder.run.engine import Choice, choose_engine
 from embedder.run.job import Job, Model, bytes_per_row, plan_job, rows_per_batch
 from embedder.run.monitor import RunMonitor
-from embedder.run.resources import Available, describe_limits, object_store_bytes
+from embedder.run.resources import Available, describe_devices, describe_limits, object_store_bytes
 from embedder.run.stopping import stop_at, stop_on_signals
 from embedder.run.watcher import Watcher
 from embedder.store.runs import Run
@@ -55,7 +55,7 @@ def execute(
         watcher: is told what happens.
         stop_at_s: Unix time at which no further items are begun.
     """
-    choice = choose_engine(config, plan, to_embed.num_rows, machine.num_cpus())
+    choice = choose_engine(config, plan, to_embed.num_rows, machine.num_cpus(), machine.num_gpus())
     if to_embed.num_rows == 0:
         choice = Choice("local", "nothing to embed")
     watcher.say(f"engine {choice.engine}: {choice.reason}")
@@ -63,6 +63,8 @@ def execute(
     store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
     with _engine(choice.engine, config, store_bytes) as (available, run_job):
         job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
+        if devices := describe_devices(job.allocation, available):
+            watcher.say(devices)
         if limits := describe_limits(config, job.allocation):
             watcher.say(limits)
         with (

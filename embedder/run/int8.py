@@ -28,7 +28,8 @@ def check_int8(config: RunConfig, model: Model) -> None:
 
     from shards.gain import measure_gain
 
-    device = "cuda" if config.engine != "local" and torch.cuda.is_available() else "cpu"
+    may_be_cuda = config.engine != "local" and config.devices != {"cpu"}
+    device = "cuda" if may_be_cuda and torch.cuda.is_available() else "cpu"
     refusal = measure_gain(model.folder, device, num_threads=stage_threads(config)).refusal()
     if refusal is not None:
         raise ConfigError(f"dtype: {refusal}")

@@ -1,5 +1,6 @@
 """What this machine gives us, as the operating system tells it; asked only when a run starts."""
 
+import ctypes
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,21 @@ def num_cpus() -> int:
     if quota == "max":
         return pinned
     return max(1, min(pinned, int(quota) // int(period)))
+
+
+def num_gpus() -> int:
+    """NVIDIA GPUs that Ray would count here: those of the driver, or fewer where CUDA_VISIBLE_DEVICES says so."""
+    try:
+        driver = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    number = ctypes.c_uint()
+    if driver.nvmlInit_v2() or driver.nvmlDeviceGetCount_v2(ctypes.byref(number)):
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return number.value
+    return 0 if visible in ("", "NoDevFiles") else min(number.value, len(visible.split(",")))
 
 
 def memory_bytes() -> int:

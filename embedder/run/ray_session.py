@@ -15,6 +15,8 @@ from embedder.run.resources import OBJECT_STORE_BYTES, Available
 from shards.stderr import silent_stderr
 
 TOKEN_FILE = Path("~/.ray/auth_token")
+# What ends a run is raised, and told once: Ray would print its own stack of it, a hundred lines, beforehand.
+LOG_LEVELS = {"ray.data": logging.ERROR, "ray.data.exceptions": logging.CRITICAL}
 
 
 @contextmanager
@@ -51,7 +53,10 @@ def cluster() -> Available:
 
 
 def start_ray(
-    address: str | None = None, num_cpus: int | None = None, object_store_bytes: int = OBJECT_STORE_BYTES
+    address: str | None = None,
+    num_cpus: int | None = None,
+    object_store_bytes: int = OBJECT_STORE_BYTES,
+    num_gpus: int | None = None,
 ) -> None:
     """Attach to a cluster, or start Ray on this machine, with its dashboard and telemetry off.
 
@@ -59,6 +64,7 @@ def start_ray(
         address: of a cluster.
         num_cpus: of this machine; none takes those that this process may use.
         object_store_bytes: shared memory for what waits between the steps.
+        num_gpus: to count on this machine; none counts those that its driver finds.
 
     Raises:
         ConfigError: no cluster answers at the address, or it wants another token.
@@ -71,6 +77,7 @@ def start_ray(
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
         place: dict[str, Any] = {
             "num_cpus": num_cpus or machine.num_cpus(),
+            "num_gpus": num_gpus,
             "include_dashboard": False,
             "object_store_memory": min(object_store_bytes, machine.memory_bytes() // 4),
         }
@@ -133,19 +140,22 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
         "custom_execution_callback_classes": [*context.custom_execution_callback_classes, CalmScheduling, SteadyPools],
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
+        "raise_original_map_exception": True,  # else what a step raises comes as text
         "enable_progress_bars": False,
         "print_on_execution_start": False,
     }
     before = {name: getattr(context, name) for name in settings}
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = {logging.getLogger(name): level for name, level in LOG_LEVELS.items()}
+    levels = {logger: logger.level for logger in loggers}
     _apply(context, settings)
     try:
+        for logger, level in loggers.items():
+            logger.setLevel(level)
         yield
     finally:
         _apply(context, before)
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _apply(context: object, settings: Mapping[str, object]) -> None:

@@ -50,6 +50,19 @@ class LoadReport(BaseModel):
     peak_rss_bytes: int
 
 
+class PlaceReport(BaseModel):
+    """On what a stage computed, and what each of its replicas reserved."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: int
+    device: str
+    """Of torch: cpu or cuda."""
+    num_cpus: float
+    num_gpus: float
+    num_threads: int
+
+
 class Report(BaseModel):
     """`runs/<run_id>/report.json`."""
 
@@ -97,6 +110,8 @@ class Report(BaseModel):
     steps: tuple[StepReport, ...]
     loads: tuple[LoadReport, ...] = ()
     """When each stage's process read its weights; on Ray they start together, so these overlap."""
+    places: tuple[PlaceReport, ...] = ()
+    """By stage."""
     plan: list[dict[str, Any]]
     review: Review | None = None
     """The run against its plan; on Ray only."""

@@ -10,7 +10,8 @@ from embedder.run.counts import Counts
 from embedder.run.cpu_use import beside_steps
 from embedder.run.diff import Difference
 from embedder.run.execute import Outcome
-from embedder.run.report import Report, first_loads, split_loads, step_reports
+from embedder.run.report import PlaceReport, Report, first_loads, split_loads, step_reports
+from embedder.run.resources import StageResources
 from embedder.store.layout import Kind, utc_now
 
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
@@ -61,6 +62,7 @@ def make_report(outcome: Outcome, difference: Difference, counts: Counts, starte
         peak_memory_bytes=outcome.peak_memory_bytes,
         steps=tuple(steps),
         loads=tuple(loads),
+        places=tuple(_place(index, stage) for index, stage in enumerate(job.allocation.stages)),
         plan=[vars(stage) for stage in job.plan.stages],
         review=_review(outcome, observed) if outcome.choice.engine == "ray" else None,
         versions=library_versions(),
@@ -96,6 +98,16 @@ def idle_report(kind: Kind, num_unchanged: int, started_s: float) -> Report:
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that results depend on, without importing them."""
     return {name: version(name) for name in LIBRARIES}
+
+
+def _place(index: int, stage: StageResources) -> PlaceReport:
+    return PlaceReport(
+        stage=index,
+        device=stage.device,
+        num_cpus=stage.num_cpus,
+        num_gpus=stage.num_gpus,
+        num_threads=stage.num_threads,
+    )
 
 
 def _review(outcome: Outcome, observed: Observed) -> Review | None:

@@ -6,9 +6,12 @@ ever, and so does the run. So all minimum requests together must fit before the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from embedder.config import DecodeConfig, Replicas, RunConfig, StageConfig
 from embedder.errors import ConfigError
+from embedder.run.gpus import devices_needed, share_gpus, whole_units
+from embedder.run.niceness import niceness_by_work
 from shards.plan import PlannedStage
 
 WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
@@ -31,6 +34,11 @@ class Available:
     num_cpus: float
     num_gpus: float = 0.0
 
+    @property
+    def num_devices(self) -> int:
+        """GPUs, counted whole."""
+        return int(self.num_gpus + TOLERANCE)
+
 
 @dataclass(frozen=True)
 class StageResources:
@@ -41,11 +49,8 @@ class StageResources:
     num_cpus: float
     num_gpus: float
     num_threads: int
-
-    @property
-    def device(self) -> str:
-        """The torch device of a replica; Ray shows it only the GPU that it reserved."""
-        return "cuda" if self.num_gpus > 0 else "cpu"
+    device: str
+    """Of torch: cpu or cuda; Ray shows a replica only the GPU that it reserved."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,14 @@ class Allocation:
         return max(self.decode_cpus, self.write_cpus)
 
     @property
-    def min_gpus(self) -> float:
-        """GPUs that the actors hold."""
-        return sum(stage.min_replicas * stage.num_gpus for stage in self.stages)
+    def min_gpus(self) -> int:
+        """GPUs without which an actor may find no place: parts of one lie on one device."""
+        return devices_needed((stage.num_gpus, stage.min_replicas) for stage in self.stages)
+
+    @property
+    def max_gpus(self) -> int:
+        """GPUs that all actors take when the stages have grown as far as they may."""
+        return devices_needed((stage.num_gpus, stage.max_replicas) for stage in self.stages)
 
 
 def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
@@ -92,10 +102,14 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
 def requested(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out."""
     requests = config.stage or (StageConfig(),) * (len(planned) or config.num_stages)
+    requests = tuple(request.model_copy(update={"device": request.device or config.device}) for request in requests)
     if planned:
         requests = tuple(_as_planned(request, stage) for request, stage in zip(requests, planned, strict=True))
     num_replicas = sum(request.replicas.max for request in requests)
-    stages = tuple(_stage(request, len(requests), num_replicas, available) for request in requests)
+    stages = tuple(
+        _stage(request, num_gpus, len(requests), num_replicas, available)
+        for request, num_gpus in zip(requests, _gpus(requests, available, planned), strict=True)
+    )
     return Allocation(
         stages, decode_cpus(config.decode, available), num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER))
     )
@@ -108,17 +122,36 @@ def decode_cpus(config: DecodeConfig, available: Available) -> float:
 
 def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
     """The plan's replicas, GPUs and threads where the configuration leaves them out."""
-    plan: dict[str, object] = {"num_gpus": stage.num_gpus, "num_threads": stage.num_threads}
+    plan: dict[str, object] = {"num_threads": stage.num_threads}
+    if request.device == "auto" or (request.device == "cuda" and stage.num_gpus):
+        plan["num_gpus"] = stage.num_gpus
     if stage.device is not None:
         plan["replicas"] = Replicas(min=stage.num_replicas, max=stage.num_replicas)
     left_out = {name: value for name, value in plan.items() if name not in request.model_fields_set}
     return request.model_copy(update=left_out)
 
 
-def _stage(request: StageConfig, num_stages: int, num_replicas: int, available: Available) -> StageResources:
-    num_gpus = request.num_gpus
-    if num_gpus is None:
-        num_gpus = min(1.0, int(available.num_gpus * 100 / num_stages) / 100)
+def _gpus(requests: Sequence[StageConfig], available: Available, planned: Sequence[PlannedStage]) -> list[float]:
+    """GPUs of a replica of each stage: as asked for, none on the CPU, else a share of what is left of them."""
+    given = {
+        index: whole_units(request.num_gpus or 0.0)
+        for index, request in enumerate(requests)
+        if request.num_gpus is not None or request.device == "cpu"
+    }
+    niceness = niceness_by_work(planned) if planned else (0,) * len(requests)
+    sharing = sorted(set(range(len(requests))) - given.keys(), key=lambda index: (niceness[index], index))
+    shares = share_gpus(
+        available.num_devices,
+        [(num_gpus, requests[index].replicas.min) for index, num_gpus in given.items()],
+        [requests[index].replicas.min for index in sharing],
+    )
+    found = given | dict(zip(sharing, shares, strict=True))
+    return [found[index] for index in range(len(requests))]
+
+
+def _stage(
+    request: StageConfig, num_gpus: float, num_stages: int, num_replicas: int, available: Available
+) -> StageResources:
     num_cpus = request.num_cpus
     if num_cpus is None:
         # Grown as far as they may, the stages leave half of the CPUs to decoding.
@@ -130,6 +163,7 @@ def _stage(request: StageConfig, num_stages: int, num_replicas: int, available: 
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         num_threads=request.num_threads or max(1, int(available.num_cpus // (num_stages * request.replicas.min))),
+        device="cuda" if request.device == "cuda" or (request.device == "auto" and num_gpus > 0) else "cpu",
     )
 
 
@@ -140,8 +174,12 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
     configuration can serve a cluster and a laptop. The stage with the most replicas gives one up first.
     """
     stages = list(allocation.stages)
-    while not _room_for_all(replace(allocation, stages=tuple(stages)), available):
-        can_shrink = [index for index, stage in enumerate(stages) if stage.max_replicas > stage.min_replicas]
+    while lacking := _lacking(replace(allocation, stages=tuple(stages)), available):
+        can_shrink = [
+            index
+            for index, stage in enumerate(stages)
+            if stage.max_replicas > stage.min_replicas and getattr(stage, lacking) > 0
+        ]
         if not can_shrink:
             break
         index = max(can_shrink, key=lambda index: stages[index].max_replicas)
@@ -149,10 +187,12 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
     return replace(allocation, stages=tuple(stages))
 
 
-def _room_for_all(allocation: Allocation, available: Available) -> bool:
+def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus", "num_gpus"] | None:
+    """The resource that does not suffice for all replicas that there may be."""
+    if allocation.max_gpus > available.num_devices:
+        return "num_gpus"
     num_cpus = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages) + allocation.task_cpus
-    num_gpus = sum(stage.max_replicas * stage.num_gpus for stage in allocation.stages)
-    return num_cpus <= available.num_cpus + TOLERANCE and num_gpus <= available.num_gpus + TOLERANCE
+    return "num_cpus" if num_cpus > available.num_cpus + TOLERANCE else None
 
 
 def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
@@ -168,6 +208,17 @@ def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
     return f"the CPUs and GPUs let {', '.join(lowered)} grow: a decode task needs {allocation.decode_cpus:g} CPU beside"
 
 
+def describe_devices(allocation: Allocation, available: Available) -> str | None:
+    """On what each stage computes, in a line; none where there is nothing but CPUs."""
+    if not available.num_devices:
+        return None
+    stages = [
+        f"stage {index} on {stage.device}" + (f" ({stage.num_gpus:g} GPU)" if stage.num_gpus else "")
+        for index, stage in enumerate(allocation.stages)
+    ]
+    return f"{available.num_devices} GPU(s): {', '.join(stages)}"
+
+
 def check_fits(allocation: Allocation, available: Available) -> None:
     """Refuse requests that would wait for ever.
 
@@ -175,10 +226,28 @@ def check_fits(allocation: Allocation, available: Available) -> None:
         ConfigError: there are too few CPUs or GPUs.
     """
     check_cpus(allocation, available.num_cpus)
-    if allocation.min_gpus > available.num_gpus + TOLERANCE:
+    check_gpus(allocation, available.num_devices)
+
+
+def check_gpus(allocation: Allocation, num_devices: int) -> None:
+    """Refuse actors that find no GPU, or no GPU with room for their part of one.
+
+    Raises:
+        ConfigError: there are too few GPUs.
+    """
+    for index, stage in enumerate(allocation.stages):
+        if stage.device == "cuda" and not stage.num_gpus:
+            raise ConfigError(
+                f'stage {index}: device = "cuda", and none of {num_devices} GPUs has room for it: a stage computes on '
+                'a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other stages, '
+                'or run with engine = "ray" where Ray sees GPUs'
+            )
+    if allocation.min_gpus > num_devices:
+        actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
         raise ConfigError(
-            f"stages ask for {allocation.min_gpus:g} GPUs and there are {available.num_gpus:g}: the run would wait for "
-            "ever; lower stage.num_gpus (fractions are allowed) or replicas.min, or plan for what there is"
+            f"stages ({actors}) ask for {allocation.min_gpus} GPUs and there are {num_devices}: each part lies on one "
+            "device, and the run would wait for ever; lower num_gpus to parts that share a device (0.5, 0.3333, 0.25), "
+            'or leave it out, lower replicas.min, write device = "cpu", or plan for what there is'
         )
 
 

@@ -1,5 +1,6 @@
 """One stage of the pipeline: a plain callable around a shard; Arrow table in, Arrow table out."""
 
+import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from embedder.errors import ConfigError
 from embedder.rows import TENSOR
 from embedder.steps.batch_size import BatchSize
 from embedder.steps.fitting import FittingEncoder
@@ -37,7 +39,12 @@ class Stage:
         Args:
             spec: what to load.
             start: the measurement of a start that this is a part of; told instead of the loading alone.
+
+        Raises:
+            ConfigError: torch can't compute on the stage's device.
+            shards.ModelError: there is no model, or its weights are others.
         """
+        check_device(spec)
         torch.set_num_threads(spec.num_threads)
         folder = resolve_model(spec.model)
         self.spec = spec
@@ -138,6 +145,30 @@ class Stage:
         flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
         item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
         return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)
+
+
+def check_device(spec: StageSpec) -> None:
+    """Refuse a GPU that torch can't use.
+
+    Raises:
+        ConfigError: the driver is missing or too old, or torch was built without CUDA.
+    """
+    problem = cuda_problem() if torch.device(spec.device).type == "cuda" else None
+    if problem is not None:
+        raise ConfigError(
+            f'stage {spec.index} on node {platform.node()}: device "cuda", and torch {torch.__version__} can use no '
+            f"GPU there ({problem}); a stage that reserves GPUs of Ray computes on one; install NVIDIA's driver there, "
+            'and a torch built for it, or write device = "cpu"'
+        )
+
+
+def cuda_problem() -> str | None:
+    """Why torch can't use a GPU in this process, in its own words; none where it can."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        return str(error).partition("\n")[0].partition(". ")[0]
+    return None
 
 
 def _cpu_clock() -> Callable[[], float]:

@@ -4,21 +4,36 @@ import os
 
 import pyarrow as pa
 
+from embedder.errors import USER_MISTAKES
 from embedder.steps.sparing_imports import sparing_imports
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.trace import LOAD, measure
 
 
 class StageProcess:
-    """A `Stage`, imported where it runs."""
+    """A `Stage`, imported where it runs.
+
+    Of an exception in an actor's constructor Ray keeps the text alone, so a mistake of the user's (no model on this
+    node, a GPU without a driver) waits for the first block, and is then raised as itself.
+    """
 
     def __init__(self, spec: StageSpec) -> None:
         with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
             from embedder.steps.stage import Stage
 
-            self._stage = Stage(spec, start)
+            try:
+                self._stage: Stage | Exception = Stage(spec, start)
+            except USER_MISTAKES as mistake:
+                self._stage = mistake
         os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Move a block one shard further."""
+        """Move a block one shard further.
+
+        Raises:
+            EmbedderError: the stage could not start.
+            shards.ModelError: the same.
+        """
+        if isinstance(self._stage, Exception):
+            raise self._stage
         return self._stage(table)

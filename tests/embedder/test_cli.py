@@ -1,11 +1,15 @@
 """The command line: exit codes, one-line errors, JSON, and the whole way from a folder to a picture of hits."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import samples
+import torch
 from PIL import Image
+
+from embedder.run import machine
 
 
 @pytest.fixture
@@ -135,3 +139,15 @@ def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
     assert code == 0
     assert found["ray"].startswith("2.")
     assert "CPU" in found["stage 2 would take"]
+    if not torch.cuda.is_available():
+        assert found["gpus"] == "none" and found["stage 2 would take"].endswith("to compute on cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")
+def test_doctor_says_why_gpus_of_the_driver_are_of_no_use(run_embedder, monkeypatch):
+    monkeypatch.setattr(machine, "num_gpus", lambda: 2)
+    _, found, _ = run_embedder("doctor", "--json")
+    assert re.match(r"2, and torch can't use them \(.+\): mend the driver, or write device = \"cpu\"", found["gpus"])
+    assert "0.5 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cuda")
+    _, found, _ = run_embedder("doctor", "--json", "--set", "device=cpu")
+    assert " 0 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cpu")

@@ -1,9 +1,12 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import samples
 
 import embedder
 from embedder.config import load_config
+from embedder.run import machine
 from embedder.run.engine import choose_engine
 from shards.config import load_model_config
 from shards.plan import plan_shards
@@ -16,8 +19,8 @@ def plan():
     return plan_shards(load_model_config(DEMO_MODEL), 3)
 
 
-def chosen(plan, num_items, num_cpus, **options):
-    return choose_engine(load_config(overrides=options), plan, num_items, num_cpus).engine
+def chosen(plan, num_items, num_cpus, num_gpus=0, **options):
+    return choose_engine(load_config(overrides=options), plan, num_items, num_cpus, num_gpus).engine
 
 
 def test_few_cores_are_kept_busy_by_one_process(plan):
@@ -34,3 +37,50 @@ def test_what_asks_for_ray_gets_it(plan):
     assert chosen(plan, 1, 2, ray_address="10.0.0.1:6379") == "ray"
     assert chosen(plan, 1, 2, num_stages=1, stage=[{"replicas": {"min": 1, "max": 2}}]) == "ray"
     assert chosen(plan, 100_000, 64, engine="local") == "local"
+
+
+def test_gpus_are_used_where_they_are_faster_than_the_start_of_ray_is_long():
+    large = plan_shards(load_model_config(DEMO_MODEL), 3)
+    large = replace(large, stages=tuple(replace(stage, flops_per_image=1e10) for stage in large.stages))
+    assert [chosen(large, num_items, 4) for num_items in (10, 1_000)] == ["local", "local"]
+    assert [chosen(large, num_items, 4, num_gpus=1) for num_items in (10, 1_000)] == ["local", "ray"]
+    assert chosen(large, 1_000, 4, num_gpus=1, device="cpu") == "local"
+
+
+def test_a_device_that_only_ray_lends_decides(plan):
+    assert chosen(plan, 1, 2, device="cuda") == "ray"
+    assert chosen(plan, 1, 2, num_stages=1, stage=[{"device": "cuda"}]) == "ray"
+    on_gpus = replace(plan, stages=tuple(replace(stage, num_gpus=0.5) for stage in plan.stages))
+    assert chosen(on_gpus, 1, 2) == "ray"
+    assert chosen(on_gpus, 1, 2, device="cpu") == "local"
+
+
+def test_the_local_engine_refuses_a_gpu_before_it_writes_anything(tiny_model, tmp_path, run_embedder):
+    source = samples.folder(tmp_path / "in", num_images=1)
+    arguments = ["--model", tiny_model, "--store", tmp_path / "store", "--engine", "local", "--device", "cuda"]
+    code, _, stderr = run_embedder("embed", source, *arguments)
+    assert code == 2
+    assert 'stage 0: device = "cuda", and none of 0 GPUs has room' in stderr and 'engine = "ray"' in stderr
+    assert not (tmp_path / "store" / "runs").exists()
+
+
+class Driver:
+    """NVIDIA's management library, where there are three GPUs."""
+
+    def nvmlInit_v2(self):  # its own names
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, number):
+        number._obj.value = 3
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, 3), ("", 0), ("NoDevFiles", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3)]
+)
+def test_gpus_are_counted_as_ray_counts_them(visible, expected, monkeypatch):
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.num_gpus() == expected

@@ -24,30 +24,48 @@ from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
 
 
-def planned(config):
-    """A job for two CPUs, and its listing."""
+def planned(config, num_cpus=2, num_gpus=0):
+    """A job for so many CPUs and GPUs, and its listing."""
     model = open_model(config.model)
     run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
-    return plan_job(config, model, make_plan(config, model), Available(2), run, pa.schema([])), list_sources(
-        config.source
-    )
+    job = plan_job(config, model, make_plan(config, model), Available(num_cpus, num_gpus), run, pa.schema([]))
+    return job, list_sources(config.source)
+
+
+def operators_of(graph):
+    """The physical operators of a dataset, the first one first."""
+    from ray.data._internal.logical.optimizers import get_execution_plan
+
+    operator, found = get_execution_plan(graph._logical_plan)[0].dag, []
+    while operator is not None:
+        found.append(operator)
+        operator = operator.input_dependencies[0] if operator.input_dependencies else None
+    return found[::-1]
 
 
 def test_the_physical_plan_has_decode_tasks_and_three_separate_actor_pools(make_run, tmp_path, ray_cluster):
-    from ray.data._internal.logical.optimizers import get_execution_plan
-
     job, listing = planned(make_run(samples.folder(tmp_path / "in")))
-    graph = embedding_graph(listing, job)
-    operators = []
-    operator = get_execution_plan(graph._logical_plan)[0].dag
-    while operator is not None:
-        operators.append((type(operator).__name__, operator.name))
-        operator = operator.input_dependencies[0] if operator.input_dependencies else None
-    kinds = [kind for kind, _ in reversed(operators)]
+    operators = operators_of(embedding_graph(listing, job))
+    kinds = [type(operator).__name__ for operator in operators]
     assert kinds == ["InputDataBuffer", "TaskPoolMapOperator", *["ActorPoolMapOperator"] * 3]
-    names = [name for _, name in reversed(operators)]
+    names = [operator.name for operator in operators]
     assert re.search("decode", names[1])
     assert all(re.search("Stage", name) and not re.search("decode", name) for name in names[2:])
+
+
+def test_the_physical_plan_reserves_gpus_and_hands_blocks_on_whole(make_run, tmp_path, ray_cluster):
+    growing = {"replicas": {"min": 1, "max": 9}}
+    job, listing = planned(make_run(samples.folder(tmp_path / "in"), stage=[{}, {}, growing]), num_cpus=16, num_gpus=2)
+    assert [spec.device for spec in job.stages] == ["cuda"] * 3
+    _, decode, *pools = operators_of(embedding_graph(listing, job))
+    assert re.search("decode", decode.name)
+    assert all(re.search("Stage", pool.name) and not re.search("decode", pool.name) for pool in pools)
+    assert [pool._ray_remote_args["num_gpus"] for pool in pools] == [1.0, 0.5, 0.5]
+    # What Ray Data counts with when it lets pools grow.
+    assert [pool.min_scheduling_resources().gpu for pool in pools] == [1.0, 0.5, 0.5]
+    least, most = zip(*[pool.min_max_resource_requirements() for pool in pools], strict=True)
+    assert (sum(each.gpu for each in least), sum(each.gpu for each in most)) == (2, 2)
+    assert all(pool._min_rows_per_bundle is None for pool in pools), "or Ray would merge blocks"
 
 
 def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_cluster):

@@ -2,11 +2,21 @@
 
 import os
 import signal
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
+import samples
 
 from embedder.errors import RunFailed, StoreError
-from embedder.pipeline import as_ours
+from embedder.pipeline import as_ours, embed_on_ray
+from embedder.run.job import make_plan, open_model, plan_job, store_info
+from embedder.run.ray_session import ray_session
+from embedder.run.resources import Available
+from embedder.sources.listing import list_sources
+from embedder.store.files import StoreFiles
+from embedder.store.runs import start_run
+from shards.errors import ModelError
 
 
 def failure_of(run):
@@ -27,7 +37,7 @@ def test_a_mistake_that_a_write_task_finds_is_that_mistake(ray_cluster):
     dataset = ray_cluster.data.range(4)
     error = failure_of(lambda: dataset.write_datasink(FullDisk(), ray_remote_args={"num_cpus": 0.1}))
     assert type(error) is StoreError
-    assert str(error).startswith("store /data: no space left on device; free some space")
+    assert str(error) == "store /data: no space left on device; free some space", "and nothing that Ray appends"
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run_in_one_line(ray_cluster):
@@ -50,3 +60,31 @@ def test_a_bug_keeps_its_traceback(ray_cluster):
 
     error = failure_of(lambda: ray_cluster.get(has_a_bug.remote()))
     assert isinstance(error, RayTaskError) and "has_a_bug" in str(error)
+
+
+def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, tmp_path, ray_cluster, capfd):
+    config = make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2)
+    model = open_model(config.model)
+    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
+    job = plan_job(config, model, make_plan(config, model), Available(2), run, pa.schema([]))
+    first, second = job.stages
+    job = replace(job, stages=(first, replace(second, model=str(tmp_path / "gone"))))
+    with ray_session(None, no_progress_timeout_s=60), pytest.raises(ModelError, match="gone") as caught:
+        embed_on_ray(list_sources(config.source), job)
+    assert "\n" not in str(caught.value) and "attempts" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err, "nor does Ray print its own"
+
+
+def test_a_bug_in_the_start_of_an_actor_keeps_its_traceback(ray_cluster):
+    from ray.exceptions import ActorDiedError
+
+    @ray_cluster.remote(num_cpus=0.1)
+    class HasABug:
+        def __init__(self):
+            self.value = {}["missing"]
+
+        def ready(self):
+            pass
+
+    error = failure_of(lambda: ray_cluster.get(HasABug.remote().ready.remote()))
+    assert isinstance(error, ActorDiedError) and "KeyError: 'missing'" in str(error)

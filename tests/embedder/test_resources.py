@@ -4,7 +4,7 @@ import pytest
 
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.run.resources import Available, allocate, describe_limits, object_store_bytes
+from embedder.run.resources import Available, allocate, describe_devices, describe_limits, object_store_bytes
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])
@@ -17,7 +17,7 @@ def test_the_defaults_fit_every_machine(num_cpus, num_stages):
 
 def test_a_gpu_is_shared_by_the_stages_in_equal_parts():
     allocation = allocate(load_config(), Available(8, num_gpus=1))
-    assert [stage.num_gpus for stage in allocation.stages] == [0.33] * 3
+    assert [stage.num_gpus for stage in allocation.stages] == [0.3333] * 3
     assert {stage.device for stage in allocation.stages} == {"cuda"}
 
 
@@ -77,3 +77,70 @@ def test_gpus_limit_growth_too():
     stages = [{"num_gpus": 0.5, "replicas": {"min": 1, "max": 4}}] * 2
     allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}), Available(64, num_gpus=2))
     assert [stage.max_replicas for stage in allocation.stages] == [2, 2]
+
+
+def test_what_lacks_gpus_gives_up_replicas_and_stages_on_cpus_keep_theirs():
+    stages = [{"device": "cpu", "replicas": {"min": 1, "max": 8}}, {"num_gpus": 1, "replicas": {"min": 1, "max": 4}}]
+    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}), Available(64, num_gpus=2))
+    assert [stage.max_replicas for stage in allocation.stages] == [8, 2]
+
+
+def asked(num_gpus, *stages, **options):
+    config = load_config(overrides={"stage": stages, "num_stages": len(stages), **options})
+    return [(stage.num_gpus, stage.device) for stage in allocate(config, Available(16, num_gpus)).stages]
+
+
+def test_parts_that_add_up_but_share_no_device_are_refused_with_the_cure():
+    with pytest.raises(
+        ConfigError, match=r"1 x 0.66 \+ .* ask for 3 GPUs and there are 2: each part lies on one device"
+    ):
+        asked(2, *[{"num_gpus": 0.66}] * 3)
+    assert asked(3, *[{"num_gpus": 0.66}] * 3) == [(0.66, "cuda")] * 3
+
+
+def test_parts_that_fit_in_one_order_only_are_refused():
+    stages = [{"num_gpus": num_gpus} for num_gpus in (0.6, 0.4, 0.5, 0.5)]
+    with pytest.raises(ConfigError, match="ask for 3 GPUs and there are 2"):
+        asked(2, *stages)
+    assert len(asked(3, *stages)) == 4
+
+
+def test_what_one_stage_asks_for_is_taken_from_what_the_others_share():
+    assert asked(1, {"num_gpus": 0.5}, {}, {}) == [(0.5, "cuda"), (0.25, "cuda"), (0.25, "cuda")]
+    assert asked(2, {"num_gpus": 0.66}, {}, {}) == [(0.66, "cuda"), (0.5, "cuda"), (0.5, "cuda")]
+    assert asked(2, {"num_gpus": 2}, {}) == [(2, "cuda"), (0, "cpu")], "what is left is no GPU"
+
+
+def test_stages_on_the_cpu_reserve_no_gpu_unless_they_say_so():
+    assert asked(2, {}, {}, device="cpu") == [(0, "cpu")] * 2
+    assert asked(2, {"num_gpus": 0.5}, {}, device="cpu") == [(0.5, "cpu"), (0, "cpu")]
+    assert asked(1, {"device": "cpu"}, {}) == [(0, "cpu"), (1, "cuda")]
+    assert asked(1, {"device": "cuda"}, {}, device="cpu") == [(1, "cuda"), (0, "cpu")]
+
+
+def test_a_stage_that_must_have_a_gpu_and_finds_none_is_refused():
+    with pytest.raises(ConfigError, match='stage 0: device = "cuda", and none of 0 GPUs has room'):
+        asked(0, {}, device="cuda")
+    with pytest.raises(ConfigError, match="stage 1: .* none of 1 GPUs has room .*lower num_gpus of other stages"):
+        asked(1, {"num_gpus": 1}, {"device": "cuda"})
+
+
+@pytest.mark.parametrize("num_gpus", [1.5, 2.25, 0.00005, -1])
+def test_numbers_of_gpus_that_no_process_can_hold_are_refused(num_gpus):
+    with pytest.raises(ConfigError, match="num_gpus"):
+        load_config(overrides={"stage": [{"num_gpus": num_gpus}], "num_stages": 1})
+
+
+def test_cuda_without_gpus_is_a_contradiction_wherever_the_device_is_said():
+    for changes in ({"device": "cuda", "stage": [{"num_gpus": 0}]}, {"stage": [{"num_gpus": 0, "device": "cuda"}]}):
+        with pytest.raises(ConfigError, match='stage 0: device = "cuda" with num_gpus = 0'):
+            load_config(overrides={"num_stages": 1, **changes})
+
+
+def test_a_run_says_what_its_stages_compute_on_where_there_are_gpus():
+    config = load_config(overrides={"num_stages": 3})
+    on_two = Available(8, num_gpus=2)
+    assert describe_devices(allocate(config, on_two), on_two) == (
+        "2 GPU(s): stage 0 on cuda (1 GPU), stage 1 on cuda (0.5 GPU), stage 2 on cuda (0.5 GPU)"
+    )
+    assert describe_devices(allocate(config, Available(8)), Available(8)) is None

@@ -1,0 +1,87 @@
+"""A program: one run on a Ray of its own with logical GPUs, which notes what each step is handed.
+
+python logical_gpu_run.py REQUEST.json    prints one line of JSON
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import ray
+from command_runs import run_here
+
+import embedder
+from embedder import pipeline
+from embedder.run.ray_session import start_ray
+from embedder.steps.decode_process import decode_behind
+from embedder.steps.stage_process import StageProcess
+
+FOLDER = "EMBEDDER_TEST_NOTES"
+
+
+def note(**values):
+    """Write a file; processes of all kinds do."""
+    Path(os.environ[FOLDER], f"{uuid4().hex}.json").write_text(json.dumps(values))
+
+
+def rows_of(table):
+    """What tells rows apart."""
+    if "item_id" not in table.schema.names:
+        return None
+    return [f"{row['item_id']}:{row['segment']}" for row in table.select(["item_id", "segment"]).to_pylist()]
+
+
+def noted_decode(listing, **arguments):
+    """Decoding, with a note of each table that it makes."""
+    for table in decode_behind(listing, **arguments):
+        note(step="decode", rows=rows_of(table))
+        yield table
+
+
+class NotedStage(StageProcess):
+    """A stage, with a note of its place and of each table that it is handed."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self._index = spec.index
+        note(step=spec.index, gpus=ray.get_gpu_ids(), pid=os.getpid())
+
+    def __call__(self, table):
+        note(step=self._index, rows=rows_of(table))
+        return super().__call__(table)
+
+
+def ended(arguments):
+    """Run the command."""
+    return run_here(*arguments)._asdict()
+
+
+def predicted(options):
+    """Embed the pictures and captions of a Ray dataset."""
+    rows = [
+        {"number": number, "image": Path(path).read_bytes(), "caption": caption}
+        for number, (path, caption) in enumerate(options["rows"])
+    ]
+    dataset = ray.data.from_items(rows, override_num_blocks=4)
+    predictor = embedder.BatchPredictor.from_model(options["model"], **options["options"])
+    found = sorted(predictor.predict(dataset).take_all(), key=lambda row: row["number"])
+    names = ("image_embedding", "text_embedding")
+    return {name: [[float(value) for value in row[name]] for row in found] for name in names}
+
+
+def main():
+    """Do what the request says, one after the other, on one Ray."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    os.environ[FOLDER] = request["notes"]
+    pipeline.decode_behind, pipeline.StageProcess = noted_decode, NotedStage
+    start_ray(num_cpus=4, num_gpus=request["num_gpus"])
+    does = {"command": ended, "predict": predicted}
+    results = [does[kind](options) for kind, options in request["runs"]]
+    ray.shutdown()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
