@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from embedder import commands, index_cli, search_cli, store_cli
-from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUri, print_result
+from embedder.cli_options import AsJson, ConfigFile, Force, ModelUri, Settings, StoreUri, print_result
 from embedder.config import load_config
 from embedder.errors import USER_MISTAKES, RunFailed
 from embedder.evaluation import cli as evaluation_cli
@@ -35,6 +35,7 @@ search_cli.add_to(app)
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the store and the picture.")] = Path("runs/demo"),
+    force: Force = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -42,7 +43,7 @@ def demo(
     """Embed the shipped emoji through three stages, index them, and search."""
     from embedder.demo import run_demo
 
-    print_result(as_json, run_demo(load_config(config, settings=settings or ()), out))
+    print_result(as_json, run_demo(load_config(config, settings=settings or ()), out, force or ()))
 
 
 @app.command()
@@ -61,6 +62,7 @@ def embed(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
     retry_rejects: Annotated[bool, typer.Option(help="Embed again what was rejected before.")] = False,
+    force: Force = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -82,7 +84,7 @@ def embed(
         },
         settings or (),
     )
-    print_result(as_json, commands.embed(run, retry_rejects=retry_rejects))
+    print_result(as_json, commands.embed(run, retry_rejects=retry_rejects, forced=force or ()))
 
 
 @app.command()

@@ -31,7 +31,7 @@ def end_run(request: Request, ended: Ended) -> Report:
     kept = None if failure else _kept(ended, counts, num_left)
     verdicts = [ended.retire]
     if failure is None and kept is None:
-        verdicts += judge_result(run, counts, request, ended)
+        verdicts += judge_result(counts, request, ended)
         failure = refusal(verdicts)
     report = report.model_copy(update={"guards": tuple(verdict.model_dump() for verdict in verdicts)})
     if failure is None and kept is None:
