@@ -16,6 +16,7 @@ from embedder.config import load_config
 from embedder.errors import USER_MISTAKES, RunFailed
 from embedder.evaluation import cli as evaluation_cli
 from embedder.refresh import cli as refresh_cli
+from embedder.run.interrupts import Interrupted, interruptible
 
 DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
 # Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
@@ -216,14 +217,17 @@ def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson
 def main() -> None:
     """Run the command, and turn what goes wrong into the exit code that it deserves."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    try:
-        app()
-    except USER_MISTAKES as error:
-        sys.exit(_fail(error, 2))
-    except RunFailed as error:
-        sys.exit(_fail(error, 1))
+    with interruptible():
+        try:
+            app()
+        except USER_MISTAKES as error:
+            sys.exit(_fail(error, 2))
+        except RunFailed as error:
+            sys.exit(_fail(error, 1))
+        except Interrupted as error:
+            sys.exit(_fail(error, error.exit_code))
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: BaseException, code: int) -> int:
     sys.stderr.write("embedder: " + " ".join(str(error).split()) + "\n")
     return code

@@ -47,8 +47,10 @@ def end_run(request: Request, ended: Ended) -> Report:
 
 def _stopped(ended: Ended, counts: Counts) -> str | None:
     """Why the run ended before its time, where somebody asked for that."""
-    if ended.outcome.out_of_time or not ended.outcome.job.run.stop_requested():
+    if not ended.outcome.stopped and (ended.outcome.out_of_time or not ended.outcome.job.run.stop_requested()):
         return None
+    if not counts.num_items:
+        return "stopped on request before any item was finished; the same command begins again"
     return (
         f"stopped on request after {counts.num_items:,} items, which are kept and not yet published; "
         "the same command goes on"

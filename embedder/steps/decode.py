@@ -82,6 +82,8 @@ class ItemReader:
                 return
             for row in self._item_rows(item):
                 yield number, row
+                if row.get("segment") and should_stop():  # an hour of video; what lacks segments is done again
+                    return
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
         if item["error_type"] is not None:

@@ -7,12 +7,20 @@ import pyarrow as pa
 from embedder.steps.sparing_imports import sparing_imports
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.trace import LOAD, measure
+from embedder.store.runs import Run
 
 
 class StageProcess:
     """A `Stage`, imported where it runs."""
 
-    def __init__(self, spec: StageSpec) -> None:
+    def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
+        """Load the shard.
+
+        Args:
+            spec: what to load.
+            run: asked before each block whether to stop; blocks not begun by then give no row.
+        """
+        self._run = run
         with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
             from embedder.steps.stage import Stage
 
@@ -21,4 +29,6 @@ class StageProcess:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Move a block one shard further."""
+        if self._run is not None and self._run.stop_requested():
+            return table.slice(0, 0)
         return self._stage(table)
