@@ -1,6 +1,6 @@
 """The command `embedder`: reads options, calls one function, prints. Loads nothing heavy before a command needs it.
 
-Exit 0: done. Exit 2: the user's mistake, in one line. Exit 1: anything else.
+Exit 0: done. Exit 2: the user's mistake, in one line. Exit 128 + n: broken off by signal n. Exit 1: anything else.
 """
 
 import gc

@@ -7,6 +7,7 @@ before the first item, so that start-up and steady work are measured apart.
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,7 @@ from embedder.rows import VECTOR
 from embedder.run import machine
 from embedder.run.job import Job
 from embedder.run.stopping import Stop
-from embedder.steps.decode import decode
+from embedder.steps.decode import decode, forget_reader
 from embedder.store.parts import write_part
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
 POLL_S = 0.1  # between two looks whether anybody still waits
+PATIENCE_S = 1.0  # for an item that is being decoded when a stop is asked for; most take less, some never end
 
 
 def embed_locally(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None) -> None:
@@ -49,6 +51,8 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: Stop | None = Non
             if sum(part.num_rows for part in rows) >= job.config.rows_per_part:
                 write_part(job.files, job.stamp, task, concat_rows(rows))
                 rows, task = [], task + 1
+    if stop.asked:
+        forget_reader()  # a thread that was not waited for may still use it
     if rows:
         write_part(job.files, job.stamp, task, concat_rows(rows))
 
@@ -133,7 +137,8 @@ def ahead(
             yield got
     finally:
         stopped.set()
-        while thread.is_alive() and not should_stop():
+        given_up_s = time.monotonic() + PATIENCE_S
+        while thread.is_alive() and not (should_stop() and time.monotonic() > given_up_s):
             thread.join(POLL_S)
 
 

@@ -5,11 +5,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
+from embedder.errors import StoreError
 from embedder.run.interrupts import Presses, hand_on, handling
+from embedder.store.problems import StoreUnavailable
 
 FINISHING = "finishing what is in flight"
 
@@ -38,9 +40,10 @@ class Stop:
         self._can_break = False
 
     def request_stop(self) -> None:
-        """Ask the run to take nothing further."""
+        """Ask the run to take nothing further; where its store can't be written, only this process hears of it."""
         self.asked = True
-        self._run.request_stop()
+        with suppress(StoreError, StoreUnavailable):
+            self._run.request_stop()
 
     def request_soon(self) -> None:
         """Ask it to end within `timeout_s`."""
@@ -93,7 +96,6 @@ def stop_on_signals(
         yield
         return
     heard: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # whose `put` may interrupt itself
-
     presses = Presses()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -43,6 +43,11 @@ def _reader_for(spec: DecodeSpec) -> "ItemReader":
     return ItemReader(spec)
 
 
+def forget_reader() -> None:
+    """Let the next task of this process begin with a reader of its own."""
+    _reader_for.cache_clear()
+
+
 class ItemReader:
     """Fetches listed items and decodes them."""
 
