@@ -1,6 +1,6 @@
 """The command `embedder`: reads options, calls one function, prints. Loads nothing heavy before a command needs it.
 
-Exit 0: done. Exit 2: the user's mistake, in one line. Exit 1: anything else.
+Exit 0: done. Exit 2: the user's mistake, in one line. Exit 128 + n: broken off by signal n. Exit 1: anything else.
 """
 
 import gc
@@ -14,12 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from embedder import commands, index_cli, search_cli, store_cli
-from embedder.cli_options import AsJson, ConfigFile, ModelUri, Settings, StoreUri, print_result
+from embedder.cli_options import AsJson, ConfigFile, Force, ModelUri, Settings, StoreUri, print_result
 from embedder.config import load_config
 from embedder.errors import USER_MISTAKES, RunFailed
 from embedder.evaluation import cli as evaluation_cli
 from embedder.printable import printable
 from embedder.refresh import cli as refresh_cli
+from embedder.run.interrupts import Interrupted, interruptible
 from embedder.terminal import MAX_LINE_CHARACTERS
 
 DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
@@ -41,6 +42,7 @@ search_cli.add_to(app)
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the store and the picture.")] = Path("runs/demo"),
+    force: Force = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -48,7 +50,7 @@ def demo(
     """Embed the shipped emoji through three stages, index them, and search."""
     from embedder.demo import run_demo
 
-    print_result(as_json, run_demo(load_config(config, settings=settings or ()), out))
+    print_result(as_json, run_demo(load_config(config, settings=settings or ()), out, force or ()))
 
 
 @app.command()
@@ -68,6 +70,7 @@ def embed(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
     retry_rejects: Annotated[bool, typer.Option(help="Embed again what was rejected before.")] = False,
+    force: Force = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -90,7 +93,7 @@ def embed(
         },
         settings or (),
     )
-    print_result(as_json, commands.embed(run, retry_rejects=retry_rejects))
+    print_result(as_json, commands.embed(run, retry_rejects=retry_rejects, forced=force or ()))
 
 
 @app.command()
@@ -225,17 +228,20 @@ def main() -> None:
     sys.excepthook = _show_traceback
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that knows no Unicode shows escapes, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        # Typer itself would print mistakes as they came, and take the hook for tracebacks.
-        sys.exit(typer.main.get_command(app)(standalone_mode=False))
-    except USAGE_ERRORS as error:
-        sys.exit(_show_usage_error(error))
-    except typer.Abort:
-        sys.exit(_fail("aborted", 1))
-    except USER_MISTAKES as error:
-        sys.exit(_fail(str(error), 2))
-    except RunFailed as error:
-        sys.exit(_fail(str(error), 1))
+    with interruptible():
+        try:
+            # Typer itself would print mistakes as they came, and take the hook for tracebacks.
+            sys.exit(typer.main.get_command(app)(standalone_mode=False))
+        except USAGE_ERRORS as error:
+            sys.exit(_show_usage_error(error))
+        except typer.Abort:
+            sys.exit(_fail("aborted", 1))
+        except USER_MISTAKES as error:
+            sys.exit(_fail(str(error), 2))
+        except RunFailed as error:
+            sys.exit(_fail(str(error), 1))
+        except Interrupted as error:
+            sys.exit(_fail(str(error), error.exit_code))
 
 
 def _fail(message: str, code: int) -> int:

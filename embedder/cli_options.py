@@ -14,6 +14,9 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file tha
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The last line of standard output is one JSON document.")]
 StoreUri = Annotated[str | None, typer.Option("--store", help="Folder that holds the results.")]
+Force = Annotated[
+    list[str] | None, typer.Option("--force", metavar="GUARD", help="Publish although this guard fails; repeatable.")
+]
 ModelUri = Annotated[str | None, typer.Option("--model", help="Model folder: local, s3:// or hub id.")]
 
 

@@ -1,7 +1,7 @@
 """What each command does: a configuration in, a result out, for a person to read and as plain data."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +46,12 @@ def source_override(
     return [source | ({"kind": kind} if kind else {})]
 
 
-def embed(config: RunConfig, *, retry_rejects: bool = False) -> Result:
+def embed(config: RunConfig, *, retry_rejects: bool = False, forced: Collection[str] = ()) -> Result:
     """Run the main job."""
     from embedder.display import TerminalWatcher, report_parts
     from embedder.embed import embed as run_embed
 
-    report = run_embed(config, TerminalWatcher(), retry_rejects=retry_rejects)
+    report = run_embed(config, TerminalWatcher(), retry_rejects=retry_rejects, forced=forced)
     return Result(json.loads(report.model_dump_json()), report_parts(report))
 
 

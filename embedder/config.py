@@ -148,6 +148,9 @@ class RunConfig(Section):
     max_retrieval_drop: float = Field(0.25, ge=0, le=1, description="share of the published R@10 that may be lost")
     index: IndexConfig = IndexConfig()
     no_progress_timeout_s: float = Field(300.0, gt=0, description="a run that finishes nothing for so long ends")
+    stop_timeout_s: float = Field(
+        10.0, ge=0, description="after Ctrl-C or SIGTERM, what is inside the stages may take so long"
+    )
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
     log_file: str | None = Field(None, description="file to append the log to; else it stands in the run's folder")
     runs_file: str | None = Field(None, description="file to append one JSON line a run to; else STORE/runs.jsonl")

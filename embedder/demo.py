@@ -1,6 +1,7 @@
 """The demo: the shipped emoji through three stages on Ray, an index, how well words find them, a contact sheet."""
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -26,8 +27,14 @@ SHEET_QUERY = "smiling cat"
 UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which nobody read in training
 
 
-def run_demo(config: RunConfig, out: Path) -> Result:
-    """Run the whole system on shipped data; a second run finds everything done."""
+def run_demo(config: RunConfig, out: Path, forced: Collection[str] = ()) -> Result:
+    """Run the whole system on shipped data; a second run finds everything done.
+
+    Args:
+        config: what is not the demo's own.
+        out: folder of the store and the contact sheet.
+        forced: names of guards that are overridden.
+    """
     store = out / "store"
     with as_file(files("embedder") / "demo_model") as model, shipped_source((UNSEEN_TAGS, "group")) as source:
         run = config.model_copy(
@@ -38,7 +45,7 @@ def run_demo(config: RunConfig, out: Path) -> Result:
                 "engine": "ray" if config.engine == "auto" else config.engine,
             }
         )
-        report = embed(run, TerminalWatcher())
+        report = embed(run, TerminalWatcher(), forced=forced)
         index = _ensure_index(StoreFiles(store))
         opened = open_store(store)
         recalls = measure(opened)

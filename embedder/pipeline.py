@@ -21,12 +21,16 @@ from ray.util.annotations import RayDeprecationWarning
 
 from embedder.errors import EmbedderError, RunFailed
 from embedder.run.blocks import cut_listing, items_per_block
+from embedder.run.draining import Drained, draining
 from embedder.run.job import Job, largest_bytes_per_row
 from embedder.run.resources import Allocation
-from embedder.sink import PartSink
+from embedder.run.stopping import Stop
+from embedder.sink import PartSink, with_rows
 from embedder.steps.decode_process import decode_behind
 from embedder.steps.stage_process import StageProcess
 from embedder.steps.stage_spec import StageSpec
+from embedder.store.parts import LAST_TASK, write_part
+from embedder.store.runs import Run
 from shards.errors import ModelError
 
 # Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
@@ -37,8 +41,13 @@ MAX_ERROR_CHARACTERS = 200  # of what Ray says
 warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", category=RayDeprecationWarning)
 
 
-def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
+def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None) -> None:
     """Run the graph to its end; Ray must be up (`embedder.run.ray_session`).
+
+    Args:
+        listing: listed items.
+        job: what to do with them.
+        stop: whether to end early.
 
     Raises:
         RunFailed: no step finished anything for `no_progress_timeout_s`, or Ray lost a process for good.
@@ -48,7 +57,11 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job) -> None:
     write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
     sink = PartSink(job.files, job.stamp, job.config.rows_per_part)
     try:
-        embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
+        with draining(stop):
+            embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
+    except Drained as drained:
+        if rows := with_rows(ray.get(drained.finished)):
+            write_part(job.files, job.stamp, LAST_TASK, pa.concat_tables(rows))
     except ExecutionTimeoutError:
         raise RunFailed(
             f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
@@ -97,17 +110,26 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
         num_cpus=job.allocation.decode_cpus,
         max_retries=MAX_RETRIES,
     )
-    return through_stages(dataset, job.stages, job.allocation)
+    return through_stages(dataset, job.stages, job.allocation, job.run)
 
 
-def through_stages(dataset: Dataset, stages: Sequence[StageSpec], allocation: Allocation) -> Dataset:
-    """Put one pool of actors a stage behind a dataset of decoded rows; each block passes whole, as it was made."""
-    for spec, resources in zip(stages, allocation.stages, strict=True):
+def through_stages(
+    dataset: Dataset, stages: Sequence[StageSpec], allocation: Allocation, run: Run | None = None
+) -> Dataset:
+    """Put one pool of actors a stage behind a dataset of decoded rows; each block passes whole, as it was made.
+
+    Args:
+        dataset: the rows.
+        stages: what each stage's processes are told.
+        allocation: what they reserve.
+        run: is asked before the first stage begins a block whether to stop.
+    """
+    for number, (spec, resources) in enumerate(zip(stages, allocation.stages, strict=True)):
         # `map_batches` refuses GPUs without a number of rows, and with one it merges blocks and cuts them anew. This is
         # what it calls once it has checked that, and what Ray's own `map_groups` calls for the same reason.
         dataset = dataset.map_batches_internal(
             StageProcess,
-            fn_constructor_args=(spec,),
+            fn_constructor_args=(spec, run if number == 0 else None),
             batch_format="pyarrow",
             batch_size=None,
             compute=ActorPoolStrategy(min_size=resources.min_replicas, max_size=resources.max_replicas),

@@ -12,6 +12,11 @@ from embedder.store.files import StoreFiles
 from embedder.store.parts import Stamp, write_part
 
 
+def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
+    """The blocks that hold rows; of the others, some lack columns."""
+    return [block for block in blocks if block.num_rows]
+
+
 class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
     """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
 
@@ -20,8 +25,7 @@ class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> None:
         """Write one part; the same task again writes the same files."""
-        tables = [block for block in blocks if block.num_rows]
-        if tables:
+        if tables := with_rows(blocks):
             count_part(write_part(self.files, self.stamp, ctx.task_idx, pa.concat_tables(tables)))
 
     @property

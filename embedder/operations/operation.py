@@ -26,6 +26,7 @@ from embedder.operations.metrics import write_metrics
 from embedder.operations.notify import notify_failure
 from embedder.operations.secrets import mask
 from embedder.operations.summary import summarise
+from embedder.run.interrupts import Interrupted
 from embedder.run.watcher import Watcher
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current, run_file, utc_now
@@ -149,6 +150,10 @@ def operation(config: RunConfig, kind: str, watcher: Watcher) -> Iterator[Operat
         yield watched
     except USER_MISTAKES as error:
         watched.ended(2, str(error))
+        raise
+    except Interrupted as error:
+        error.message += "; what is finished is kept, and the same command goes on"
+        watched.ended(error.exit_code, error.message)
         raise
     except BaseException as error:
         watched.ended(1, str(error) or type(error).__name__)

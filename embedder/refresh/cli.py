@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from embedder.cli_options import AsJson, ConfigFile, Settings, StoreUri, print_result
+from embedder.cli_options import AsJson, ConfigFile, Force, Settings, StoreUri, print_result
 from embedder.config import load_config
+from embedder.errors import ConfigError
 
 CONFIG_HELP = "TOML file that describes the run: model, store, sources."
 
@@ -27,7 +28,7 @@ def refresh(
         float | None, typer.Option(min=0, help="Begin no item later than that after the start.")
     ] = None,
     retry_rejects: Annotated[bool, typer.Option(help="Embed again what was rejected before.")] = False,
-    force: Annotated[list[str] | None, typer.Option(metavar="GUARD", help="Publish although this guard fails.")] = None,
+    force: Force = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,20 +45,27 @@ def refresh(
 
 def rejects(
     store: StoreUri = None,
-    run_id: Annotated[str | None, typer.Option("--run", help="Of a run that was not published.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Of this run, published or not.")] = None,
     transient: Annotated[bool | None, typer.Option(help="Only what failed in passing, or only what did not.")] = None,
     stale: Annotated[bool | None, typer.Option(help="Only what keeps old vectors, or only what has none.")] = None,
     step: Annotated[str | None, typer.Option(help="Only of this step: read, decode, tokenise, embed.")] = None,
     error_type: Annotated[str | None, typer.Option(help="Only of this type, as FileNotFound.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Embed these again; needs --config with the sources.")] = False,
+    force: Force = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what could not be embedded, and why; or try it again."""
+    """List what could not be embedded, and why; of the newest run where nothing is published. Or try it again."""
     from embedder.refresh import commands
 
     run = load_config(config, {"store": store}, settings or ())
     wanted = {"transient": transient, "stale": stale, "step": step, "error_type": error_type}
     chosen = {name: value for name, value in wanted.items() if value is not None}
-    print_result(as_json, commands.retry(run, chosen) if retry else commands.rejects(run, run_id, chosen))
+    if not retry and force:
+        raise ConfigError("rejects --force: only what is embedded again can be published; give --retry too")
+    if retry:
+        result = commands.retry(run, chosen, run_id=run_id, forced=force or ())
+    else:
+        result = commands.rejects(run, run_id, chosen)
+    print_result(as_json, result)

@@ -1,7 +1,10 @@
 """What `refresh` and `rejects` do: a configuration in, a result out."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from shlex import quote
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -11,7 +14,8 @@ from embedder.config import RunConfig
 from embedder.display import TerminalWatcher, report_parts
 from embedder.errors import ConfigError
 from embedder.refresh.work import Options
-from embedder.store.rejects import rejected_items
+from embedder.store.rejects import find_rejects
+from embedder.store.runs import unfinished_runs
 
 
 def refresh(config: RunConfig, options: Options) -> Result:
@@ -31,28 +35,58 @@ def dry_run(config: RunConfig, options: Options) -> Result:
 
 
 def rejects(config: RunConfig, run_id: str | None, wanted: Mapping[str, str | bool]) -> Result:
-    """List rejects: of what is published, or of a run that was not."""
-    found = rejected_items(open_files(config), run_id, wanted).to_pylist()
+    """List rejects: of what is published, of the newest run where nothing is, or of one run."""
+    files = open_files(config)
+    found = find_rejects(files, run_id, wanted)
+    items = found.items.to_pylist()
+    shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
+    if not found.is_published:
+        shown.append(f"of run {found.run_id}, which is not published; the command that began it goes on with it")
+    if found.pending is not None:
+        shown.append(
+            f"run {found.pending.run_id} is newer, is not published and has {found.pending.num_rejects:,} rejects: "
+            f"`embedder rejects --store {quote(files.address)} --run {found.pending.run_id}` lists them"
+        )
+    pending = asdict(found.pending) if found.pending else None
+    data = {"rejects": items, "run_id": found.run_id, "published": found.is_published, "unpublished_run": pending}
+    return Result(data, shown)
+
+
+def _rejects_table(items: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("item", "step", "error", "transient", "stale", "attempts"):
         table.add_column(name, overflow="fold")
-    for row in found:
+    for row in items:
         error = f"{row['error_type']}: {row['error']}"
         marks = ("yes" if row[name] else "" for name in ("transient", "stale"))
         table.add_row(row["item_id"], row["step"], error, *marks, str(row["attempts"]))
-    shown: RenderableType = table if found else "no rejects"
-    return Result({"rejects": found}, [shown])
+    return table
 
 
-def retry(config: RunConfig, wanted: Mapping[str, str | bool]) -> Result:
-    """Embed published rejects again, and nothing else.
+def retry(
+    config: RunConfig, wanted: Mapping[str, str | bool], *, run_id: str | None = None, forced: Collection[str] = ()
+) -> Result:
+    """Embed rejects again, and nothing else: published ones, or those of the newest run that is not.
+
+    Args:
+        config: the run, with the model and the sources.
+        wanted: values that columns of `items` must have.
+        run_id: of which run; what is published, or the newest run where nothing is.
+        forced: names of guards that are overridden.
 
     Raises:
-        ConfigError: the configuration names no source or no model.
+        ConfigError: the configuration names no source or no model, or the run is over.
     """
     if config.model is None or not config.source:
         raise ConfigError("rejects --retry: embedding needs the model and the sources; give --config FILE.toml")
-    items = rejected_items(open_files(config), None, wanted)
-    if not items.num_rows:
+    files = open_files(config)
+    found = find_rejects(files, run_id, wanted)
+    if not found.is_published and found.run_id != unfinished_runs(files)[-1].run_id:
+        raise ConfigError(
+            f"rejects --retry --run {found.run_id}: a later run took its place, so nothing goes on with it; leave out "
+            "--run for what is published, or name the newest run"
+        )
+    if not found.items.num_rows:
         return Result({"rejects": [], "retried": 0}, ["no rejects"])
-    return refresh(config, Options(kind="refresh", retry_rejects=True, only=items["item_id"].combine_chunks()))
+    only = found.items["item_id"].combine_chunks()
+    return refresh(config, Options(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))

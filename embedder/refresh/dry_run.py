@@ -138,5 +138,5 @@ def forecast_parts(found: Forecast) -> list[RenderableType]:
     )
     if not found.retire_guard.passed:
         word = "overridden" if found.retire_guard.forced else "would refuse this"
-        lines.append(f"guard retire {word}: {found.retire_guard.message}")
+        lines.append(f"guard retire {word}: {found.retire_guard.message}; --force retire does it all the same")
     return lines

@@ -31,7 +31,7 @@ def end_run(request: Request, ended: Ended) -> Report:
     kept = None if failure else _kept(ended, counts, num_left)
     verdicts = [ended.retire]
     if failure is None and kept is None:
-        verdicts += judge_result(run, counts, request, ended)
+        verdicts += judge_result(counts, request, ended)
         failure = refusal(verdicts)
     report = report.model_copy(update={"guards": tuple(verdict.model_dump() for verdict in verdicts)})
     if failure is None and kept is None:
@@ -47,8 +47,10 @@ def end_run(request: Request, ended: Ended) -> Report:
 
 def _stopped(ended: Ended, counts: Counts) -> str | None:
     """Why the run ended before its time, where somebody asked for that."""
-    if ended.outcome.out_of_time or not ended.outcome.job.run.stop_requested():
+    if not ended.outcome.stopped and (ended.outcome.out_of_time or not ended.outcome.job.run.stop_requested()):
         return None
+    if not counts.num_items:
+        return "stopped on request before any item was finished; the same command begins again"
     return (
         f"stopped on request after {counts.num_items:,} items, which are kept and not yet published; "
         "the same command goes on"

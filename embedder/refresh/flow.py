@@ -16,11 +16,10 @@ from embedder.refresh.ended import Ended
 from embedder.refresh.ending import end_run
 from embedder.refresh.guards import check_forced
 from embedder.refresh.inputs import as_of_now, open_inputs
-from embedder.refresh.judging import judge_listing, refusal
+from embedder.refresh.judging import judge_earlier, judge_listing, refusal
 from embedder.refresh.request import Request
-from embedder.refresh.work import Options, Work, outdated_by, plan_work
+from embedder.refresh.work import Options, Work, outdated_by, plan_work, retired_ids
 from embedder.rows import carried_schema
-from embedder.run.diff import gone
 from embedder.run.execute import execute
 from embedder.run.int8 import check_int8
 from embedder.run.known import NOTHING_FINISHED, published_items
@@ -77,8 +76,11 @@ def _run_locked(request: Request) -> Report:
     work = plan_work(config, options, listing, published, NOTHING_FINISHED, outdated)
     retire = judge_listing(work, published, config, options)
     idle = idle_report(options.kind, work.difference.num_unchanged, request.started_s)
-    if (reason := refusal([retire])) is not None:
-        request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": (retire.model_dump(),)}))
+    if retire.blocks:
+        verdicts = [retire, *judge_earlier(request, listing, published, work)]
+        reason = refusal(verdicts) or ""
+        guards = tuple(verdict.model_dump() for verdict in verdicts)
+        request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": guards}))
         raise RunFailed(reason)
     if current is not None and work.is_nothing:
         return idle
@@ -91,7 +93,7 @@ def _run_locked(request: Request) -> Report:
     request.watcher.say(describe(work) + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = work.difference.first(options.limit).to_embed
     outcome = execute(config, inputs.model, inputs.plan, run, chosen, request.watcher, request.stop_at_s)
-    retired = _retired_ids(listing, work, finished) if options.may_change else NO_IDS
+    retired = retired_ids(listing, work, finished) if options.may_change else NO_IDS
     return end_run(request, Ended(outcome, work, current, retire, retired))
 
 
@@ -115,12 +117,6 @@ def _check_columns(request: Request, *, is_first: bool) -> pa.Schema:
     if inputs.listing.num_rows:
         RecordTable(inputs.files, "embeddings").check_schema(with_carryover(EMBEDDINGS, carryover))
     return carryover
-
-
-def _retired_ids(listing: pa.Table, work: Work, finished: pa.Table) -> pa.ChunkedArray:
-    """Items that leave the store, and those that the run had finished before they went."""
-    finished_and_gone = gone(listing, finished)["item_id"]
-    return pa.chunked_array([*work.retired["item_id"].chunks, *finished_and_gone.chunks], pa.string())
 
 
 def describe(work: Work) -> str:

@@ -6,6 +6,7 @@
     retrieval  captions find their own pictures far worse than in what is published
 
 A guard that fails names the figure, the limit and the cure; `--force NAME` overrides that one, which is recorded.
+All that fail are told together (`embedder.refresh.judging.refusal`).
 """
 
 from collections.abc import Collection, Mapping
@@ -16,13 +17,19 @@ from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
+from embedder.item_ids import without_items
 from embedder.refresh.candidate import Candidate
 from embedder.refresh.pairs import best_of, recall_margin, retrieval_figure, sample_pairs
 from embedder.refresh.spread import MIN_VECTORS, effective_directions, sample_vectors, spread
+from embedder.store.rejects import describe_reasons, frequent_reasons, rejects_in
 
 GUARDS = ("retire", "rejects", "vectors", "retrieval")
 # One broken file among a night's three new ones is no sign of a broken pipeline; in a first run all counts.
 MIN_ITEMS_JUDGED = 100
+COLLAPSED = (
+    "the model gives nearly the same for everything: check its weights and the dtype with `embedder verify --model "
+    "DIR`, unless the inputs are really all alike"
+)
 
 
 class Verdict(BaseModel):
@@ -36,7 +43,7 @@ class Verdict(BaseModel):
     """None where there was too little to judge."""
     limit: float
     message: str
-    """What was found; of a guard that failed, with the cure."""
+    """What was found; of a guard that failed, with what mends it."""
     num_judged: int = 0
     """Items, vectors or pairs that the figure is of."""
     forced: bool = False
@@ -107,8 +114,8 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     gone, of = (num_gone.get(worst, 0), num_published.get(worst, 0)) if where else (lost, in_all)
     message = (
         f"{where}{gone:,} of {of:,} published items are not listed any more, more than max_retire_fraction = {limit:g} "
-        "allows: check that its disk is mounted and its path right; if they are gone for good, run again with "
-        "--force retire, or --set max_retire_fraction=..."
+        "allows: check that its disk is mounted and its path right; if they are gone for good, allow more with "
+        "--set max_retire_fraction=..."
     )
     return Verdict(name="retire", passed=False, figure=figure, limit=limit, num_judged=of, message=message)
 
@@ -122,22 +129,31 @@ def judge_rejects(candidate: Candidate, limit: float) -> Verdict:
     if figure > limit:
         run = candidate.run
         message += (
-            f", more than max_reject_fraction = {limit:g} allows; nothing is published: see the reasons with "
-            f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}`, then mend the files, or "
-            "allow more with --set max_reject_fraction=..."
+            f", more than max_reject_fraction = {limit:g} allows: {_reasons(candidate)}; "
+            f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}` lists them; mend the files and "
+            "run the same command again, or allow more with --set max_reject_fraction=..."
         )
     return Verdict(
         name="rejects", passed=figure <= limit, figure=figure, limit=limit, message=message, num_judged=num_items
     )
 
 
+def _reasons(candidate: Candidate) -> str:
+    rejects = without_items(rejects_in(candidate.run.files, candidate.entries), candidate.retired)
+    return describe_reasons(frequent_reasons(rejects))
+
+
 def judge_vectors(candidate: Candidate, limits: RunConfig) -> Verdict:
-    """Judge the run's new vectors, each tower's by themselves; the worse one counts."""
+    """Judge the run's new vectors, each tower's by themselves; the worse one counts, and both are told if both fail."""
     verdicts = [
         judge_tower(tower, sample_vectors(candidate.run.files, candidate.entries, tower), limits)
         for tower in ("image", "text")
     ]
-    return min(verdicts, key=lambda verdict: (verdict.passed, -verdict.num_judged))
+    worse = min(verdicts, key=lambda verdict: (verdict.passed, -verdict.num_judged))
+    if worse.passed:
+        return worse
+    found = " and ".join(verdict.message for verdict in verdicts if not verdict.passed)
+    return worse.model_copy(update={"message": f"{found}: {COLLAPSED}"})
 
 
 def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
@@ -150,19 +166,11 @@ def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
     figure, directions = spread(vectors), effective_directions(vectors)
     text = f"{num:,} {tower} vectors of different inputs have a spread of {figure:.3g} over {directions:.3g} directions"
     if figure < limit:
-        text += _collapsed("min_vector_spread", limit)
+        text += f", less than min_vector_spread = {limit:g} asks for"
     elif directions < limits.min_vector_directions:
         figure, limit = directions, limits.min_vector_directions
-        text += _collapsed("min_vector_directions", limit)
+        text += f", less than min_vector_directions = {limit:g} asks for"
     return Verdict(name="vectors", passed=figure >= limit, figure=figure, limit=limit, message=text, num_judged=num)
-
-
-def _collapsed(key: str, limit: float) -> str:
-    return (
-        f", less than {key} = {limit:g} asks for: the model gives nearly the same for everything; nothing is "
-        "published: check its weights and the dtype with `embedder verify`; where the inputs are really all alike, "
-        "run again with --force vectors"
-    )
 
 
 def judge_retrieval(candidate: Candidate, max_drop: float) -> Verdict:
@@ -186,8 +194,7 @@ def judge_retrieval(candidate: Candidate, max_drop: float) -> Verdict:
         return Verdict(name="retrieval", passed=True, figure=figure, limit=limit, message=text, num_judged=len(pairs))
     text = (
         f"R@10 of {len(compared):,} captions for their own pictures is {found:.3f}, and {before.recall_at_10:.3f} in "
-        f"what is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}); nothing is "
-        "published: check that the captions belong to their pictures and that this is the model you meant; if so, run "
-        "again with --force retrieval"
+        f"what is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}): check "
+        "that the captions belong to their pictures and that this is the model you meant"
     )
     return Verdict(name="retrieval", passed=False, figure=found, limit=limit, message=text, num_judged=len(compared))

@@ -85,6 +85,12 @@ def plan_work(
     return Work(difference, retired, outdated)
 
 
+def retired_ids(listing: pa.Table, work: Work, finished: pa.Table) -> pa.ChunkedArray:
+    """Items that leave the store, and those that the run had finished before they went."""
+    finished_and_gone = gone(listing, finished)["item_id"]
+    return pa.chunked_array([*work.retired["item_id"].chunks, *finished_and_gone.chunks], pa.string())
+
+
 def outdated_by(served: StoreInfo, info: StoreInfo) -> str | None:
     """Why what is published can't stand beside new vectors, if it can't."""
     reasons = {"model_fingerprint": MODEL_CHANGED, "preprocess_fingerprint": PREPROCESSING_CHANGED}

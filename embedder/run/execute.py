@@ -15,7 +15,7 @@ from embedder.run.engine import Choice, choose_engine
 from embedder.run.job import Job, Model, bytes_per_row, plan_job, rows_per_batch
 from embedder.run.monitor import RunMonitor
 from embedder.run.resources import Available, describe_devices, describe_limits, object_store_bytes
-from embedder.run.stopping import stop_at, stop_on_signals
+from embedder.run.stopping import Stop, stop_at, stop_on_signals
 from embedder.run.watcher import Watcher
 from embedder.store.runs import Run
 from shards.plan import ShardPlan
@@ -33,6 +33,8 @@ class Outcome:
     cpu_use: CpuUse
     out_of_time: bool
     """Whether it was stopped because its time was up."""
+    stopped: bool = False
+    """Whether a signal stopped it."""
 
 
 def execute(
@@ -59,6 +61,7 @@ def execute(
     if to_embed.num_rows == 0:
         choice = Choice("local", "nothing to embed")
     watcher.say(f"engine {choice.engine}: {choice.reason}")
+    stop = Stop(run, config.stop_timeout_s)
     begun_s = time.perf_counter()
     store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
     with _engine(choice.engine, config, store_bytes) as (available, run_job):
@@ -68,18 +71,29 @@ def execute(
         if limits := describe_limits(config, job.allocation):
             watcher.say(limits)
         with (
-            stop_on_signals(run, watcher.say),
-            stop_at(run, stop_at_s, watcher.say) as time_up,
+            stop_on_signals(stop.request_soon, watcher.say, stop.notice, stop.can_break),
+            stop_at(stop, stop_at_s, watcher.say) as time_up,
             watcher.progress(to_embed.num_rows) as on_progress,
             RunMonitor(run, on_progress) as monitor,
         ):
             if to_embed.num_rows:
-                run_job([to_embed], job)
+                run_job([to_embed], job, stop)
+            if stop.is_overdue:
+                watcher.say(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
     wall_s = time.perf_counter() - begun_s
-    return Outcome(job, available, choice, wall_s, monitor.peak_memory.num_bytes, monitor.cpu_use, time_up.is_set())
+    return Outcome(
+        job=job,
+        available=available,
+        choice=choice,
+        wall_s=wall_s,
+        peak_memory_bytes=monitor.peak_memory.num_bytes,
+        cpu_use=monitor.cpu_use,
+        out_of_time=time_up.is_set(),
+        stopped=stop.by_signal,
+    )
 
 
-RunJob = Callable[[list[pa.Table], Job], None]
+RunJob = Callable[[list[pa.Table], Job, Stop], None]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 from embedder.errors import ConfigError
 from embedder.run import machine
+from embedder.run.interrupts import held
 from embedder.run.resources import OBJECT_STORE_BYTES, Available
 from shards.stderr import silent_stderr
 
@@ -34,14 +35,15 @@ def ray_session(
     import ray
 
     mine = not ray.is_initialized()
-    if mine:
-        start_ray(address=address, object_store_bytes=object_store_bytes)
     try:
+        if mine:
+            start_ray(address=address, object_store_bytes=object_store_bytes)
         with _data_context(no_progress_timeout_s):
             yield cluster()
     finally:
         if mine:
-            ray.shutdown()
+            with held("Ray has ended"):
+                ray.shutdown()
 
 
 def cluster() -> Available:
@@ -84,7 +86,8 @@ def start_ray(
     else:
         place = {"address": address}
     try:
-        with silent_stderr(), _without_watchers():
+        # A signal that broke off its native part would leave memory in disorder.
+        with held("Ray has started"), silent_stderr(), _without_watchers():
             ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
@@ -97,18 +100,21 @@ def start_ray(
 def _without_watchers() -> Iterator[None]:
     """Ray on this machine without three processes: for more nodes, for logs on a terminal, for questions by HTTP.
 
-    Each takes half a second of CPU to start, 50 MB, and some CPU all the time; `ray.init` has no argument for them.
+    Each takes half a second of CPU to start, 50 MB, and some CPU all the time; `ray.init` has no argument for them. Nor
+    has it one for SIGTERM, which stays with who handled it before.
     """
+    from ray._private import utils
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    init, start_api_server = RayParams.__init__, Node.start_api_server
+    init, start_api_server, take_sigterm = RayParams.__init__, Node.start_api_server, utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
     RayParams.__init__ = partialmethod(init, no_monitor=True, include_log_monitor=False)
     Node.start_api_server = lambda *_, **__: None
     try:
         yield
     finally:
-        RayParams.__init__, Node.start_api_server = init, start_api_server
+        RayParams.__init__, Node.start_api_server, utils.set_sigterm_handler = init, start_api_server, take_sigterm
 
 
 def _set_environment(address: str | None) -> None:
@@ -132,12 +138,18 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     """Settings of Ray Data that a run needs, for its duration."""
     from ray.data import DataContext
 
+    from embedder.run.draining import DrainOnStop
     from embedder.run.pace import CalmScheduling
     from embedder.run.pool_scaling import SteadyPools
 
     context = DataContext.get_current()
     settings = {
-        "custom_execution_callback_classes": [*context.custom_execution_callback_classes, CalmScheduling, SteadyPools],
+        "custom_execution_callback_classes": [
+            *context.custom_execution_callback_classes,
+            CalmScheduling,
+            SteadyPools,
+            DrainOnStop,
+        ],
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
         "raise_original_map_exception": True,  # else what a step raises comes as text

@@ -1,14 +1,19 @@
-"""Ctrl-C, SIGTERM, time up: finish what is in flight and keep it; a second signal stops at once."""
+"""Ctrl-C, SIGTERM, time up: take nothing further, keep what is finished, and wait for the rest no longer than said."""
 
+import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from embedder.errors import StoreError
+from embedder.run.interrupts import Presses, hand_on, handling
+from embedder.store.problems import StoreUnavailable
+
+FINISHING = "finishing what is in flight"
 
 
 class Stoppable(Protocol):
@@ -18,25 +23,101 @@ class Stoppable(Protocol):
         """Ask it to come to an end."""
 
 
+class Stop:
+    """Whether a run is asked to stop, as its engine sees it: at once here, by a file of the store elsewhere.
+
+    Attributes:
+        asked: whether anybody asked.
+        by_signal: whether that was a person or a scheduler, who waits.
+        deadline_s: of the monotonic clock; after it, what is in flight is not waited for. None: no matter how long.
+    """
+
+    def __init__(self, run: Stoppable, timeout_s: float) -> None:
+        self.asked = self.by_signal = False
+        self.deadline_s: float | None = None
+        self.timeout_s = timeout_s
+        self._run = run
+        self._can_break = False
+
+    def request_stop(self) -> None:
+        """Ask the run to take nothing further; where its store can't be written, only this process hears of it."""
+        self.asked = True
+        with suppress(StoreError, StoreUnavailable):
+            self._run.request_stop()
+
+    def request_soon(self) -> None:
+        """Ask it to end within `timeout_s`."""
+        self.deadline_s = time.monotonic() + self.timeout_s
+        self.by_signal = True
+        self.request_stop()
+
+    @property
+    def notice(self) -> str:
+        """What is waited for after a signal."""
+        return f"stopping; what is inside the stages is finished and kept, for at most {self.timeout_s:g} s"
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self.deadline_s is not None and time.monotonic() > self.deadline_s
+
+    def can_break(self) -> bool:
+        """Whether a signal may break off what the main thread does."""
+        return self._can_break
+
+    @contextmanager
+    def breakable(self) -> Iterator[None]:
+        """Let a signal break off the block: nothing is in flight that could be kept."""
+        self._can_break = True
+        try:
+            yield
+        finally:
+            self._can_break = False
+
+
 @contextmanager
-def stop_on_signals(run: Stoppable, announce: Callable[[str], None]) -> Iterator[None]:
-    """Turn the first signal into a request to the run; Python takes signals in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
+def stop_on_signals(
+    ask: Callable[[], None],
+    announce: Callable[[str], None],
+    notice: str = FINISHING,
+    can_break: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Turn the first signal into a request; the second goes where it would have gone.
+
+    The request is made in a thread, as the interrupted main thread may hold the locks of a display.
+
+    Args:
+        ask: makes the request.
+        announce: is told what is waited for, before it is.
+        notice: says that.
+        can_break: asked whether the signal may go where it would have gone instead.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python takes signals in that one only
         yield
         return
+    heard: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # whose `put` may interrupt itself
+    presses = Presses()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, before[each])
-        announce(f"{signal.Signals(number).name}: finishing what is in flight; once more stops at once")
-        run.request_stop()
+        is_first = presses.is_first()
+        if can_break() or presses.is_again():
+            hand_on(number, frame, before[number])
+        if is_first:
+            heard.put(number)
 
-    before = {each: signal.signal(each, handle) for each in SIGNALS}
+    def tell() -> None:
+        if (number := heard.get()) is not None:
+            announce(f"{signal.Signals(number).name}: {notice}; once more stops at once")
+            ask()
+
+    thread = threading.Thread(target=tell, name="stop", daemon=True)
+    thread.start()
     try:
-        yield
+        with handling(handle) as before:
+            yield
     finally:
-        for each in SIGNALS:
-            signal.signal(each, before[each])
+        heard.put(None)
+        thread.join()
 
 
 @contextmanager

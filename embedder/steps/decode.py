@@ -43,6 +43,11 @@ def _reader_for(spec: DecodeSpec) -> "ItemReader":
     return ItemReader(spec)
 
 
+def forget_reader() -> None:
+    """Let the next task of this process begin with a reader of its own."""
+    _reader_for.cache_clear()
+
+
 class ItemReader:
     """Fetches listed items and decodes them."""
 
@@ -82,6 +87,8 @@ class ItemReader:
                 return
             for row in self._item_rows(item):
                 yield number, row
+                if row.get("segment") and should_stop():  # an hour of video; what lacks segments is done again
+                    return
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
         if item["error_type"] is not None:

@@ -8,6 +8,7 @@ from embedder.errors import USER_MISTAKES
 from embedder.steps.sparing_imports import sparing_imports
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.trace import LOAD, measure
+from embedder.store.runs import Run
 
 
 class StageProcess:
@@ -17,7 +18,14 @@ class StageProcess:
     node, a GPU without a driver) waits for the first block, and is then raised as itself.
     """
 
-    def __init__(self, spec: StageSpec) -> None:
+    def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
+        """Load the shard.
+
+        Args:
+            spec: what to load.
+            run: asked before each block whether to stop; blocks not begun by then give no row.
+        """
+        self._run = run
         with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
             from embedder.steps.stage import Stage
 
@@ -36,4 +44,6 @@ class StageProcess:
         """
         if isinstance(self._stage, Exception):
             raise self._stage
+        if self._run is not None and self._run.stop_requested():
+            return table.slice(0, 0)
         return self._stage(table)

@@ -26,6 +26,7 @@ from embedder.store.moves import MOVED, moves_file, write_moves
 from embedder.store.records import split_records
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 
+LAST_TASK = 10**TASK_DIGITS - 1  # of what a stopped run has left over; no write task comes as far
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
 """What a write task makes: vectors, records of items with their own rows, and of those whose published rows stay."""

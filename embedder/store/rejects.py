@@ -1,24 +1,70 @@
-"""What could not be embedded, and why: of what is published, or of one run."""
+"""What could not be embedded, and why: of what is published, or of one run; and the reasons, counted."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
-from embedder.store.binding import published
+from embedder.store.binding import published, read_store_info
 from embedder.store.files import StoreFiles
-from embedder.store.journal import read_entries, read_keys
-from embedder.store.layout import RunInfo, read_record, run_file
-from embedder.store.runs import RUN_FILE
+from embedder.store.history import check_readable, publications
+from embedder.store.journal import JournalEntry, read_entries, read_finished, read_keys
+from embedder.store.layout import Current, RunInfo, read_current, read_record, run_file
+from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
 from embedder.store.schema import ITEMS, with_nulls
 from embedder.store.tables import RecordTable
 
+MAX_REASONS = 3  # told in one line
+MAX_ID_CHARACTERS = 80
+MAX_ERROR_CHARACTERS = 120
 
-def rejected_items(
+
+@dataclass(frozen=True)
+class Pending:
+    """A run that is newer than what is published and is not published itself; it may still be at work."""
+
+    run_id: str
+    num_rejects: int
+
+
+@dataclass(frozen=True)
+class Rejects:
+    """Rejected items, and whose they are.
+
+    Attributes:
+        items: rows of `items`.
+        run_id: the run that published them, or whose journal they stand in.
+        is_published: whether readers see that run, or a later one.
+        pending: where what is published was asked for, a newer run with rejects of its own.
+    """
+
+    items: pa.Table
+    run_id: str
+    is_published: bool
+    pending: Pending | None = None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason, how many items it has cost, and one of them."""
+
+    step: str
+    error_type: str
+    num_items: int
+    item_id: str
+    error: str
+
+    def __str__(self) -> str:
+        item_id, error = shortened(self.item_id, MAX_ID_CHARACTERS), shortened(self.error, MAX_ERROR_CHARACTERS)
+        return f"{self.num_items:,} x {self.step} {self.error_type} (as {item_id}: {error})"
+
+
+def find_rejects(
     files: StoreFiles, run_id: str | None = None, wanted: Mapping[str, str | bool] | None = None
-) -> pa.Table:
-    """Rejected items: of what is published, or of one run, published or not.
+) -> Rejects:
+    """Rejected items: of what is published, of the newest run where nothing is, or of the run that is asked for.
 
     Args:
         files: the store.
@@ -26,25 +72,96 @@ def rejected_items(
         wanted: values that columns of `items` must have.
 
     Raises:
-        StoreError: there is no such store or run, or nothing is published.
+        StoreError: there is no such store or run, or no run at all.
     """
-    if run_id is None:
-        table = RecordTable(files, "items", published(files).items)
-        tables = [_rejects(table.read(paths=[path])) for path in table.paths()]
-        items = pa.concat_tables(tables) if tables else ITEMS.empty_table()
-    else:
-        info = read_record(files, run_file(run_id, RUN_FILE), RunInfo)
-        if info is None:
-            raise StoreError(
-                f"store {files.address}: no run {run_id}; the folders in {files.uri('runs')} name those that there are"
-            )
-        items = _rejects(read_keys(files, read_entries(files, run_id), "items", ITEMS.names))
+    read_store_info(files)
+    found = _of_published(files) if run_id is None else _of_run(files, run_id)
+    items = found.items
     for column, value in (wanted or {}).items():
         items = items.filter(pc.equal(pc.fill_null(items[column], "" if isinstance(value, str) else False), value))
-    return items
+    return Rejects(items, found.run_id, found.is_published, found.pending)
 
 
-def _rejects(items: pa.Table) -> pa.Table:
+def _of_published(files: StoreFiles) -> Rejects:
+    pending = next(reversed(unfinished_runs(files)), None)
+    if read_current(files) is None and pending is not None:
+        return _of_run(files, pending.run_id)
+    current = published(files)
+    num_pending = rejects_in(files, read_entries(files, pending.run_id)).num_rows if pending else 0
+    return Rejects(
+        items=_in_table(files, current),
+        run_id=current.run_id,
+        is_published=True,
+        pending=Pending(pending.run_id, num_pending) if pending and num_pending else None,
+    )
+
+
+def _in_table(files: StoreFiles, version: Current) -> pa.Table:
+    table = RecordTable(files, "items", version.items)
+    tables = [_only_rejects(table.read(paths=[path])) for path in table.paths()]
+    return pa.concat_tables(tables) if tables else ITEMS.empty_table()
+
+
+def _of_run(files: StoreFiles, run_id: str) -> Rejects:
+    info = read_record(files, run_file(run_id, RUN_FILE), RunInfo)
+    if info is None:
+        raise StoreError(
+            f"store {files.address}: no run {run_id}; the folders in {files.uri('runs')} name those that there are"
+        )
+    for record in publications(files):
+        if record.run_id == run_id:  # its part files may have been written anew since it was journaled
+            check_readable(files, record)
+            items = _in_table(files, record)
+            return Rejects(items.filter(pc.equal(items["run_id"], run_id)), run_id, is_published=True)
+    return Rejects(rejects_in(files, read_entries(files, run_id)), run_id, is_published(files, info))
+
+
+def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
+    """The rejects of a run by its journal; an item that a later session embedded is none any more."""
+    entries = list(entries)
+    if not any(entry.num_rejects for entry in entries):
+        return ITEMS.empty_table()
+    whole = read_finished(files, entries).whole
+    records = read_keys(files, (entry for entry in entries if entry.num_rejects), "items", ITEMS.names)
+    records = records.filter(pc.equal(records["state"], "rejected"))
+    return _only_rejects(records.join(whole, ["item_id", "session"], join_type="left semi")).sort_by("item_id")
+
+
+def _only_rejects(items: pa.Table) -> pa.Table:
     """The rejects among items, with all columns; those of an older format have nulls in newer ones."""
     items = with_nulls(items, ITEMS)
     return items.filter(pc.equal(items["state"], "rejected")).select(ITEMS.names)
+
+
+def frequent_reasons(rejects: pa.Table) -> list[Reason]:
+    """The reasons of rejects, the most frequent first, each with the item whose id comes first. Pure."""
+    facts = rejects.select(["step", "error_type", "item_id", "error"]).sort_by("item_id")
+    # One thread: only so does "first" mean the first row.
+    groups = facts.group_by(["step", "error_type"], use_threads=False).aggregate(
+        [("item_id", "count"), ("item_id", "first"), ("error", "first")]
+    )
+    reasons = [
+        Reason(
+            step=row["step"] or "",
+            error_type=row["error_type"] or "",
+            num_items=row["item_id_count"],
+            item_id=row["item_id_first"],
+            error=row["error_first"] or "",
+        )
+        for row in groups.to_pylist()
+    ]
+    return sorted(reasons, key=lambda reason: (-reason.num_items, reason.step, reason.error_type))
+
+
+def describe_reasons(reasons: list[Reason]) -> str:
+    """The most frequent reasons in one line of bounded length, and how many items the others cost. Pure."""
+    parts = [str(reason) for reason in reasons[:MAX_REASONS]]
+    if others := reasons[MAX_REASONS:]:
+        parts.append(f"{sum(reason.num_items for reason in others):,} for {len(others)} other reasons")
+    return ", ".join(parts)
+
+
+def shortened(text: str, max_characters: int) -> str:
+    """A text on one line, cut where it is too long. Pure."""
+    text = " ".join(text.split())
+    return text if len(text) <= max_characters else text[: max_characters - 3] + "..."

@@ -253,7 +253,7 @@ def _run(prepared: Prepared, watcher: Watcher) -> tuple[Feed, str]:
         validation = _validation(prepared.held_out, decode, image_size, standing.tally, watcher)
         feed = Feed(decode, image_size, config.cache_bytes)
         with (
-            stop_on_signals(stop := Stop(), watcher.say),
+            stop_on_signals((stop := Stop()).request_stop, watcher.say),
             watcher.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
             learning(prepared, feed, validation, lambda: stop.requested, watcher.say) as learned,
         ):

@@ -14,6 +14,7 @@ from embedder.embed import embed
 from embedder.errors import ConfigError, RunFailed
 from embedder.refresh.candidate import Candidate
 from embedder.refresh.guards import force, judge, judge_retire
+from embedder.refresh.judging import refusal
 from embedder.refresh.sampling import hash_of, lowest_keys
 from embedder.store.files import StoreFiles
 from embedder.store.journal import read_finished
@@ -90,7 +91,14 @@ def test_constant_vectors_are_not_published(files):
     assert not verdict.passed and verdict.blocks
     assert verdict.figure == pytest.approx(0, abs=1e-9)
     assert "60 text vectors" in verdict.message
-    assert "--force vectors" in verdict.message and "min_vector_spread = 0.0001" in verdict.message
+    assert "min_vector_spread = 0.0001" in verdict.message and "embedder verify" in verdict.message
+
+
+def test_both_towers_are_told_where_both_collapsed(files):
+    same = unit_vectors(1)[0]
+    rows = [pair(f"p{number}", same, same) for number in range(60)]
+    message = verdicts(candidate(files, *rows))["vectors"].message
+    assert "60 image vectors" in message and "60 text vectors" in message
 
 
 def test_zero_vectors_are_not_published(files):
@@ -133,7 +141,8 @@ def test_shuffled_captions_are_not_published_where_they_once_were_right(files):
     assert not verdict.passed
     assert verdict.figure < 0.2
     assert verdict.limit == pytest.approx(0.75)
-    assert "and 1.000 in what is published" in verdict.message and "--force retrieval" in verdict.message
+    assert "and 1.000 in what is published" in verdict.message
+    assert refusal([verdict]).endswith("--force retrieval")
 
 
 def test_forcing_one_guard_overrides_that_one_only(files):
@@ -145,6 +154,48 @@ def test_forcing_one_guard_overrides_that_one_only(files):
     assert found["retrieval"].forced and not found["retrieval"].passed and not found["retrieval"].blocks
     assert found["vectors"].blocks and not found["vectors"].forced
     assert not found["rejects"].forced, "what passes is not forced"
+
+
+def test_all_guards_that_fail_are_told_at_once_with_one_option_each(files):
+    publish_rows(files, *matching_pairs())
+    publish_figure(files, 1.0, NUM_PAIRS)
+    same = unit_vectors(1)[0]
+    collapsed = [pair(f"p{number:04d}", same, same, modified="t1") for number in range(NUM_PAIRS)]
+    broken = [store_samples.reject(f"b{number:03d}") for number in range(20)]
+    found = candidate(files, *collapsed, *broken, num_items=320, num_rejected=20)
+    told = refusal(judge(found, LIMITS))
+    assert [told.count(f"guard {name}: ") for name in ("rejects", "vectors", "retrieval")] == [1, 1, 1]
+    assert told.endswith("with --force rejects --force vectors --force retrieval")
+    assert told.count("--force") == 3 and "\n" not in told
+    rest = refusal(judge(found, LIMITS, ["vectors"]))
+    assert "guard vectors" not in rest, "it is overridden"
+    assert rest.endswith("with --force rejects --force vectors --force retrieval"), "the same command needs it again"
+    assert refusal(judge(found, LIMITS, ["rejects", "vectors", "retrieval"])) is None
+
+
+def test_the_rejects_guard_names_the_most_frequent_reasons_with_an_example_each(files):
+    kinds = {"UnidentifiedImage": 7, "FileNotFound": 5, "TimedOut": 3, "TooLarge": 2, "Empty": 1}
+    rows = [
+        store_samples.reject(f"{kind}/{number}", error_type=kind, error=f"{kind} happened\nto number {number}")
+        for kind, num in kinds.items()
+        for number in range(num)
+    ]
+    message = verdicts(candidate(files, *rows, num_items=18, num_rejected=18))["rejects"].message
+    assert (
+        "7 x decode UnidentifiedImage (as UnidentifiedImage/0: UnidentifiedImage happened to number 0), "
+        "5 x decode FileNotFound (as FileNotFound/0: FileNotFound happened to number 0), "
+        "3 x decode TimedOut (as TimedOut/0: TimedOut happened to number 0), 3 for 2 other reasons"
+    ) in message
+
+
+def test_ids_and_errors_of_any_length_leave_the_message_short(files):
+    rows = [
+        store_samples.reject(f"{number}" + 5_000 * "d/", error_type=f"Kind{number}", error=9_000 * "x \n")
+        for number in range(50)
+    ]
+    told = refusal(judge(candidate(files, *rows, num_items=50, num_rejected=50), LIMITS))
+    assert len(told) < 1_500 and "\n" not in told
+    assert "47 for 47 other reasons" in told
 
 
 def test_a_guard_that_does_not_exist_cannot_be_forced(files):
@@ -268,7 +319,7 @@ def test_a_source_that_lost_too_much_is_refused(published, gone, figure, passes)
     verdict = judge_retire(published, gone, 0.05)
     assert (verdict.passed, verdict.figure) == (passes, pytest.approx(figure))
     if not passes:
-        assert "--force retire" in verdict.message and "mounted" in verdict.message
+        assert "--force retire" in refusal([verdict]) and "mounted" in verdict.message
         assert force(verdict, ["retire"]).forced
 
 

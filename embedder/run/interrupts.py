@@ -1,0 +1,165 @@
+"""Ctrl-C and SIGTERM for a whole command: the first unwinds it, or is the run's to handle; a second ends it at once."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_S = 0.5  # a terminal and a wrapper may both pass on one key press
+BY_SIGNAL = 128  # plus its number: the exit code of what a signal ended, as shells have it
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar that is cut off has hidden it
+
+Handler = Callable[[int, FrameType | None], object]
+
+_notices: list[Callable[[int], None]] = []
+"""Of the blocks that hold signals back: who says so."""
+
+
+class Interrupted(BaseException):
+    """A signal broke off what ran; as no `Exception`, nothing but the command's end takes it for its own."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = BY_SIGNAL + number
+        self.message = f"stopped by {signal.Signals(number).name}"
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Presses:
+    """Tells a second signal from a first one that comes twice."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+
+    def is_first(self) -> bool:
+        """Note a signal; whether there was none before."""
+        if self._first_s is not None:
+            return False
+        self._first_s = time.monotonic()
+        return True
+
+    def is_again(self) -> bool:
+        """Whether a signal that comes now is another one."""
+        return self._first_s is not None and time.monotonic() - self._first_s > SAME_S
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let the first signal raise `Interrupted` in the main thread, and a second one end the process and its children.
+
+    The second is told from the first by a thread, as Python's own handlers wait for the main thread, which may be deep
+    in native code.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    threading.Thread(target=_end_at_second, args=(receiver,), name="signals", daemon=True).start()
+    wakeup = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    presses = Presses()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if presses.is_first():  # later ones would break off what the first one's end cleans up
+            raise Interrupted(number)
+
+    try:
+        with handling(interrupt):
+            yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        os.close(sender)  # which ends the thread
+
+
+@contextmanager
+def handling(handler: Handler) -> Iterator[dict[int, Handler | int]]:
+    """Handle the signals in the block; yields who handled each before."""
+    before = {int(each): signal.getsignal(each) or signal.SIG_DFL for each in SIGNALS}
+    try:
+        for each in SIGNALS:
+            signal.signal(each, handler)
+        yield before
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _end_at_second(receiver: int) -> None:
+    """Read the numbers of signals as they come, until the pipe is closed or a second one ends the process.
+
+    The first one's notice is given here too: Python's handlers wait for the main thread.
+    """
+    presses = Presses()
+    with os.fdopen(receiver, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
+            if number[0] not in SIGNALS:
+                continue
+            if presses.is_first():
+                for notice in _notices[-1:]:
+                    notice(number[0])
+            elif presses.is_again():
+                end_at_once(number[0])
+
+
+def end_at_once(number: int) -> None:
+    """End this process and all that it started, whatever they do."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
+    with suppress(OSError):
+        os.write(2, f"{cursor}embedder: {signal.Signals(number).name} again: ended at once\n".encode())
+    os._exit(BY_SIGNAL + number)
+
+
+@contextmanager
+def held(doing: str) -> Iterator[None]:
+    """Let signals wait while native code runs that must not be broken off, and say so; the first is handed on after it.
+
+    Args:
+        doing: is named in the line that says what is waited for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    terminal = os.dup(2)  # the block may silence standard error
+    numbers: list[int] = []
+
+    unsaid = [f"stopping, once {doing}; once more ends at once\n"]
+
+    def notice(number: int) -> None:
+        """Say it once; a thread does while the main one is in native code."""
+        with suppress(IndexError, OSError):
+            os.write(terminal, f"{signal.Signals(number).name}: {unsaid.pop()}".encode())
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        numbers.append(number)
+        notice(number)
+
+    _notices.append(notice)
+    try:
+        with handling(hold) as before:
+            yield
+    finally:
+        _notices.remove(notice)
+        unsaid.clear()
+        os.close(terminal)
+    if numbers:
+        hand_on(numbers[0], None, before[numbers[0]])
+
+
+def hand_on(number: int, frame: FrameType | None, handler: Handler | int | None) -> None:
+    """Treat a signal as the handler would have that was there before."""
+    if callable(handler):
+        handler(number, frame)
+    elif handler != signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

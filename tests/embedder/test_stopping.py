@@ -1,0 +1,404 @@
+"""Ctrl-C and SIGTERM in every phase of a run: what is finished is kept, the wait is said, and a second one ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import samples
+from command_runs import run_here
+from embedding_runs import Quiet, embedded
+from test_killed_runs import assert_same
+
+from embedder.embed import embed
+from embedder.errors import RunFailed
+from embedder.refresh import ending
+from embedder.run.interrupts import SAME_S, Interrupted, held, interruptible
+from embedder.run.job import decode_spec, open_model
+from embedder.sources.fetch import Fetcher
+from embedder.sources.listing import list_sources
+from embedder.steps.decode import ItemReader
+from embedder.steps.stage import Stage
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.runs import all_runs
+
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+class Listening(Quiet):
+    """Keeps what is said, and whether the run's tasks had been asked to stop by then."""
+
+    def __init__(self, store):
+        self.said, self.asked = [], []
+        self._store = Path(store)
+
+    def say(self, message):
+        self.said.append(message)
+        self.asked.append(bool(list(self._store.glob("runs/*/STOP-*"))))
+
+
+def press(number=signal.SIGINT, times=1):
+    for _ in range(times):
+        os.kill(os.getpid(), number)
+
+
+def once(monkeypatch, owner, name, do, when=lambda *args, **options: True):
+    """Do something before the first call of a function for which `when` holds."""
+    original = getattr(owner, name)
+    left = [do]
+
+    def call(*args, **options):
+        if left and when(*args, **options):
+            left.pop()()
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def num_kept(config):
+    files = StoreFiles(config.store)
+    return sum(entry["num_items"] for run in all_runs(files) for entry in entries_of(config, run.run_id))
+
+
+def entries_of(config, run_id):
+    folder = Path(config.store) / "runs" / run_id / "journal"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def arguments(config, *more):
+    """The command line of `embed` with this configuration."""
+    base = ["embed", config.source[0].path, "--model", config.model, "--store", config.store, "--engine", config.engine]
+    return [*base, *more]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("number", BOTH)
+def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
+    make_run, tmp_path, monkeypatch, number, times
+):
+    """Two signals at once are one: a terminal and a wrapper may both pass the same key press on."""
+    source = samples.folder(tmp_path / "in", num_images=60)
+    _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
+    config = make_run(source, batch_size=4, rows_per_part=10_000)
+    listening = Listening(config.store)
+    with monkeypatch.context() as patch:
+        once(patch, Fetcher, "fetch", lambda: press(number, times), lambda self, uri, **_: uri.endswith("0040.png"))
+        with pytest.raises(RunFailed, match=r"stopped on request after (\d+) items, which are kept") as stopped:
+            embed(config, listening)
+    (line,) = (place for place, said in enumerate(listening.said) if said.startswith(f"{number.name}: stopping"))
+    assert "for at most 10 s; once more stops at once" in listening.said[line]
+    assert not listening.asked[line], "it is said before anything is waited for"
+    kept = num_kept(config)
+    assert 0 < kept < 60
+    assert f"after {kept} items" in str(stopped.value)
+    assert read_current(StoreFiles(config.store)) is None
+    report, rows = embedded(config)
+    assert report.num_unchanged == kept
+    assert_same(rows, undisturbed)
+
+
+def test_what_is_being_decoded_is_not_waited_for(make_run, tmp_path, monkeypatch):
+    config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4)
+    let_go, waited = threading.Event(), []
+    fetch = Fetcher.fetch
+
+    def endless(self, uri, **options):
+        if uri.endswith("0040.png"):
+            press()
+            waited.append(let_go.wait(60))
+        return fetch(self, uri, **options)
+
+    monkeypatch.setattr(Fetcher, "fetch", endless)
+    with pytest.raises(RunFailed, match="stopped on request after"):
+        embed(config, Quiet())
+    assert not waited, "the fetch still hangs"
+    let_go.set()
+    assert num_kept(config) > 0
+
+
+def test_tables_that_wait_for_the_stages_are_left_out(make_run, tmp_path, monkeypatch):
+    """After the signal, what is inside a stage goes through, and nothing else begins."""
+    config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4)
+    call, begun_after = Stage.__call__, []
+    pressed = threading.Event()
+
+    def counted(self, table):
+        if self.spec.index == 0:
+            if pressed.is_set():
+                begun_after.append(table.num_rows)
+            elif num_begun() == 5:
+                press()
+                wait_until(lambda: list(Path(config.store).glob("runs/*/STOP-*")))
+                pressed.set()
+        return call(self, table)
+
+    begun = []
+
+    def num_begun():
+        begun.append(1)
+        return len(begun)
+
+    monkeypatch.setattr(Stage, "__call__", counted)
+    with pytest.raises(RunFailed, match="stopped on request after"):
+        embed(config, Quiet())
+    assert begun_after == []
+    assert 4 * 4 <= num_kept(config) <= 4 * (5 + 2)
+
+
+def wait_until(is_so):
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_no_time_to_finish_keeps_what_was_finished_before(make_run, tmp_path, monkeypatch):
+    config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4, stop_timeout_s=0)
+    once(monkeypatch, Fetcher, "fetch", press, lambda self, uri, **_: uri.endswith("0040.png"))
+    listening = Listening(config.store)
+    with pytest.raises(RunFailed, match="stopped on request after"):
+        embed(config, listening)
+    assert "for at most 0 s" in " ".join(listening.said)
+    assert any("stop_timeout_s = 0 is over" in said for said in listening.said)
+    assert 0 < num_kept(config) < 60
+
+
+def test_a_long_video_is_not_decoded_to_its_end(make_run, tmp_path):
+    """The item lacks segments then, and is done again."""
+    (tmp_path / "in").mkdir()
+    samples.clip(tmp_path / "in" / "long.mp4", seconds=20)
+    config = make_run(tmp_path / "in", segment_s=1.0, batch_size=1)
+    (listing,) = list_sources(config.source)
+    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    asked = []
+
+    def should_stop():
+        asked.append(1)
+        return len(asked) > 5
+
+    rows = sum(table.num_rows for table in reader.decode(listing, should_stop))
+    assert 1 < rows < 10
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_a_signal_while_weights_are_loaded_ends_the_command_there(make_run, tmp_path, monkeypatch, number):
+    config = make_run(samples.folder(tmp_path / "in"))
+    once(monkeypatch, Stage, "_load", lambda: press(number))
+    ended = run_here(*arguments(config))
+    assert_one_line(ended, number, "what is finished is kept, and the same command goes on")
+    line = json.loads((Path(config.store) / "runs.jsonl").read_text().splitlines()[-1])
+    assert (line["exit_code"], line["published"]) == (128 + number, False)
+    monkeypatch.undo()
+    assert run_here(*arguments(config)).code == 0
+
+
+def assert_one_line(ended, number, *words):
+    lines = ended.stderr.strip().splitlines()
+    assert ended.code == 128 + number
+    assert lines[-1].startswith(f"embedder: stopped by {signal.Signals(number).name}")
+    assert all(word in lines[-1] for word in words)
+    assert "Traceback" not in ended.stderr and "Aborted" not in ended.stderr
+
+
+def test_a_signal_while_sources_are_listed_leaves_no_store(make_run, tmp_path, monkeypatch):
+    from embedder.refresh import inputs
+
+    config = make_run(samples.folder(tmp_path / "in"))
+    once(monkeypatch, inputs, "list_sources", press)
+    assert_one_line(run_here(*arguments(config)), signal.SIGINT)
+    assert not Path(config.store).exists()
+
+
+def test_a_signal_in_any_other_command_is_one_line_too(make_run, tmp_path, monkeypatch):
+    from shards import summary
+
+    once(monkeypatch, summary, "describe_model", press)
+    ended = run_here("model", "info", make_run(tmp_path).model)
+    assert_one_line(ended, signal.SIGINT)
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("step", ["count_run", "publish", "keep_index"])
+def test_a_signal_while_publishing_loses_nothing(make_run, tmp_path, monkeypatch, step):
+    source = samples.folder(tmp_path / "in", num_images=12)
+    _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
+    config = make_run(source)
+    once(monkeypatch, ending, step, press)
+    assert_one_line(run_here(*arguments(config)), signal.SIGINT)
+    monkeypatch.undo()
+    assert num_kept(config) == 12
+    _, rows = embedded(config)
+    assert_same(rows, undisturbed)
+
+
+def test_the_signals_are_whose_they_were_after_the_command(make_run, tmp_path):
+    before = [signal.getsignal(each) for each in BOTH]
+    assert run_here("model", "info", make_run(tmp_path).model).code == 0
+    assert [signal.getsignal(each) for each in BOTH] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_in_what_must_not_be_broken_off_is_heard_after_it(capfd):
+    done = []
+    with pytest.raises(Interrupted) as interrupted, interruptible():
+        with held("the engine has started"):
+            press(times=2)
+            done.append("it has")
+        done.append("never")
+    assert done == ["it has"]
+    assert interrupted.value.exit_code == 130
+    assert capfd.readouterr().err == "SIGINT: stopping, once the engine has started; once more ends at once\n"
+
+
+def test_a_signal_that_nobody_hears_does_what_it_did(make_run, tmp_path, monkeypatch):
+    """In a notebook: Ctrl-C while weights are loaded is a KeyboardInterrupt."""
+    config = make_run(samples.folder(tmp_path / "in"))
+    once(monkeypatch, Stage, "_load", press)
+    with pytest.raises(KeyboardInterrupt):
+        embed(config, Quiet())
+
+
+HANGING = """
+import sys, time
+from embedder import cli
+from embedder.steps.stage import Stage
+def hang(self, table):
+    print("inside", flush=True)
+    while True:
+        time.sleep(1)
+Stage.__call__ = hang
+sys.argv[0] = "embedder"
+cli.main()
+"""
+
+
+def test_a_second_signal_ends_the_command_and_all_that_it_started(make_run, tmp_path):
+    config = make_run(samples.folder(tmp_path / "in", num_images=20), stop_timeout_s=1000)
+    command = [sys.executable, "-c", HANGING, *arguments(config, "--set", "stop_timeout_s=1000")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "inside\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children, "a decoder"
+    process.send_signal(signal.SIGINT)
+    said = []
+    while not any(line.startswith("SIGINT: stopping") for line in said):
+        said.append(process.stderr.readline())
+    time.sleep(2 * SAME_S)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert rest == "embedder: SIGINT again: ended at once\n"
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+
+@pytest.mark.parametrize("rows_per_part", [8, 10_000])
+def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
+    from embedder.run import draining
+
+    source = samples.folder(tmp_path / "in", num_images=400)
+    _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
+    settings = {"batch_size": 4, "decode": {"items_per_task": 8}}
+    config = make_run(source, engine="ray", rows_per_part=rows_per_part, **settings)
+
+    def is_through(self, executor):
+        return [*executor._topology][-1].metrics.num_row_inputs_received >= 8
+
+    def press_and_wait():
+        """Ray starts no further task until this is over."""
+        press()
+        wait_until(lambda: list(Path(config.store).glob("runs/*/STOP-*")))
+
+    listening = Listening(config.store)
+    with monkeypatch.context() as patch:
+        once(patch, draining.DrainOnStop, "on_execution_step", press_and_wait, is_through)
+        with pytest.raises(RunFailed, match=r"stopped on request after \d+ items, which are kept"):
+            embed(config, listening)
+    (line,) = (place for place, said in enumerate(listening.said) if said.startswith("SIGINT: stopping"))
+    assert not listening.asked[line]
+    kept = num_kept(config)
+    assert 8 <= kept < 400
+    report, rows = embedded(config)
+    assert report.num_unchanged == kept
+    assert_same(rows, undisturbed)
+
+
+def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
+    from embedder import pipeline
+    from embedder.run import draining
+    from embedder.steps.stage_process import StageProcess
+
+    class Hanging(StageProcess):
+        def __call__(self, table):
+            if self._stage.spec.index == 1 and any(each.endswith("0100.png") for each in table["item_id"].to_pylist()):
+                time.sleep(1000)
+            return super().__call__(table)
+
+    source = samples.folder(tmp_path / "in", num_images=120, captions=False)
+    config = make_run(
+        source, engine="ray", stop_timeout_s=1, batch_size=4, rows_per_part=10_000, decode={"items_per_task": 8}
+    )
+
+    def hangs(self, executor):
+        write = [*executor._topology][-1]
+        return write.metrics.num_row_inputs_received >= 8 and not write.num_active_tasks()
+
+    listening = Listening(config.store)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "StageProcess", Hanging)
+        once(patch, draining.DrainOnStop, "on_execution_step", press, hangs)
+        with pytest.raises(RunFailed, match=r"stopped on request after"):
+            embed(config, listening)
+    assert num_kept(config) >= 8
+    _, rows = embedded(config)
+    assert len(rows) == 120
+
+
+def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_path, monkeypatch, ray_cluster):
+    from embedder import pipeline
+    from embedder.run import draining
+    from embedder.steps.stage_process import StageProcess
+
+    class NeverUp(StageProcess):
+        def __init__(self, spec, run=None):
+            time.sleep(1000)
+
+    config = make_run(samples.folder(tmp_path / "in", num_images=20), engine="ray", stop_timeout_s=1000)
+    monkeypatch.setattr(pipeline, "StageProcess", NeverUp)
+    once(monkeypatch, draining.DrainOnStop, "on_execution_step", press)
+    with pytest.raises(RunFailed, match="stopped on request before any item was finished"):
+        embed(config, Quiet())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("starts_ray")
+@pytest.mark.parametrize("line", ["engine ray", "2 seconds"])
+def test_two_signals_leave_no_process_of_ray(make_run, tmp_path, line):
+    """As Ray starts, and once it runs."""
+    config = make_run(samples.folder(tmp_path / "in", num_images=400), engine="ray")
+    # Into a file: a process that were left would hold a pipe open.
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        command = [sys.executable, "-m", "embedder", *arguments(config)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    wait_until(lambda: "engine ray" in log.read_text() and psutil.Process(process.pid).children())
+    if line != "engine ray":
+        wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) > 4)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: "SIGINT: stopping" in log.read_text() or process.poll() is not None)
+    time.sleep(2 * SAME_S)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    code = process.wait(60)
+    assert code in (1, 130)
+    assert "Traceback" not in log.read_text()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
