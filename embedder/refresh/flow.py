@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import RunFailed
-from embedder.indexing.store_index import keep_index
+from embedder.indexing.store_index import keep_index, make_first_index
 from embedder.operations.operation import operation
 from embedder.refresh.ended import Ended
 from embedder.refresh.ending import end_run
@@ -81,7 +81,7 @@ def _run_locked(request: Request) -> Report:
         request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": (retire.model_dump(),)}))
         raise RunFailed(reason)
     if current is not None and work.is_nothing:
-        return idle
+        return _idle_night(request, idle)
     carryover = _check_columns(request, is_first=current is None)
     run = start_run(files, inputs.info, carryover)
     request.watcher.begun(run)
@@ -93,6 +93,13 @@ def _run_locked(request: Request) -> Report:
     outcome = execute(config, inputs.model, inputs.plan, run, chosen, request.watcher, request.stop_at_s)
     retired = _retired_ids(listing, work, finished) if options.may_change else NO_IDS
     return end_run(request, Ended(outcome, work, current, retire, retired))
+
+
+def _idle_night(request: Request, idle: Report) -> Report:
+    """End a night without a change; a store from before each publication made an index gets its first."""
+    config = request.inputs.config
+    number = make_first_index(request.inputs.files, request.watcher.say, config.index, config.ray_address)
+    return idle if number is None else idle.model_copy(update={"outcome": f"nothing to embed; index {number} is made"})
 
 
 def _settle(request: Request) -> StoreInfo:
