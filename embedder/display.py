@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -111,9 +112,11 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
 
 def report_parts(report: Report) -> list[RenderableType]:
     """The report as a person reads it."""
+    if report.held:
+        return [escape(report.outcome)]
     if report.run_id is None:
         return [f"{report.outcome}: {report.num_unchanged:,} items unchanged; {report.wall_s:.1f} s in all"]
-    embedded = report.num_items - report.num_rejected
+    embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
         f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
         f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
@@ -133,6 +136,7 @@ def _besides(report: Report) -> list[RenderableType]:
         "retired": report.num_retired,
         "rejected and stale": report.num_stale,
     }
+    counts |= {f"taken over from run {run_id}, not computed again": num for run_id, num in report.taken_from.items()}
     named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
     forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
     ended = [] if report.outcome == "published" else [report.outcome]

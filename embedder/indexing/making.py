@@ -16,9 +16,17 @@ from embedder.errors import RunFailed
 from embedder.indexing.recall_queries import recall_queries
 from embedder.indexing.rows import Floats, IndexRows
 from embedder.indexing.sharded_build import cluster_filler
-from embedder.indexing.versions import Build, add_version, manifest_of, open_version, version_folder
+from embedder.indexing.versions import (
+    INDEX_FOLDER,
+    Build,
+    add_version,
+    manifest_of,
+    open_version,
+    version_folder,
+)
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
+from embedder.store.problems import local_problem
 from index.build import build_index
 from index.changes import compare_ids
 from index.constraints import Constraints
@@ -117,7 +125,8 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
         Its number, that of the published version where no vector changed; None where there is no vector.
 
     Raises:
-        RunFailed: not even an exact index keeps the constraints, or memory or disk are too small for any.
+        RunFailed: not even an exact index keeps the constraints, or memory is too small for any.
+        StoreError: the disk is full.
     """
     if making.rows.ids.num_rows == 0:
         making.say("no index: no picture or video is among what is published")
@@ -132,9 +141,11 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
         except RetrievalError as error:
             reasons.append(str(error))
             continue
-        except (MemoryError, OSError) as error:
-            reasons.append(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        except MemoryError as error:
+            reasons.append(f"this machine's memory is too small for it ({error or 'MemoryError'})")
             break
+        except OSError as error:
+            raise local_problem(error, f"{making.files.address}/{INDEX_FOLDER}") from error
         making.say(f"index {number}: {told}" + (f"; {reasons[-1]}" if reasons else ""))
         return number
     raise _not_made(making, reasons)
@@ -142,8 +153,8 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
 
 def _not_made(making: Making, reasons: list[str]) -> RunFailed:
     cure = (
-        "loosen index.memory_bytes, index.latency_ms, index.recall or index.min_recall, or make room where memory or "
-        "disk ran out"
+        "loosen index.memory_bytes, index.latency_ms, index.recall or index.min_recall, or give it more memory where "
+        "that ran out"
     )
     if making.previous is None:
         cure += ", or publish without an index (--set index.build=false: search compares with every vector)"

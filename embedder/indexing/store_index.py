@@ -100,8 +100,9 @@ def keep_index(
 ) -> int | None:
     """Number of the index that goes with an embeddings version about to be published.
 
-    A store that has an index keeps one: updated, or built anew where that will not do. One that has none gets its first,
-    unless `index.build` is false. Where there is no picture there is none, and search compares with every vector.
+    A store that has an index keeps one: updated, or built anew where that will not do. One that has none gets its
+    first, unless `index.build` is false. Without an index, as where there is no picture, search compares with every
+    vector.
 
     Args:
         files: the store.

@@ -37,6 +37,7 @@ def summarise(
         "engine": report.get("engine"),
         "exit_code": exit_code,
         "published": bool(report.get("published", False)),
+        "held": bool(report.get("held", False)),
         "message": mask(" ".join(message.split())),
         "started_at": started_at.isoformat(timespec="seconds"),
         "ended_at": ended_at.isoformat(timespec="seconds"),

@@ -8,12 +8,19 @@ import pyarrow as pa
 from embedder.config import RunConfig
 from embedder.refresh.candidate import Candidate
 from embedder.refresh.ended import Ended
-from embedder.refresh.guards import Verdict, force, judge, judge_retire
+from embedder.refresh.guards import Verdict, force, judge, judge_hold, judge_retire
 from embedder.refresh.request import Request
 from embedder.refresh.work import Options, Work, count_by_source
 from embedder.run.counts import Counts
 from embedder.store.layout import Current
 from embedder.store.runs import Run
+
+
+def judge_start(request: Request, current: Current | None, work: Work, published: pa.Table) -> tuple[Verdict, ...]:
+    """Judge what can be judged before anything is embedded: whether the store is held, and what the listing lost."""
+    hold = judge_hold(request.inputs.files.address, current)
+    listing = judge_listing(work, published, request.inputs.config, request.options)
+    return (listing,) if hold is None else (force(hold, request.options.forced), listing)
 
 
 def judge_listing(work: Work, published: pa.Table, config: RunConfig, options: Options) -> Verdict:
