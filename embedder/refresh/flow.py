@@ -31,7 +31,7 @@ from embedder.run.reporting import idle_report
 from embedder.run.watcher import Watcher
 from embedder.store.binding import bind_store, check_writable
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, STORE_FILE, StoreInfo, read_current, read_record
+from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import NO_IDS, finish_publication
 from embedder.store.purged import without_purged
@@ -92,12 +92,8 @@ def _run_locked(request: Request) -> Report:
         raise RunFailed(reason)
     if current is not None and work.is_nothing:
         return _idle_night(request, idle)
-    carryover = _check_columns(request, is_first=current is None)
-    run = start_run(files, inputs.info, carryover)
-    request.watcher.begun(run)
-    finished = finished_items(run)
-    if finished.num_rows:
-        work = plan(finished)
+    run, finished = _begin(request, current)
+    work = plan(finished) if finished.num_rows else work
     held = find_held(files, current, inputs.info, work.difference.to_embed)
     if held.as_listed:
         run = _take_over(request, run, held.as_listed, work.difference.to_embed)
@@ -122,6 +118,14 @@ def _held(config: RunConfig, options: Options, started_s: float) -> Report | Non
         return None
     idle = idle_report(options.kind, 0, started_s)
     return idle.model_copy(update={"outcome": verdict.message, "held": True, "guards": (verdict.model_dump(),)})
+
+
+def _begin(request: Request, current: Current | None) -> tuple[Run, pa.Table]:
+    """Start a run, or go on with the last one; and what its earlier sessions finished."""
+    carryover = _check_columns(request, is_first=current is None)
+    run = start_run(request.inputs.files, request.inputs.info, carryover)
+    request.watcher.begun(run)
+    return run, finished_items(run)
 
 
 def _take_over(request: Request, run: Run, held: tuple[HeldItems, ...], listed: pa.Table) -> Run:
