@@ -88,7 +88,7 @@ def judge_hold(address: str, current: Current | None) -> Verdict | None:
     """Judge whether anything may be published at all; None where no rollback holds the store."""
     if current is None or current.hold is None or not current.is_held:
         return None
-    message = f"{describe_hold(address, current.hold)}, or once with --force hold"
+    message = f"{describe_hold(address, current.hold)}, or once with `embedder refresh --force hold`"
     return Verdict(name="hold", passed=False, figure=None, limit=0.0, message=message)
 
 

@@ -307,6 +307,27 @@ def test_files_that_were_touched_are_read_and_taken_over_where_their_content_is_
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.slow
+def test_on_ray_too_what_is_held_is_not_computed_again(make_run, source):
+    local = make_run(source)
+    _, second = nights(local, source, 1)
+    back(local)
+    touch(source / "pictures" / "0101.png")
+    let_go(local)
+    report, rows = refreshed(make_run(source, engine="ray"))
+    assert rows == second, "vectors, run and time are those of the run that embedded them"
+    assert (report.engine, report.num_taken_over, report.num_left) == ("ray", 2, 0)
+    assert_found(local, second)
+
+
+def assert_found(config, rows):
+    """Each picture is found by its own vector, through the index."""
+    opened = embedder.open_store(config.store)
+    assert opened.current.index is not None
+    for (item_id, _), row in rows.items():
+        assert opened.search(pa.array(row["image_embedding"], pa.float32()).to_numpy(), 1)[0].item_id == item_id
+
+
 def test_a_table_that_was_written_anew_gives_places_and_carried_columns_of_today(make_run, tmp_path, without_a_model):
     path = tmp_path / "catalogue.parquet"
 
@@ -492,10 +513,7 @@ def test_the_index_of_what_was_taken_over_finds_it(make_run, source):
     back(config)
     let_go(config)
     refreshed(config)
-    opened = embedder.open_store(config.store)
-    assert opened.current.index is not None
-    for (item_id, _), row in second.items():
-        assert opened.search(pa.array(row["image_embedding"], pa.float32()).to_numpy(), 1)[0].item_id == item_id
+    assert_found(config, second)
 
 
 def test_a_store_that_nobody_rolled_back_looks_nowhere(make_run, source, monkeypatch):
