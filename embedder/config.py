@@ -102,6 +102,7 @@ class OnFailure(Section):
 class IndexConfig(Section):
     """What the index must keep, and how good a new one must be to be published."""
 
+    build: bool = Field(True, description="make the first index by itself; one that is there is kept either way")
     kind: str = Field("auto", description="auto to choose by measuring, or flat, hnsw, ivf, or one design")
     memory_bytes: int | None = Field(None, ge=1, description="the most it may take in memory, its ids apart")
     latency_ms: float | None = Field(None, gt=0, description="the most that one query on one thread may take")

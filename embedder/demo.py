@@ -16,11 +16,12 @@ from embedder.config import RunConfig
 from embedder.display import TerminalWatcher, report_parts
 from embedder.embed import embed
 from embedder.evaluation.own_texts import KS, Recall, caption_recall, text_recall
-from embedder.indexing.store_index import build_store_index, pictures
+from embedder.indexing.store_index import pictures
+from embedder.indexing.versions import manifest_of
 from embedder.retrieval.opened_store import Store, open_store
 from embedder.sources.shipped import shipped_source
+from embedder.store.binding import published
 from embedder.store.files import StoreFiles
-from embedder.store.layout import read_current
 
 QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
 SHEET_QUERY = "smiling cat"
@@ -46,7 +47,7 @@ def run_demo(config: RunConfig, out: Path, forced: Collection[str] = ()) -> Resu
             }
         )
         report = embed(run, TerminalWatcher(), forced=forced)
-        index = _ensure_index(StoreFiles(store))
+        index = _index_line(StoreFiles(store))
         opened = open_store(store)
         recalls = measure(opened)
         shown = [*report_parts(report), index, "", _recall_table(recalls), "", *_search(opened, out)]
@@ -54,11 +55,12 @@ def run_demo(config: RunConfig, out: Path, forced: Collection[str] = ()) -> Resu
     return Result({"report": json.loads(report.model_dump_json()), "store": store, "recalls": figures}, shown)
 
 
-def _ensure_index(store: StoreFiles) -> str:
-    current = read_current(store)
-    if current is not None and current.index is not None:
-        return f"index {current.index} is published"
-    number, manifest = build_store_index(store)
+def _index_line(store: StoreFiles) -> str:
+    """The index that came with the publication."""
+    number = published(store).index
+    manifest = manifest_of(store, number) if number is not None else None
+    if manifest is None:
+        return "no index: search compares with every vector"
     return f"index {number}: {manifest.kind}, {manifest.num_vectors:,} vectors, built in {manifest.build_s:.1f} s"
 
 

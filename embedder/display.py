@@ -112,9 +112,11 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
 
 def report_parts(report: Report) -> list[RenderableType]:
     """The report as a person reads it."""
+    if report.held:
+        return [report.outcome]
     if report.run_id is None:
         return [f"{report.outcome}: {report.num_unchanged:,} items unchanged; {report.wall_s:.1f} s in all"]
-    embedded = report.num_items - report.num_rejected
+    embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
         f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
         f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
@@ -142,6 +144,7 @@ def _besides(report: Report) -> list[RenderableType]:
         "retired": report.num_retired,
         "rejected and stale": report.num_stale,
     }
+    counts |= {f"taken over from run {run_id}, not computed again": num for run_id, num in report.taken_from.items()}
     named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
     forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
     ended = [] if report.outcome == "published" else [report.outcome]

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.crew import encode_all
 from embedder.rows import VECTOR
 from embedder.run import machine
 from embedder.run.job import Job
 from embedder.run.stopping import Stop
-from embedder.steps.decode import decode, forget_reader
+from embedder.steps.decode import VERSIONS, decode, forget_reader
 from embedder.store.parts import write_part
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: Stop | None = Non
 
 
 def may_be_equal(listing: pa.Table) -> bool:
-    """Whether all of a listing's items have published rows that may stay."""
-    return "known_version" in listing.schema.names and listing["known_version"].null_count == 0
+    """Whether all of a listing's items have rows that may stay or be taken over."""
+    versions = [listing[name] for name in VERSIONS if name in listing.schema.names]
+    return bool(versions) and pc.coalesce(*versions).null_count == 0
 
 
 def concat_rows(tables: list[pa.Table]) -> pa.Table:

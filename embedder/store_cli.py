@@ -23,13 +23,17 @@ def history(
 
 def rollback(
     run_id: RunId = None,
+    release: Annotated[bool, typer.Option("--release", help="Let `embed` and `refresh` publish again.")] = False,
     store: StoreUri = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish again what an earlier run published, with its model and its index."""
-    print_result(as_json, store_commands.rollback(*_opened(config, store, settings), run_id))
+    """Publish again what an earlier run published, with its model and its index, and hold it until --release."""
+    if release and run_id is not None:
+        raise ConfigError(f"rollback {run_id} --release: one or the other; a release changes nothing that is published")
+    opened = _opened(config, store, settings)
+    print_result(as_json, store_commands.release(*opened) if release else store_commands.rollback(*opened, run_id))
 
 
 def vacuum(

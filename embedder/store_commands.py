@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.commands import Result
 from embedder.config import IndexConfig
 from embedder.store.files import StoreFiles
+from embedder.store.layout import describe_hold
 
 MIB = 1 << 20
 
@@ -17,14 +19,19 @@ def history(files: StoreFiles) -> Result:
     """List the publications."""
     from embedder.store.binding import read_store_info
     from embedder.store.history import PastRun, past_runs
+    from embedder.store.layout import read_current
 
     read_store_info(files)
+    current = read_current(files)
+    hold = current.hold if current is not None and current.is_held else None
     runs = past_runs(files)
     table = new_table("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
 
     def state(run: PastRun) -> str:
         gone = "can't be read" if run.record else "no record"
-        return "current" if run.is_current else "" if run.can_be_read else gone
+        if run.is_current:
+            return f"current, held since {hold.since:%Y-%m-%d %H:%M}" if hold else "current"
+        return "" if run.can_be_read else gone
 
     for run in runs:
         record = run.record
@@ -49,11 +56,14 @@ def history(files: StoreFiles) -> Result:
             "started_at": run.started_at,
             "current": run.is_current,
             "can_be_read": run.can_be_read,
-            **(run.record.model_dump(exclude={"format_version"}) if run.record else {}),
+            **(run.record.model_dump(exclude={"format_version", "hold"}) if run.record else {}),
         }
         for run in runs
     ]
-    return Result({"publications": data}, [table if runs else "nothing is published yet"])
+    lines: list[RenderableType] = [table if runs else "nothing is published yet"]
+    if hold is not None:
+        lines.append(describe_hold(files.address, hold))
+    return Result({"publications": data, "hold": hold.model_dump() if hold else None}, lines)
 
 
 def _model_name(model: str | None, fingerprint: str | None) -> str:
@@ -64,16 +74,36 @@ def _model_name(model: str | None, fingerprint: str | None) -> str:
 def rollback(files: StoreFiles, wishes: IndexConfig, run_id: str | None) -> Result:
     """Publish an earlier state again."""
     from embedder.indexing.store_index import kept_or_built
+    from embedder.store.binding import published
     from embedder.store.rollback import rollback as run_rollback
 
     with writing(files, wishes) as say:
         new = run_rollback(files, run_id, kept_or_built(files, say, wishes), say)
+        hold = published(files).hold
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
         f"published again what run {new.restores} published: {new.num_items:,} items, {new.num_vectors:,} vectors, "
         f"{index}, model {_model_name(new.model, new.model_fingerprint)}; this is run {new.run_id}"
     )
-    return Result(new.model_dump(), [text])
+    lines: list[RenderableType] = [text]
+    if hold is not None:
+        lines.append(describe_hold(files.address, hold))
+    return Result(new.model_dump() | {"hold": hold.model_dump() if hold else None}, lines)
+
+
+def release(files: StoreFiles, wishes: IndexConfig) -> Result:
+    """Let runs publish again after a rollback."""
+    from embedder.store.rollback import release as run_release
+
+    with writing(files, wishes):
+        released = run_release(files)
+    if released is None:
+        return Result({"released": False, "hold": None}, ["no rollback holds the store: there is nothing to release"])
+    text = (
+        f"released: it was held at run {released.to_run} since {released.since:%Y-%m-%d %H:%M}; the next refresh or "
+        f"embed brings what has changed, and takes over what run {released.from_run} still holds"
+    )
+    return Result({"released": True, "hold": released.model_dump()}, [text])
 
 
 def vacuum(files: StoreFiles, wishes: IndexConfig, keep_days: float, keep_versions: int, *, dry_run: bool) -> Result:
@@ -84,15 +114,24 @@ def vacuum(files: StoreFiles, wishes: IndexConfig, keep_days: float, keep_versio
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     did = "would delete" if dry_run else "deleted"
     count = f"{did} {len(done.deleted):,} files, {_size(done.size_bytes)}"
-    kept = f"{len(done.kept):,} publications stay readable: {', '.join(done.kept)}"
+    kept = f"{_publications(len(done.kept))} readable: {', '.join(done.kept)}"
+    if done.needed:
+        kept += (
+            f"; of these {len(done.needed):,} only because what is kept needs all their files: {', '.join(done.needed)}"
+        )
     data = {
         "dry_run": dry_run,
         "num_files": len(done.deleted),
         "size_bytes": done.size_bytes,
         "kept": done.kept,
+        "needed": done.needed,
         "files": [info.path for info in done.deleted],
     }
     return Result(data, [*((info.path for info in done.deleted) if dry_run else ()), count, kept])
+
+
+def _publications(number: int) -> str:
+    return "1 publication stays" if number == 1 else f"{number:,} publications stay"
 
 
 def compact(files: StoreFiles, wishes: IndexConfig, target_rows: int | None, target_mib: float | None) -> Result:

@@ -27,10 +27,8 @@ from bench_runs import Quiet
 from chaos_run.kills import Kill, Victim, plan_kills
 from chaos_run.states import Poller, compare, state_of
 from chaos_run.world import World
-from embedder.indexing.store_index import build_store_index
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
-from embedder.store.files import StoreFiles
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes
 MAX_ATTEMPTS = 3  # to be there when the moment comes
@@ -65,7 +63,6 @@ class Chaos:
         """The first publication, with an index that later ones keep; how long a run takes."""
         begun_s = time.monotonic()
         self._to_the_end("local")
-        build_store_index(StoreFiles(self.world.store("disturbed")))
         return time.monotonic() - begun_s
 
     def _one(self, number: int, kill: Kill, *, is_last: bool) -> None:

@@ -1,4 +1,4 @@
-"""How an embeddings version comes to its index: the last one updated, else one built anew, else an exact one.
+"""How an embeddings version comes to its index: the last one updated, else one built anew or first, else an exact one.
 
 Nothing is published that does not pass the gate (`index.gate`); what fails is deleted before anybody saw it.
 """
@@ -16,9 +16,17 @@ from embedder.errors import RunFailed
 from embedder.indexing.recall_queries import recall_queries
 from embedder.indexing.rows import Floats, IndexRows
 from embedder.indexing.sharded_build import cluster_filler
-from embedder.indexing.versions import Build, add_version, manifest_of, open_version, version_folder
+from embedder.indexing.versions import (
+    INDEX_FOLDER,
+    Build,
+    add_version,
+    manifest_of,
+    open_version,
+    version_folder,
+)
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
+from embedder.store.problems import local_problem
 from index.build import build_index
 from index.changes import compare_ids
 from index.constraints import Constraints
@@ -31,6 +39,9 @@ from index.update import update_index
 Say = Callable[[str], None]
 Made = tuple[int, Manifest]
 """Number and manifest of a new version."""
+
+FEW_VECTORS = 10_000
+"""So many are compared in under a millisecond: exact search is chosen whatever people ask, and no query is needed."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Making:
         wishes: kind, constraints and gate.
         say: is told how it came about.
         ray_address: of a cluster that fills inverted lists, where there are such and many rows.
+        load_model: make queries with the model where there are no captions, however few the rows are.
     """
 
     files: StoreFiles
@@ -54,6 +66,7 @@ class Making:
     wishes: IndexConfig
     say: Say
     ray_address: str | None = None
+    load_model: bool = True
 
     @cached_property
     def rows(self) -> IndexRows:
@@ -63,7 +76,10 @@ class Making:
     @cached_property
     def queries(self) -> tuple[Floats | None, str]:
         """What it is tuned and judged with; the same where a second design has to be built."""
-        return recall_queries(self.rows, self.info)
+        wishes = self.wishes
+        is_free = wishes.kind in ("auto", "flat") and wishes.memory_bytes is None and wishes.latency_ms is None
+        is_exact = is_free and self.rows.ids.num_rows <= FEW_VECTORS
+        return recall_queries(self.rows, self.info, load_model=self.load_model or not is_exact)
 
     @cached_property
     def last(self) -> Manifest | None:
@@ -109,24 +125,42 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
         Its number, that of the published version where no vector changed; None where there is no vector.
 
     Raises:
-        RunFailed: not even an exact index keeps the constraints.
+        RunFailed: not even an exact index keeps the constraints, or memory is too small for any.
+        StoreError: the disk is full.
     """
     if making.rows.ids.num_rows == 0:
+        making.say("no index: no picture or video is among what is published")
         return None
     reasons: list[str] = []
-    attempts: list[Callable[[Making], tuple[int, str]]] = [_updated, _rebuilt, _exact]
-    for attempt in attempts if may_update else attempts[1:]:
+    attempts: list[Callable[[Making], tuple[int, str]]] = [_rebuilt, _exact]
+    if may_update and making.previous is not None:
+        attempts.insert(0, _updated)
+    for attempt in attempts:
         try:
             number, told = attempt(making)
         except RetrievalError as error:
             reasons.append(str(error))
             continue
+        except MemoryError as error:
+            reasons.append(f"this machine's memory is too small for it ({error or 'MemoryError'})")
+            break
+        except OSError as error:
+            raise local_problem(error, f"{making.files.address}/{INDEX_FOLDER}") from error
         making.say(f"index {number}: {told}" + (f"; {reasons[-1]}" if reasons else ""))
         return number
-    raise RunFailed(
+    raise _not_made(making, reasons)
+
+
+def _not_made(making: Making, reasons: list[str]) -> RunFailed:
+    cure = (
+        "loosen index.memory_bytes, index.latency_ms, index.recall or index.min_recall, or give it more memory where "
+        "that ran out"
+    )
+    if making.previous is None:
+        cure += ", or publish without an index (--set index.build=false: search compares with every vector)"
+    return RunFailed(
         f"store {making.files.address}: no index of the new version may be published: {'; '.join(reasons)}; what was "
-        "published stays, and what was embedded is kept: loosen index.memory_bytes, index.latency_ms, index.recall or "
-        "index.min_recall, and run the same command again"
+        f"published stays, and what was embedded is kept: {cure}; then run the same command again"
     )
 
 
@@ -206,7 +240,8 @@ def _is_kind(manifest: Manifest, wish: str) -> bool:
 
 def _rebuilt(making: Making) -> tuple[int, str]:
     number, manifest = build_anew(making)
-    return number, f"rebuilt as {manifest.design}, recall@10 {manifest.recall_at_10:.3f}"
+    did = "built" if making.previous is None else "rebuilt"
+    return number, f"{did} as {manifest.design}, recall@10 {manifest.recall_at_10:.3f}"
 
 
 def _exact(making: Making) -> tuple[int, str]:

@@ -22,21 +22,22 @@ MIN_LETTERS = 3
 MAX_PICTURES = 4000
 
 
-def recall_queries(rows: IndexRows, info: StoreInfo) -> tuple[Floats | None, str]:
+def recall_queries(rows: IndexRows, info: StoreInfo, *, load_model: bool = True) -> tuple[Floats | None, str]:
     """Find or make queries for the pictures of a version.
 
     Args:
         rows: the pictures, at least one.
         info: whose vectors those are.
+        load_model: where there are no captions, load the model to make queries that lie as its texts do.
 
     Returns:
-        float32 (Q, E), L2-normalised, and what they are. None where there are no captions and the model is not to be
-        had: vectors of the table itself have to do then.
+        float32 (Q, E), L2-normalised, and what they are. None where there are no captions and the model is not loaded,
+        or not to be had: vectors of the table itself have to do then.
     """
     captions = rows.queries()
     if captions is not None:
         return captions, CAPTIONS
-    texts = _texts(info)
+    texts = _texts(info) if load_model else None
     if texts is None:
         return None, SAMPLED
     return text_like_queries(_pictures(rows), texts), TEXT_LIKE

@@ -100,8 +100,9 @@ def keep_index(
 ) -> int | None:
     """Number of the index that goes with an embeddings version about to be published.
 
-    A store that has an index keeps one: updated, or built anew where that will not do. Before the first
-    `embedder index build`, and where no picture is left, there is none, and search compares with every vector.
+    A store that has an index keeps one: updated, or built anew where that will not do. One that has none gets its
+    first, unless `index.build` is false. Without an index, as where there is no picture, search compares with every
+    vector.
 
     Args:
         files: the store.
@@ -116,13 +117,40 @@ def keep_index(
         RunFailed: no index may be published.
     """
     current = read_current(files)
-    if current is None or current.index is None:
+    previous = current.index if current is not None else None
+    if previous is None and not wishes.build:
         return None
-    if may_update and current.embeddings == embeddings_version:
-        return current.index
+    if previous is not None and may_update and current is not None and current.embeddings == embeddings_version:
+        return previous
     info = info or served_info(read_store_info(files), current)
-    making = Making(files, embeddings_version, info, current.index, wishes, say, ray_address)
+    making = Making(files, embeddings_version, info, previous, wishes, say, ray_address, load_model=False)
     return make_index(making, may_update=may_update)
+
+
+def make_first_index(
+    files: StoreFiles, say: Say, wishes: IndexConfig = NO_WISHES, ray_address: str | None = None
+) -> int | None:
+    """Give what is published its first index, where it has none: of a store from before each publication made one.
+
+    Args:
+        files: the store, held by the write lock.
+        say: is told how it came about.
+        wishes: kind, constraints, and what it must reach to be published.
+        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
+
+    Returns:
+        Its number; None where there is an index, `index.build` is false, or no picture is published.
+
+    Raises:
+        RunFailed: no index may be published.
+    """
+    current = read_current(files)
+    if current is None or current.index is not None:
+        return None
+    number = keep_index(files, current.embeddings, None, say, wishes, ray_address=ray_address)
+    if number is not None:
+        swap_index(files, number)
+    return number
 
 
 def kept_or_built(files: StoreFiles, say: Say, wishes: IndexConfig = NO_WISHES) -> Callable[[Current], int | None]:

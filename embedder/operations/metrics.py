@@ -56,6 +56,7 @@ def _families(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
         "run_end_timestamp_seconds": ("When the last run ended, Unix time.", _unix(summary["ended_at"])),
         "run_exit_code": ("How the last run ended: 0 done, 2 the user's mistake, 1 failed.", summary["exit_code"]),
         "run_published": ("Whether the last run published: 1 or 0.", summary["published"]),
+        "held": ("Whether a rollback kept the last run from publishing: 1 or 0.", summary.get("held")),
         "run_duration_seconds": ("How long the last run took.", summary["wall_s"]),
         "run_peak_memory_bytes": ("Most memory of the last run's processes.", summary.get("peak_memory_bytes")),
         "run_items_per_second": ("Items per second of the last run.", summary.get("items_per_s")),

@@ -38,6 +38,7 @@ def summarise(
         "engine": report.get("engine"),
         "exit_code": exit_code,
         "published": bool(report.get("published", False)),
+        "held": bool(report.get("held", False)),
         "message": printable(mask(message)),
         "started_at": started_at.isoformat(timespec="seconds"),
         "ended_at": ended_at.isoformat(timespec="seconds"),

@@ -1,5 +1,7 @@
 """What a refresh would do, and why, without doing it: no lock, no file written, no model loaded."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
@@ -8,9 +10,10 @@ from rich.table import Table
 
 from embedder.config import RunConfig
 from embedder.refresh.estimate import Estimate, estimate_s
-from embedder.refresh.guards import Verdict, check_forced
+from embedder.refresh.guards import Verdict, check_forced, force, judge_hold
 from embedder.refresh.inputs import Inputs, open_inputs
 from embedder.refresh.judging import judge_listing
+from embedder.refresh.takeover import find_held
 from embedder.refresh.work import Options, Work, count_by_source, outdated_by, plan_work
 from embedder.rows import carried_schema
 from embedder.run.diff import CONTENT_CHANGED
@@ -45,6 +48,10 @@ class Forecast(BaseModel):
     num_unchanged: int
     num_retired: int
     retired_by_source: dict[str, int]
+    held: str | None = None
+    """What holds the store, so that a refresh would do nothing."""
+    num_taken_over: int = 0
+    """Items that a rolled back publication holds: no model would see them."""
     num_to_embed: int
     """Within the limit."""
     num_left: int
@@ -73,16 +80,23 @@ def forecast(config: RunConfig, options: Options) -> Forecast:
     published = published_items(files, current)
     listing, _ = without_purged(inputs.listing, files)
     work = plan_work(config, options, listing, published, _finished_before(inputs), outdated)
-    chosen = work.difference.first(options.limit).to_embed
+    changing = work.difference.to_embed
+    held = find_held(files, current, inputs.info, changing)
+    left = replace(work.difference, to_embed=held.left(changing))
+    num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(work, difference=left)
+    chosen = left.first(options.limit).to_embed
+    hold = judge_hold(files.address, current)
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
         num_retired=work.retired.num_rows,
         retired_by_source=count_by_source(work.retired),
+        held=hold.message if hold is not None and force(hold, options.forced).blocks else None,
+        num_taken_over=num_taken_over,
         num_to_embed=chosen.num_rows,
-        num_left=work.difference.to_embed.num_rows - chosen.num_rows,
+        num_left=left.to_embed.num_rows - chosen.num_rows,
         replaces_all=outdated is not None,
-        rewrite_bytes=_rewrite_bytes(files, current, work, chosen),
+        rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=estimate_s(files, inputs.info.model_fingerprint, chosen.num_rows),
         retire_guard=judge_listing(work, published, config, options),
     )
@@ -125,10 +139,12 @@ def forecast_parts(found: Forecast) -> list[RenderableType]:
     for each in found.reasons:
         action = "compare, then embed" if each.reason == CONTENT_CHANGED else "embed"
         table.add_row(action, f"{each.num_items:,}", f"{each.size_bytes / MIB:,.1f}", each.reason)
+    if found.num_taken_over:
+        table.add_row("take over", f"{found.num_taken_over:,}", "", "held by a publication that was rolled back")
     for source, num in found.retired_by_source.items():
         table.add_row("retire", f"{num:,}", "", f"gone from source {source}" if source else "gone from the source")
     table.add_row("leave alone", f"{found.num_unchanged:,}", "", "unchanged, or finished before")
-    lines: list[RenderableType] = [table]
+    lines: list[RenderableType] = [table] if found.held is None else [found.held, "then:", table]
     if found.replaces_all:
         lines.append("nothing is published until all items are done under the new model or preprocessing")
     lines.append(

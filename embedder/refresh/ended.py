@@ -18,12 +18,12 @@ class Ended:
         outcome: what the engine measured.
         work: what was to be done.
         current: what is published.
-        retire: what the guard found in the listing.
+        verdicts: of the guards that were asked before anything was embedded.
         retired: ids that leave the store.
     """
 
     outcome: Outcome
     work: Work
     current: Current | None
-    retire: Verdict
+    verdicts: tuple[Verdict, ...]
     retired: pa.ChunkedArray

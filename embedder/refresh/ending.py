@@ -29,7 +29,7 @@ def end_run(request: Request, ended: Ended) -> Report:
     report = report.model_copy(update={"kind": request.options.kind, "num_left": num_left})
     failure = _stopped(ended, counts)
     kept = None if failure else _kept(ended, counts, num_left)
-    verdicts = [ended.retire]
+    verdicts = list(ended.verdicts)
     if failure is None and kept is None:
         verdicts += judge_result(counts, request, ended)
         failure = refusal(verdicts)
@@ -77,6 +77,7 @@ def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verd
         info=info,
         replaces_all=ended.work.outdated is not None,
         retrieval=retrieval_record(verdicts, None if ended.work.outdated else ended.current),
+        ends_hold=request.options.may_change,
     )
     say("publishing")
     publish(

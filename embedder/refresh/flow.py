@@ -5,19 +5,21 @@ Whatever is light comes first: a night without a change ends after the compariso
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import RunFailed
-from embedder.indexing.store_index import keep_index
+from embedder.indexing.store_index import keep_index, make_first_index
 from embedder.operations.operation import operation
 from embedder.refresh.ended import Ended
 from embedder.refresh.ending import end_run
-from embedder.refresh.guards import check_forced
+from embedder.refresh.guards import check_forced, force, judge_hold
 from embedder.refresh.inputs import as_of_now, open_inputs
-from embedder.refresh.judging import judge_earlier, judge_listing, refusal
+from embedder.refresh.judging import judge_earlier, judge_start, refusal
 from embedder.refresh.request import Request
+from embedder.refresh.takeover import HeldItems, find_equal, find_held, take_over, with_held_versions
 from embedder.refresh.work import Options, Work, outdated_by, plan_work, retired_ids
 from embedder.rows import carried_schema
 from embedder.run.execute import execute
@@ -27,11 +29,12 @@ from embedder.run.report import Report
 from embedder.run.reporting import idle_report
 from embedder.run.watcher import Watcher
 from embedder.store.binding import bind_store, check_writable
-from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
+from embedder.store.files import StoreFiles
+from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import NO_IDS, finish_publication
 from embedder.store.purged import without_purged
-from embedder.store.runs import finished_items, start_run
+from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables import RecordTable
 
@@ -56,6 +59,9 @@ def run_flow(config: RunConfig, watcher: Watcher, options: Options) -> Report:
     started_s = time.time()
     with operation(config, options.kind, watcher) as operators:
         check_forced(options.forced)
+        if (held := _held(config, options, started_s)) is not None:  # before a listing that may take hours
+            operators.reported(held)
+            return held
         inputs = open_inputs(config, may_be_empty=options.may_change)
         if read_current(inputs.files) is None:
             check_int8(config, inputs.model)  # before a store is made
@@ -68,33 +74,75 @@ def run_flow(config: RunConfig, watcher: Watcher, options: Options) -> Report:
 def _run_locked(request: Request) -> Report:
     inputs, options = request.inputs, request.options
     config, files = inputs.config, inputs.files
+    if (refused := _held(config, options, request.started_s)) is not None:
+        return refused
     served = _settle(request)
     listing, num_purged = without_purged(inputs.listing, files)
     current = read_current(files)
     published = published_items(files, current)
     outdated = outdated_by(served, inputs.info) if current is not None else None
-    work = plan_work(config, options, listing, published, NOTHING_FINISHED, outdated)
-    retire = judge_listing(work, published, config, options)
+    plan = partial(plan_work, config, options, listing, published, outdated=outdated)
+    work = plan(NOTHING_FINISHED)
+    verdicts = judge_start(request, current, work, published)
     idle = idle_report(options.kind, work.difference.num_unchanged, request.started_s)
-    if retire.blocks:
-        verdicts = [retire, *judge_earlier(request, listing, published, work)]
+    if any(verdict.blocks for verdict in verdicts):
+        verdicts = (*verdicts, *judge_earlier(request, listing, published, work))
         reason = refusal(verdicts) or ""
         guards = tuple(verdict.model_dump() for verdict in verdicts)
         request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": guards}))
         raise RunFailed(reason)
     if current is not None and work.is_nothing:
-        return idle
-    carryover = _check_columns(request, is_first=current is None)
-    run = start_run(files, inputs.info, carryover)
-    request.watcher.begun(run)
-    finished = finished_items(run)
-    if finished.num_rows:
-        work = plan_work(config, options, listing, published, finished, outdated)
+        return _idle_night(request, idle)
+    run, finished = _begin(request, current)
+    work = plan(finished) if finished.num_rows else work
+    held = find_held(files, current, inputs.info, work.difference.to_embed)
+    if held.as_listed:
+        run = _take_over(request, run, held.as_listed, work.difference.to_embed)
+        finished = finished_items(run)
+        work = plan(finished)
     request.watcher.say(describe(work) + (f"; {num_purged:,} purged and left out" if num_purged else ""))
-    chosen = work.difference.first(options.limit).to_embed
+    chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     outcome = execute(config, inputs.model, inputs.plan, run, chosen, request.watcher, request.stop_at_s)
+    if equal := find_equal(run, held):
+        _take_over(request, next_session(run), equal, chosen)
     retired = retired_ids(listing, work, finished) if options.may_change else NO_IDS
-    return end_run(request, Ended(outcome, work, current, retire, retired))
+    return end_run(request, Ended(outcome, work, current, verdicts, retired))
+
+
+def _held(config: RunConfig, options: Options, started_s: float) -> Report | None:
+    """Report on a run that does nothing, as a rollback holds the store; None where it may go on."""
+    files = StoreFiles(config.store) if config.store is not None else None
+    if files is None or not files.exists(CURRENT_FILE):
+        return None
+    verdict = judge_hold(files.address, read_current(files))
+    if verdict is None or not force(verdict, options.forced).blocks:
+        return None
+    idle = idle_report(options.kind, 0, started_s)
+    return idle.model_copy(update={"outcome": verdict.message, "held": True, "guards": (verdict.model_dump(),)})
+
+
+def _begin(request: Request, current: Current | None) -> tuple[Run, pa.Table]:
+    """Start a run, or go on with the last one; and what its earlier sessions finished."""
+    carryover = _check_columns(request, is_first=current is None)
+    run = start_run(request.inputs.files, request.inputs.info, carryover)
+    request.watcher.begun(run)
+    return run, finished_items(run)
+
+
+def _take_over(request: Request, run: Run, held: tuple[HeldItems, ...], listed: pa.Table) -> Run:
+    """Copy what rolled back publications hold into the run's session; gives the run in its next one."""
+    for each in held:
+        num_items = each.records.num_rows
+        request.watcher.say(f"{num_items:,} items are taken over from run {each.version.run_id}, not computed again")
+    take_over(run, held, listed, request.inputs.config.rows_per_part)
+    return next_session(run)
+
+
+def _idle_night(request: Request, idle: Report) -> Report:
+    """End a night without a change; a store from before each publication made an index gets its first."""
+    config = request.inputs.config
+    number = make_first_index(request.inputs.files, request.watcher.say, config.index, config.ray_address)
+    return idle if number is None else idle.model_copy(update={"outcome": f"nothing to embed; index {number} is made"})
 
 
 def _settle(request: Request) -> StoreInfo:

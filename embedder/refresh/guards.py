@@ -1,5 +1,6 @@
 """Whether what a run would publish is fit for it: judged after the engine's end, before anything is committed.
 
+    hold       a rollback holds the store: asked first of all, and no failure: such a run ends well, and does nothing
     retire     too much of a source is gone: an unmounted disk must not empty the store
     rejects    too many items could not be embedded
     vectors    the new vectors are all alike, or lie on one line
@@ -21,9 +22,10 @@ from embedder.item_ids import without_items
 from embedder.refresh.candidate import Candidate
 from embedder.refresh.pairs import best_of, recall_margin, retrieval_figure, sample_pairs
 from embedder.refresh.spread import MIN_VECTORS, effective_directions, sample_vectors, spread
+from embedder.store.layout import Current, describe_hold
 from embedder.store.rejects import describe_reasons, frequent_reasons, rejects_in
 
-GUARDS = ("retire", "rejects", "vectors", "retrieval")
+GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval")
 # One broken file among a night's three new ones is no sign of a broken pipeline; in a first run all counts.
 MIN_ITEMS_JUDGED = 100
 COLLAPSED = (
@@ -87,6 +89,14 @@ def check_forced(forced: Collection[str]) -> None:
 def force(verdict: Verdict, forced: Collection[str]) -> Verdict:
     """Mark a verdict that failed and is overridden."""
     return verdict.model_copy(update={"forced": not verdict.passed and verdict.name in forced})
+
+
+def judge_hold(address: str, current: Current | None) -> Verdict | None:
+    """Judge whether anything may be published at all; None where no rollback holds the store."""
+    if current is None or current.hold is None or not current.is_held:
+        return None
+    message = f"{describe_hold(address, current.hold)}, or once with --force hold"
+    return Verdict(name="hold", passed=False, figure=None, limit=0.0, message=message)
 
 
 def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], limit: float) -> Verdict:

@@ -8,13 +8,20 @@ import pyarrow as pa
 from embedder.config import RunConfig
 from embedder.refresh.candidate import Candidate
 from embedder.refresh.ended import Ended
-from embedder.refresh.guards import Verdict, force, judge, judge_retire
+from embedder.refresh.guards import Verdict, force, judge, judge_hold, judge_retire
 from embedder.refresh.request import Request
 from embedder.refresh.work import Options, Work, count_by_source, plan_work, retired_ids
 from embedder.rows import carried_schema
 from embedder.run.counts import Counts, count_run
 from embedder.store.layout import Current, read_current
 from embedder.store.runs import Run, finished_items, resumable_run
+
+
+def judge_start(request: Request, current: Current | None, work: Work, published: pa.Table) -> tuple[Verdict, ...]:
+    """Judge what can be judged before anything is embedded: whether the store is held, and what the listing lost."""
+    hold = judge_hold(request.inputs.files.address, current)
+    listing = judge_listing(work, published, request.inputs.config, request.options)
+    return (listing,) if hold is None else (force(hold, request.options.forced), listing)
 
 
 def judge_listing(work: Work, published: pa.Table, config: RunConfig, options: Options) -> Verdict:

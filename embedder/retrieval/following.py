@@ -107,7 +107,8 @@ class FollowingStore:
 
     def _open_newer(self) -> Store | None:
         current = read_current(self._files) or published(self._files)  # which tells what is missing
-        if current == self.snapshot.current:
+        held = current.model_copy(update={"hold": self.snapshot.current.hold})
+        if held == self.snapshot.current:  # a hold that was released changes no row
             return None
         newer = Store(self._files, self._model)
         newer.prepare(self.snapshot)

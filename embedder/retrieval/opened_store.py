@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import ConfigError, StoreError
+from embedder.indexing.versions import has_version
 from embedder.once import made_once
 from embedder.query_encoder import QueryEncoder
 from embedder.retrieval.hits import Answers, Hits
@@ -59,6 +60,8 @@ class Store:
         if version is not None and version != self.current.run_id:
             self.current = find_publication(files, version)
             check_readable(files, self.current)
+            if self.current.index is not None and not has_version(files, self.current.index):
+                self.current = self.current.model_copy(update={"index": None})  # vacuumed: its vectors are still there
         self.info = served_info(read_store_info(files), self.current)
         self._model = model or self.info.model
 

@@ -21,7 +21,8 @@ class Counts:
         num_rejected: of those, and `num_stale` of them keep published vectors.
         num_equal: items whose content is as it was published.
         num_vectors: new rows of embeddings.
-        num_here: items that this session finished.
+        num_here: items that this session finished, and those that were copied for it.
+        taken_from: embedded items that were copied from another publication, by its run.
     """
 
     entries: list[JournalEntry]
@@ -32,6 +33,7 @@ class Counts:
     num_equal: int
     num_vectors: int
     num_here: int
+    taken_from: dict[str, int]
 
 
 def count_run(run: Run, left_out: pa.ChunkedArray) -> Counts:
@@ -39,7 +41,7 @@ def count_run(run: Run, left_out: pa.ChunkedArray) -> Counts:
     entries = run.entries()
     finished = read_finished(run.files, entries, ["state", "stale"])
     whole = without_items(finished.whole, left_out)
-    facts = finished.records.select(["item_id", "session", "state", "stale"])
+    facts = finished.records.select(["item_id", "session", "state", "stale", "path"])
     facts = facts.join(whole, ["item_id", "session"], join_type="inner")
     is_embedded = pc.equal(facts["state"], "embedded")
     return Counts(
@@ -50,8 +52,19 @@ def count_run(run: Run, left_out: pa.ChunkedArray) -> Counts:
         num_stale=_num_true(facts["stale"]),
         num_equal=_num_true(pc.and_(is_embedded, facts["kept"])),
         num_vectors=pc.sum(facts.filter(pc.invert(facts["kept"]))["num_vectors"]).as_py() or 0,
-        num_here=_num_true(pc.equal(facts["session"], run.session)),
+        num_here=_num_true(pc.greater_equal(facts["session"], run.session)),
+        taken_from=_taken_from(entries, facts.filter(is_embedded)["path"]),
     )
+
+
+def _taken_from(entries: list[JournalEntry], paths: pa.ChunkedArray) -> dict[str, int]:
+    """How many of some items, by the part files with their records, were copied from which publication."""
+    source = {part.path: entry.taken_from for entry in entries if entry.taken_from for part in entry.parts}
+    counts: dict[str, int] = {}
+    for count in pc.value_counts(paths).to_pylist():
+        if (run_id := source.get(count["values"])) is not None:
+            counts[run_id] = counts.get(run_id, 0) + count["counts"]
+    return counts
 
 
 def _num_true(column: pa.ChunkedArray) -> int:

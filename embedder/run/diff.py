@@ -92,13 +92,13 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
 def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
     """Why each item is embedded; null where it is not."""
     why = of_known["why"]
-    same_size, same_time = (_equal(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
+    same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
     why_again = pc.if_else(pc.or_(pc.and_(same_size, same_time), is_outdated), why, CONTENT_CHANGED)
     return pc.if_else(pc.is_valid(of_known["attempts"]), why_again, NEW)
 
 
-def _equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
+def same_values(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
     """Equal values, two nulls counted as equal."""
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
     return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)

@@ -87,9 +87,13 @@ def _standing(published: pa.Table, policy: Policy) -> dict[str, pa.ChunkedArray]
     """What may be kept of the published rows: `known_version`, `known_vectors`."""
     if policy.outdated is not None:
         return {name: pa.nulls(published.num_rows, KNOWN.field(name).type) for name in STANDING}
-    is_whole = pc.or_(pc.equal(published["state"], "embedded"), pc.fill_null(published["stale"], False))
-    version = pc.if_else(is_whole, published["content_version"], pa.scalar(None, pa.string()))
-    return dict(zip(STANDING, (version, published["num_vectors"]), strict=True))
+    return dict(zip(STANDING, (whole_contents(published), published["num_vectors"]), strict=True))
+
+
+def whole_contents(items: pa.Table) -> pa.ChunkedArray:
+    """The content that each item's rows are of, null where those are not all that it could have."""
+    is_whole = pc.or_(pc.equal(items["state"], "embedded"), pc.fill_null(items["stale"], False))
+    return pc.if_else(is_whole, items["content_version"], pa.scalar(None, pa.string()))
 
 
 def _retries(items: pa.Table, policy: Policy) -> pa.ChunkedArray:

@@ -75,6 +75,8 @@ class Report(BaseModel):
     engine_reason: str
     published: bool
     outcome: str = ""
+    held: bool = False
+    """A rollback holds the store, so nothing was done."""
     started_at: datetime
     wall_s: float
     startup_s: float
@@ -87,6 +89,10 @@ class Report(BaseModel):
     """Items that were to be embedded, by the reason."""
     num_retired: int = 0
     """Items that left the store, because they are not listed any more."""
+    num_taken_over: int = 0
+    """Items that were not computed, as a publication that was rolled back from holds them."""
+    taken_from: dict[str, int] = {}
+    """Those by the run whose publication that was."""
     num_equal: int = 0
     """Items whose size or time differed and whose content did not: their vectors stay, and no model saw them."""
     num_stale: int = 0

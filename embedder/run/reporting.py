@@ -51,6 +51,8 @@ def make_report(outcome: Outcome, difference: Difference, counts: Counts, starte
         num_changed=difference.num_changed,
         num_unchanged=difference.num_unchanged,
         reasons=difference.reasons,
+        num_taken_over=sum(counts.taken_from.values()),
+        taken_from=counts.taken_from,
         num_equal=counts.num_equal,
         num_stale=counts.num_stale,
         num_items=counts.num_items,

@@ -21,6 +21,7 @@ from embedder.store.runs import Run
 TOKEN_BYTES = 4  # int32
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
+VERSIONS = ("known_version", "held_version")  # contents whose vectors there are
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
 
 
@@ -28,8 +29,8 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 
     """Decode listed items into tables of whole batches of `spec.rows_per_batch` rows, each in one contiguous piece.
 
     Args:
-        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version`, an item whose
-            content is of that version is not decoded.
+        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version` or `held_version`,
+            an item whose content is of that version is not decoded.
         spec: what to make of them.
         run: asked before each item whether to stop; items not begun by then give no row.
         table_bytes: of pixels in a table, at least; one batch suffices where it is 0.
@@ -81,7 +82,7 @@ class ItemReader:
         return taken
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
-        columns = ["uri", *LISTING_ONLY, *({"known_version"} & set(listing.schema.names))]
+        columns = ["uri", *LISTING_ONLY, *(name for name in VERSIONS if name in listing.schema.names)]
         for number, item in enumerate(listing.select(columns).to_pylist()):
             if should_stop():
                 return
@@ -113,7 +114,8 @@ class ItemReader:
             except FetchError as error:  # it went away, or its disk did, since it was opened
                 yield from self.decoder.rows(Content(caption=caption, problem=_read_problem(error)))
                 return
-            if version is not None and version == item.get("known_version") and content.problem is None:
+            versions = [item.get(name) for name in VERSIONS]
+            if version is not None and version in versions and content.problem is None:
                 yield {"content_version": version, "unchanged": True, "num_vectors": 0}
                 return
             for row in self.decoder.rows(content):

@@ -87,10 +87,16 @@ def check_readable(files: StoreFiles, version: Current) -> None:
         )
 
 
-def readable(files: StoreFiles, versions: Iterable[Current]) -> set[str]:
-    """The run ids of those publications all of whose part files are there."""
-    versions = list(versions)
-    whole = {name: _whole(files, name, {getattr(version, name) for version in versions}) for name in TABLES}
+def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[str] = ()) -> set[str]:
+    """The run ids of those publications all of whose part files are there.
+
+    Args:
+        files: the store.
+        versions: the publications.
+        without: files, relative to the store, that count as gone.
+    """
+    versions, gone = list(versions), set(without)
+    whole = {name: _whole(files, name, {getattr(version, name) for version in versions}, gone) for name in TABLES}
     return {version.run_id for version in versions if all(getattr(version, name) in whole[name] for name in TABLES)}
 
 
@@ -103,9 +109,9 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
     }
 
 
-def _whole(files: StoreFiles, name: str, numbers: set[int]) -> set[int]:
+def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str]) -> set[int]:
     """Which versions of a table can be read."""
-    there = part_files(files, name)
+    there = {path: size for path, size in part_files(files, name).items() if f"{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
     whole = whole_versions(files, name, numbers - never, there)
     if whole is None:

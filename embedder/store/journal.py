@@ -40,6 +40,7 @@ class JournalEntry(Record):
     num_rejects: int
     num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
     trace: list[dict[str, Any]]
+    taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 
 def write_entry(files: StoreFiles, run_id: str, entry: JournalEntry) -> None:

@@ -1,6 +1,7 @@
 """Which file stands where in a store, and what the two small JSON files hold."""
 
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -38,6 +39,17 @@ class StoreInfo(Record):
     dtype: str = Field(description="compute dtype of the first run; recorded, not hashed")
 
 
+class Hold(BaseModel):
+    """That a rollback lasts: `embed` and `refresh` publish nothing over it until it is released."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    since: datetime
+    from_run: str = Field(description="run whose publication was left; what it holds is taken over later")
+    to_run: str = Field(description="run whose rows were brought back")
+    released_at: datetime | None = Field(None, description="null while the hold lasts")
+
+
 class Current(Record):
     """`CURRENT.json`: the versions that belong together; what our readers open."""
 
@@ -56,6 +68,12 @@ class Current(Record):
     retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
     previous: str | None = Field(None, description="run whose publication this one took the place of")
     restores: str | None = Field(None, description="run whose rows a rollback brought back")
+    hold: Hold | None = Field(None, description="of the last rollback, until a refresh has taken over what it left")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a rollback lasts."""
+        return self.hold is not None and self.hold.released_at is None
 
 
 class Published(Current):
@@ -79,6 +97,14 @@ class RunInfo(Record):
     preprocess_fingerprint: str
     kind: Kind = "embed"
     carryover: dict[str, str] = Field({}, description="type of each carried column")
+
+
+def describe_hold(address: str, hold: Hold) -> str:
+    """Say in one clause what holds a store, and how it is released."""
+    return (
+        f"store {address}: `embedder rollback` holds it at run {hold.to_run} since {hold.since:%Y-%m-%d %H:%M}: "
+        f"embed and refresh publish nothing until `embedder rollback --release --store {quote(address)}`"
+    )
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -5,7 +5,7 @@ A part file that no journal entry names does not exist for anyone; Delta readers
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,35 @@ def write_part(files: StoreFiles, stamp: Stamp, task: int, rows: pa.Table) -> Jo
         trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
     )
     with _undone_on_failure(files, stamp, name):
+        write_entry(files, stamp.run_id, entry)
+    return entry
+
+
+def write_copies(
+    files: StoreFiles, stamp: Stamp, task: int, copies: Mapping[str, pa.Table], taken_from: str
+) -> JournalEntry:
+    """Write rows and records of another publication as they are, and journal them.
+
+    Args:
+        files: the store.
+        stamp: the run's constants.
+        task: number of the write task, another for each call.
+        copies: by table.
+        taken_from: run whose publication they are of.
+    """
+    name = f"{stamp.session}-{task:0{TASK_DIGITS}d}"
+    items = copies.get("items", ITEMS.empty_table())
+    with _undone_on_failure(files, stamp, name):
+        path = f"part-{stamp.run_id}-{name}.parquet"
+        parts = [store_part(files, table, path, content, stamp.session) for table, content in copies.items()]
+        entry = JournalEntry(
+            name=name,
+            parts=tuple(parts),
+            num_items=items.num_rows,
+            num_rejects=_num_rejected(items),
+            trace=[],
+            taken_from=taken_from,
+        )
         write_entry(files, stamp.run_id, entry)
     return entry
 

@@ -55,6 +55,8 @@ class Order(Record):
     replaces_all: bool = False
     """Whether nothing of what was published before stays: another model's vectors can't stand beside these."""
     retrieval: dict[str, Any] | None = None
+    ends_hold: bool = False
+    """Whether all that a rollback had left, and that is still wanted, is taken over."""
     session: str = ""
     entries: tuple[str, ...] = ()
     """Names of the journal entries that count."""
@@ -167,7 +169,7 @@ def _carry_out(
         retrieval=order.retrieval,
         **(order.info.model_dump(include=set(MODEL_FIELDS)) if order.info else {}),
     )
-    record = swap_current(files, current, order.kind)
+    record = swap_current(files, current, order.kind, ends_hold=order.ends_hold)
     sweep(files, run_id)
     for entry in entries:
         if entry.num_moves:

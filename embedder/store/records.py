@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# What a listing may say of items that are published already; rows carry it through all steps.
+# What a listing may say of items that are published already, or were and may be taken over; rows carry it through all
+# steps.
 KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
+HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,13 @@ def split_records(rows: pa.Table) -> Records:
     The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
     whole any more, or one that had some can't be embedded at all: such an item is `stale`.
 
+    An item whose content is equal to `held_version` has a record of its own and no rows beside it, so it is not whole
+    until they are copied.
+
     Args:
         rows: finished rows (`embedder.rows`); where they have them, with `known_version` (content of the published
-            rows, null where those were not whole) and `known_vectors` (their number).
+            rows, null where those were not whole) and `known_vectors` (their number), and with `held_version` and
+            `held_vectors` of a publication that was rolled back from.
 
     Returns:
         Rows with `state` and `stale`; of kept ones `num_vectors` and `content_version` are the published ones.
@@ -36,9 +42,14 @@ def split_records(rows: pa.Table) -> Records:
     num_published = pc.fill_null(num_published, 0)
     has_more = pc.or_(pc.is_valid(version), pc.equal(rows["num_vectors"], 0))
     stale = pc.and_(is_reject, pc.and_(pc.greater(num_published, 0), has_more))
-    kept = pc.or_(stale, pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False))
+    held_version, num_held = (_optional(rows, name, kind) for name, kind in HELD_COLUMNS.items())
+    unchanged = pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False)
+    is_known = pc.fill_null(pc.equal(rows["content_version"], version), False)
+    is_held = pc.and_(pc.fill_null(pc.equal(rows["content_version"], held_version), False), pc.invert(is_known))
+    held = pc.and_(unchanged, is_held)
+    kept = pc.or_(stale, pc.and_(unchanged, pc.invert(held)))
     values = {
-        "num_vectors": pc.if_else(kept, num_published, rows["num_vectors"]),
+        "num_vectors": pc.if_else(kept, num_published, pc.if_else(held, num_held, rows["num_vectors"])),
         "content_version": pc.if_else(kept, pc.coalesce(version, rows["content_version"]), rows["content_version"]),
         "state": pc.if_else(is_reject, "rejected", "embedded"),
         "stale": stale,

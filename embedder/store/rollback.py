@@ -1,18 +1,20 @@
-"""Back to an earlier publication: its rows become the newest version, on which later runs build."""
+"""Back to an earlier publication: its rows become the newest version, and stay it until the hold is released."""
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication, one_before, publications
-from embedder.store.layout import Current, Published
+from embedder.store.layout import Current, Hold, Published, utc_now
+from embedder.store.lock import write_current
 from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publish_files, writable
 from embedder.store.runs import unfinished_runs
 
 
 def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice, say: Say) -> Published:
-    """Publish what was published by an earlier run, under the model of that run.
+    """Publish what was published by an earlier run, under the model of that run, and hold it there.
 
-    Nothing is lost by it: the versions between stay in the history, so that a rollback to them undoes this one. What
-    the sources brought since then is new or changed again for the next run.
+    Nothing is lost by it: the versions between stay in the history, so that a rollback to them undoes this one. `embed`
+    and `refresh` publish nothing until `release`; what the sources brought since then is new or changed again for them,
+    and is taken over from where it was.
 
     Args:
         files: the store, held by the write lock.
@@ -32,7 +34,32 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice, s
     for run in unfinished_runs(files):
         say(f"run {run.run_id} was not finished and is given up: what it embedded is not used")
     operation = begin(files, "rollback", target)
-    return publish_files(files, operation, target, parts_at(files, target), choose_index, restores=target.run_id)
+    # Of rollbacks one after another, the first one left the most.
+    left = current.hold.from_run if current.hold is not None else current.run_id
+    hold = Hold(since=utc_now(), from_run=left, to_run=target.run_id)
+    parts = parts_at(files, target)
+    return publish_files(files, operation, target, parts, choose_index, restores=target.run_id, hold=hold)
+
+
+def release(files: StoreFiles) -> Hold | None:
+    """Let `embed` and `refresh` publish again; the rows stay as they are until then.
+
+    Args:
+        files: the store, held by the write lock.
+
+    Returns:
+        What held it; None where nothing did.
+
+    Raises:
+        StoreError: there is no store, nothing is published, or it is of an older format.
+        LeaseLost: another run has taken the store over.
+    """
+    current = writable(files)
+    if current.hold is None or not current.is_held:
+        return None
+    released = current.hold.model_copy(update={"released_at": utc_now()})
+    write_current(files, current.model_copy(update={"hold": released}))
+    return released
 
 
 def _target(files: StoreFiles, current: Current, run_id: str | None) -> Published:

@@ -1,7 +1,7 @@
 """A run of the store: started, found again after a crash, and told apart from those that were published."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -71,6 +71,11 @@ def start_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema) -> Run:
     run_info = RunInfo(run_id=run_id, started_at=started_at, **_makes(info, carryover))
     write_record(files, run_file(run_id, RUN_FILE), run_info)
     return Run(files, run_info, session=_next_session([]))
+
+
+def next_session(run: Run) -> Run:
+    """The same run, its next session: what it has written so far counts as finished before."""
+    return replace(run, session=_next_session(run.entries()))
 
 
 def resumable_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema) -> RunInfo | None:

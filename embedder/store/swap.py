@@ -8,6 +8,7 @@ from embedder.store.layout import (
     PUBLISHED_FILE,
     STORE_FILE,
     Current,
+    Hold,
     Kind,
     Published,
     StoreInfo,
@@ -21,7 +22,7 @@ from embedder.store.lock import write_current
 from embedder.store.tables import RecordTable
 
 
-def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
+def swap_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: bool = False) -> Published:
     """Make `current` what readers see.
 
     Its record stands in the run's folder before readers see it, so that history has no gap. A crash after the swap
@@ -31,6 +32,7 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
         files: the store, held by the write lock.
         current: versions that are committed, and whose model they are of.
         kind: what publishes.
+        ends_hold: whether all that a rollback had left, and that is still wanted, is in `current`.
 
     Returns:
         The record, with what the tables hold.
@@ -41,8 +43,9 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
     before = read_current(files)
     if before is not None:
         previous = before.run_id if before.run_id != current.run_id else before.previous
-        current = current.model_copy(update={"previous": previous})
-    record = Published(**current.model_dump(), kind=kind, **_counts(files, current))
+        hold = None if ends_hold else current.hold or _hold_after(before.hold, kind)
+        current = current.model_copy(update={"previous": previous, "hold": hold})
+    record = Published(**current.model_dump(exclude={"hold"}), kind=kind, **_counts(files, current))
     files.confirm_lease()
     write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
     write_current(files, current)
@@ -50,6 +53,13 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
     if info is not None and (served := served_info(info, current)) != info:
         write_record(files, STORE_FILE, served)
     return record
+
+
+def _hold_after(hold: Hold | None, kind: Kind) -> Hold | None:
+    """What is left of a hold: a run that published had to be forced; what else publishes brings no other rows."""
+    if hold is None or hold.released_at is not None or kind not in ("embed", "refresh"):
+        return hold
+    return hold.model_copy(update={"released_at": utc_now()})
 
 
 def swap_index(files: StoreFiles, number: int) -> None:

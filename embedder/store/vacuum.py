@@ -27,10 +27,12 @@ class Vacuumed:
     Attributes:
         deleted: the files, relative to the store.
         kept: run ids of the publications that stay readable.
+        needed: those of them that stay only because what is kept needs every file of theirs.
     """
 
     deleted: tuple[FileInfo, ...]
     kept: tuple[str, ...]
+    needed: tuple[str, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -41,7 +43,9 @@ class Vacuumed:
 def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
     """Delete part files, journals and index versions that no publication worth keeping needs.
 
-    Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes.
+    Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes. A publication
+    all of whose files a kept one needs stays readable with it, but for its index: searching it compares with every
+    vector.
 
     Args:
         files: the store, held by the write lock.
@@ -63,11 +67,13 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
         *_journals(files, unfinished),
         *_indexes(files, history, versions, now - grace),
     ]
+    asked = {version.run_id for version in versions}
+    left = asked | readable(files, history, [info.path for info in doomed])
     if not dry_run:
         files.confirm_lease()
         for info in doomed:
             files.delete(info.path)
-    return Vacuumed(tuple(doomed), tuple(sorted({version.run_id for version in versions})))
+    return Vacuumed(tuple(doomed), tuple(sorted(left)), tuple(sorted(left - asked)))
 
 
 def kept_publications(

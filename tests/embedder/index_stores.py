@@ -7,6 +7,7 @@ import pyarrow as pa
 from store_samples import INFO, row, table
 from store_states import new_store, silent
 
+from embedder.config import IndexConfig
 from embedder.indexing.store_index import NO_WISHES, build_store_index, keep_index
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
@@ -15,6 +16,7 @@ from embedder.store.publish import Order, publish
 from embedder.store.runs import start_run
 
 DIM = 16
+NO_FIRST_INDEX = IndexConfig(build=False)
 
 
 def unit(values: np.ndarray) -> np.ndarray:
@@ -62,8 +64,8 @@ def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, 
 
 
 def indexed_store(folder: Path, number: int = 200, **options) -> StoreFiles:
-    """A store of so many pictures, and its index."""
+    """A store of so many pictures, and its index, built by hand."""
     files = new_store(folder)
-    indexed_night(files, *(item(each) for each in range(number)))
+    indexed_night(files, *(item(each) for each in range(number)), wishes=NO_FIRST_INDEX)
     build_store_index(files, **options)
     return files

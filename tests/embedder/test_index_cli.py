@@ -91,6 +91,7 @@ def test_options_count_more_than_the_file_and_set_more_than_options(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('store = "nowhere"\n[index]\nkind = "hnsw"\nrecall = 0.99\nmin_recall = 0.8\n')
     assert load_config(file).index.model_dump() == {
+        "build": True,
         "kind": "hnsw",
         "memory_bytes": None,
         "latency_ms": None,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from index_stores import DIM, indexed_night, indexed_store, item, vector_of
+from index_stores import DIM, NO_FIRST_INDEX, indexed_night, indexed_store, item, vector_of
 from store_samples import INFO
 from store_states import heard, new_store, rows_now, silent
 
@@ -186,7 +186,7 @@ def test_by_hand_what_finds_too_little_is_refused_and_force_passes_the_drop_alon
 def test_an_update_by_hand_does_nothing_where_the_index_holds_what_is_published(files, tmp_path):
     assert update_store_index(files) == 1
     empty = new_store(tmp_path / "empty")
-    indexed_night(empty, item(1))
+    indexed_night(empty, item(1), wishes=NO_FIRST_INDEX)
     with pytest.raises(StoreError, match="embedder index build"):
         update_store_index(empty)
 

@@ -9,9 +9,10 @@ import pytest
 import samples
 from embedding_runs import Quiet, embedded
 from refresh_runs import contents, items_of, refreshed, rows_of, touch
+from store_states import silent
 
 import embedder
-from embedder.indexing.store_index import build_store_index
+from embedder.indexing.store_index import built_without
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
 from embedder.sources.errors import FetchError
@@ -241,7 +242,6 @@ def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=30)
     config = make_run(source)
     _, before = refreshed(config)
-    build_store_index(StoreFiles(config.store))
     (source / "pictures" / "0007.png").unlink()
     report, after = refreshed(config)
     assert (report.num_retired, report.reasons, report.engine_reason) == (1, {}, "nothing to embed")
@@ -257,7 +257,8 @@ def test_purged_items_stay_away_though_their_files_are_listed(make_run, tmp_path
     source = samples.folder(tmp_path / "in", captions=False)
     config = make_run(source)
     _, before = refreshed(config)
-    purge(StoreFiles(config.store), ["pictures/0002.png"], lambda current: None, lambda message: None)
+    files = StoreFiles(config.store)
+    purge(files, ["pictures/0002.png"], built_without(files, silent), silent)
     assert refreshed(config)[0].outcome == "nothing to do"
     (source / "new.png").write_bytes(samples.image_bytes(50))
     touch(source / "pictures" / "0002.png")

@@ -32,7 +32,6 @@ from embedder.cli import app
 from embedder.config import DecodeConfig, SourceConfig
 from embedder.embed import embed
 from embedder.errors import EmbedderError, RunFailed
-from embedder.indexing.store_index import build_store_index
 from embedder.media import pictures, videos
 from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
@@ -40,6 +39,7 @@ from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
 from index.errors import RetrievalError
 from shards.errors import ModelError
 from shards.model_folder import resolve_model
@@ -194,12 +194,11 @@ def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run
     assert callers and all(where.startswith("index/opening.py") for where in callers), callers
     config = make_run(samples.folder(tmp_path / "in"))
     embed(config, Quiet())
-    number, _ = build_store_index(StoreFiles(config.store))
     (path,) = (tmp_path / "store" / "index").rglob("*.faiss")
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises((RetrievalError, EmbedderError), match="sha256|checksum"):
         embedder.open_store(config.store).search(np.ones(24, np.float32), 3)
-    assert number == 1
+    assert read_current(StoreFiles(config.store)).index == 1
 
 
 # Sources

@@ -62,8 +62,6 @@ def test_the_same_runs_make_the_same_store_on_a_disk_and_in_a_bucket(make_run, b
         (source / "pictures" / "0001.png").write_bytes(samples.image_bytes(seed))
         for config in configs:
             assert embedded(config)[0].published
-    for config in configs:
-        build_store_index(StoreFiles(config.store))
     (source / "pictures" / "0003.png").unlink()
     for config in configs:  # one item is gone; the index follows
         assert refresh(config, Quiet(), Options()).published
@@ -109,7 +107,7 @@ def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, 
     config = make_run(samples.folder(tmp_path / "in"), store=f"{bucket}/store")
     embedded(config)
     files = StoreFiles(config.store)
-    assert build_store_index(files)[0] == 1
+    assert read_current(files).index == 1
     expected = embedder.open_store(config.store).search("two cats", k=3)
     (copy,) = (path for path in (tmp_path / "cache" / "embedder" / "indexes").iterdir())
     (copy / "index.faiss").write_bytes(b"damaged on this machine")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from command_runs import run_here
 from store_samples import begin, row, table
 from store_states import Killed, dying, new_store, night, no_index, rows_at, rows_now, silent, state_now
 from test_store_history import record
@@ -176,3 +177,64 @@ def test_ages_are_counted_by_the_wall_clock(files, monkeypatch):
     monkeypatch.setattr(vacuum_module, "utc_now", lambda: datetime.now(UTC) + timedelta(days=8))
     vacuum(files, keep_versions=1)
     assert [run.can_be_read for run in past_runs(files)] == [False, False, True]
+
+
+def opened(files, run_id: str) -> list:
+    """What a person finds in a version: its rows, its items, the hits of a search."""
+    store = open_store(files.address, version=run_id)
+    hits = store.search(np.array([1.0, 0.0], np.float32), 50)
+    return [store.to_arrow().num_rows, store.items().num_rows, len(hits)]
+
+
+def adding_nights(files, number: int) -> dict[str, list]:
+    """Nights that add a picture each and replace none; gives what each version holds, the index built each time."""
+    found = {}
+    for count in range(number):
+        run = night(files, row(f"{count}.jpg"))
+        build_store_index(files)
+        found[run.run_id] = [count + 1] * 3
+    return found
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_each_version_that_is_said_to_be_readable_is_and_each_other_is_not(files, dry_run):
+    expected = adding_nights(files, 3)  # the newest needs all files of the older ones
+    replaced = night(files, row("0.jpg", modified="t1"))
+    newest = night(files, row("1.jpg", modified="t1"))
+    expected |= {run.run_id: [3, 3, 3] for run in (replaced, newest)}
+    done = vacuum(files, keep_days=0, keep_versions=1, dry_run=dry_run)
+    if dry_run:
+        vacuum(files, keep_days=0, keep_versions=1)
+    assert {run.run_id for run in past_runs(files) if run.can_be_read} == set(done.kept)
+    for run_id, held in expected.items():
+        if run_id in done.kept:
+            assert opened(files, run_id) == held
+        else:
+            with pytest.raises(StoreError, match="can't be read any more"):
+                open_store(files.address, version=run_id)
+    assert (done.kept, done.needed) == ((newest.run_id,), ())
+
+
+def test_versions_that_only_others_keep_are_counted_named_and_searched_without_their_indexes(files):
+    expected = adding_nights(files, 3)
+    done = vacuum(files, keep_days=0, keep_versions=1)
+    assert done.kept == tuple(expected)
+    assert done.needed == tuple(expected)[:2]
+    assert {int(info.path.split("/")[1]) for info in files.list("index")} == {3}
+    assert {run_id: opened(files, run_id) for run_id in expected} == expected
+    assert open_store(files.address, version=done.needed[0]).version == f"{done.needed[0]}/exact"
+
+
+def test_the_command_says_as_many_as_can_be_read(files, run_embedder):
+    expected = adding_nights(files, 3)
+    arguments = ("vacuum", "--store", files.address, "--keep-days", 0, "--keep-versions", 1)
+    for more in (["--dry-run"], []):
+        code, found, stderr = run_embedder(*arguments, *more, "--json")
+        assert code == 0, stderr
+        assert (found["kept"], found["needed"]) == (list(expected), list(expected)[:2])
+    shown = run_here(*arguments).stdout
+    assert "3 publications stay readable" in shown
+    assert "2 only because" in shown
+    for time in ("t1", "t2"):
+        night(files, *(row(f"{count}.jpg", modified=time) for count in range(3)))
+    assert "1 publication stays readable" in run_here(*arguments).stdout
