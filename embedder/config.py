@@ -39,6 +39,8 @@ class SourceConfig(Section):
     kind: SourceKind = Field("auto", description="files, table (Parquet, CSV, JSONL, Delta) or webdataset (tars)")
     columns: Columns = Columns()
     carryover: tuple[str, ...] = Field((), description="columns copied untouched into the embeddings table")
+    include: tuple[str, ...] = Field((), description="of files, only those that one of these patterns means")
+    exclude: tuple[str, ...] = Field((), description="of files, none that one of these patterns means")
 
 
 class Replicas(Section):
