@@ -127,6 +127,9 @@ class RunConfig(Section):
     max_reject_fraction: float = Field(
         0.01, ge=0, le=1, description="above it nothing is published; after the first time of 100 items at least"
     )
+    min_rejects: int = Field(
+        10, ge=1, description="fewer rejects are published, unless max_reject_fraction is 0 or a first run embeds nothing"
+    )
     max_attempts: int = Field(5, ge=1, description="tries of what fails in passing; later ones only on demand")
     max_retire_fraction: float = Field(0.05, ge=0, le=1, description="a listing that lost more is refused")
     min_vector_spread: float = Field(1e-4, ge=0, description="new vectors that lie closer together are not published")

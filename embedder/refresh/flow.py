@@ -13,21 +13,22 @@ from embedder.errors import RunFailed
 from embedder.indexing.store_index import keep_index
 from embedder.operations.operation import operation
 from embedder.refresh.ended import Ended
-from embedder.refresh.ending import end_run
+from embedder.refresh.ending import end_run, told_left_out
 from embedder.refresh.guards import check_forced
 from embedder.refresh.inputs import as_of_now, open_inputs
 from embedder.refresh.judging import judge_listing, refusal
+from embedder.refresh.refusals import look, no_empty_folders, taken_back
 from embedder.refresh.request import Request
 from embedder.refresh.work import Options, Work, outdated_by, plan_work
 from embedder.rows import carried_schema
 from embedder.run.diff import gone
 from embedder.run.execute import execute
 from embedder.run.int8 import check_int8
-from embedder.run.known import NOTHING_FINISHED, published_items
+from embedder.run.known import NOTHING_FINISHED, left_out_before, published_items
 from embedder.run.report import Report
 from embedder.run.reporting import idle_report
 from embedder.run.watcher import Watcher
-from embedder.store.binding import bind_store, check_writable
+from embedder.store.binding import bind_store, check_binding, check_writable
 from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import NO_IDS, finish_publication
@@ -60,7 +61,10 @@ def run_flow(config: RunConfig, watcher: Watcher, options: Options) -> Report:
         inputs = open_inputs(config, may_be_empty=options.may_change)
         if read_current(inputs.files) is None:
             check_int8(config, inputs.model)  # before a store is made
-        with write_lock(inputs.files, operators.say):
+        check_binding(inputs.files, inputs.info, may_change=options.may_change)
+        files = inputs.files
+        before = look(files)
+        with no_empty_folders(files.folder), write_lock(files, operators.say), taken_back(files, before):
             report = _run_locked(Request(as_of_now(inputs), options, operators, started_s))
         operators.reported(report)
         return report
@@ -76,12 +80,14 @@ def _run_locked(request: Request) -> Report:
     outdated = outdated_by(served, inputs.info) if current is not None else None
     work = plan_work(config, options, listing, published, NOTHING_FINISHED, outdated)
     retire = judge_listing(work, published, config, options)
+    before = left_out_before(files, current, published, listing)
     idle = idle_report(options.kind, work.difference.num_unchanged, request.started_s)
     if (reason := refusal([retire])) is not None:
         request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": (retire.model_dump(),)}))
         raise RunFailed(reason)
     if current is not None and work.is_nothing:
-        return idle
+        counts = told_left_out(request, before).as_counts()
+        return idle.model_copy(update={**counts, "num_unchanged": idle.num_unchanged - before.num_rows})
     carryover = _check_columns(request, is_first=current is None)
     run = start_run(files, inputs.info, carryover)
     request.watcher.begun(run)
@@ -92,7 +98,7 @@ def _run_locked(request: Request) -> Report:
     chosen = work.difference.first(options.limit).to_embed
     outcome = execute(config, inputs.model, inputs.plan, run, chosen, request.watcher, request.stop_at_s)
     retired = _retired_ids(listing, work, finished) if options.may_change else NO_IDS
-    return end_run(request, Ended(outcome, work, current, retire, retired))
+    return end_run(request, Ended(outcome, work, current, retire, retired, before))
 
 
 def _settle(request: Request) -> StoreInfo:

@@ -4,13 +4,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
 
 from embedder.config import SourceConfig
+from embedder.rows import UNREADABLE_KIND
 from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
 from embedder.sources.name_patterns import compile_patterns
 from embedder.sources.patterns import Found, find_entries
-from embedder.sources.uris import is_remote
+from embedder.sources.uris import is_remote, name_in
 from embedder.sources.walk import Entry
 from embedder.store.schema import MARKS
 
@@ -62,6 +65,14 @@ class LeftOut:
         elif verdict == "own":
             self.num_own += 1
 
+    def count_read(self, rows: pa.Table) -> None:
+        """Count what was left out once it had been read: `uri`, `error_type`, `error`."""
+        for row in rows.select(["uri", "error_type", "error"]).to_pylist():
+            if row["error_type"] == UNREADABLE_KIND:
+                self.unreadable[row["error"].partition(":")[0]] += 1
+            else:
+                self.others[shown_suffix(name_in(row["uri"]))] += 1
+
     def lines(self) -> list[str]:
         """What a person should know: nothing of junk, sidecars and what was excluded on purpose."""
         lines = []
@@ -74,9 +85,11 @@ class LeftOut:
             )
         return lines
 
-    def as_counts(self) -> dict[str, int]:
-        """The counts by name, for reports."""
+    def as_counts(self) -> dict[str, Any]:
+        """The counts by name, as a report has them."""
         return {
+            "other_files": dict(self.others),
+            "unreadable": dict(self.unreadable),
             "num_other_files": self.others.total(),
             "num_unreadable": self.unreadable.total(),
             "num_junk": self.num_junk,
@@ -168,6 +181,11 @@ class Selection:
 
 Selects = Callable[[str], Selection]
 """Given the folder or URI that names are relative to, makes the selection."""
+
+
+def take_all(root: str) -> Selection:
+    """Make the selection that leaves out nothing but junk and what no name needs to be read for."""
+    return Selection(SourceConfig(path=root), root, (), LeftOut())
 
 
 def find_selected(path: str, selects: Selects) -> tuple[Found, Selection]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from embedder.errors import SourceError
 from embedder.sources.kinds import TABLE_SUFFIXES, is_delta, is_hidden
 from embedder.sources.rows import time_text
-from embedder.sources.selection import Selects, find_selected
+from embedder.sources.selection import Selects, find_selected, take_all
 from embedder.sources.uris import file_url_path, is_remote, is_text, is_uri, readable
 from embedder.sources.walk import Entry
 from shards.object_stores import explain, storage_options
@@ -50,7 +50,7 @@ class Table:
     schema: pa.Schema | None = None
 
 
-def find_table(path: str, selects: Selects) -> Table:
+def find_table(path: str, selects: Selects = take_all) -> Table:
     """Find the files of a table.
 
     Args:

@@ -18,7 +18,7 @@ from embedder.store.tables import RecordTable
 def rejected_items(
     files: StoreFiles, run_id: str | None = None, wanted: Mapping[str, str | bool] | None = None
 ) -> pa.Table:
-    """Rejected items: of what is published, or of one run, published or not.
+    """Items that could not be embedded, rejected or left out: of what is published, or of one run, published or not.
 
     Args:
         files: the store.
@@ -45,6 +45,6 @@ def rejected_items(
 
 
 def _rejects(items: pa.Table) -> pa.Table:
-    """The rejects among items, with all columns; those of an older format have nulls in newer ones."""
+    """Those among items that could not be embedded, with all columns; an older format's have nulls in newer ones."""
     items = with_nulls(items, ITEMS)
-    return items.filter(pc.equal(items["state"], "rejected")).select(ITEMS.names)
+    return items.filter(pc.not_equal(items["state"], "embedded")).select(ITEMS.names)

@@ -9,7 +9,7 @@ from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.rows import CARRIED
 from embedder.sources.kinds import detect_kind
-from embedder.sources.selection import LeftOut, Selection
+from embedder.sources.selection import take_all
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
 from embedder.sources.rows import Row, table_of_rows
 from embedder.store.schema import EMBEDDINGS
@@ -22,7 +22,7 @@ def write_table(path, **columns):
 
 
 def kind_of(path):
-    return detect_kind(path, Selection(SourceConfig(path=path), path, (), LeftOut()))
+    return detect_kind(path, take_all(path))
 
 
 def table_source(path, name=None, carryover=(), **columns):

@@ -255,7 +255,7 @@ def test_a_folder_of_tars_has_ids_by_relative_path_and_rejects_strangers(make_ta
     assert {item: error for item, error in errors_of(rows).items() if error} == {
         "stray.jpg": "NotATar", "stray.txt": "NotATar", "gone.tar": "BrokenLink",
     }  # fmt: skip
-    assert len(rows) == 5
+    assert len(rows) == 6
 
 
 def test_braces_and_wildcards_name_tars(make_tar, tmp_path, list_items):
