@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ LOGS = ("log_file", "runs_file", "metrics_file")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _WILDCARD = re.compile(r"[*?\[{]")
-
-Exists = Callable[[str], bool]
 
 
 def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -39,10 +37,10 @@ def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     sources = tree.get("source")
     if isinstance(sources, list):
         moved["source"] = [_source(each, folder, file) for each in sources]
-    on_failure = tree.get("on_failure")
-    if isinstance(on_failure, dict) and _names_file(command := on_failure.get("command")):
-        program = _followed(command[0], "on_failure.command", folder, file)
-        moved["on_failure"] = on_failure | {"command": [program, *command[1:]]}
+    match tree.get("on_failure"):
+        case {"command": [str(program), *arguments]} if "/" in program:
+            program = _followed(program, "on_failure.command", folder, file)
+            moved["on_failure"] = tree["on_failure"] | {"command": [program, *arguments]}
     return moved
 
 
@@ -50,10 +48,6 @@ def _source(source: Any, folder: Path, file: Path) -> Any:
     if not isinstance(source, dict) or not isinstance(path := source.get("path"), str):
         return source
     return source | {"path": _followed(path, "source.path", folder, file)}
-
-
-def _names_file(command: Any) -> bool:
-    return isinstance(command, list) and bool(command) and isinstance(command[0], str) and "/" in command[0]
 
 
 def _followed(value: str, key: str, folder: Path, file: Path) -> str:

@@ -99,7 +99,7 @@ def fitting_scale(size: Size, fit: PictureFit) -> int:
 
 
 def needed_scale(size: Size, max_pixels: int) -> int:
-    """How far a JPEG's sides must be reduced while it is decoded, to keep within a number of pixels; at most 8 times."""
+    """How far a JPEG's sides must be reduced while it is decoded, to keep within a number of pixels; 8 at most."""
     width, height = size
     fitting = (scale for scale in DRAFT_SCALES if -(-width // scale) * -(-height // scale) <= max_pixels)
     return next(fitting, DRAFT_SCALES[-1])

@@ -43,8 +43,8 @@ PLUGINS = (
 """Imported here, so that the first picture doesn't wait for Pillow to import the plugins of every format it knows."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # "JPEG" covers MPO, its multi-picture form
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
-# Other formats are decoded whole: a picture of up to twice `max_pixels` is, and halved, so that only its bare pixels are
-# large (4 bytes each, 8 where it is transparent).
+# Other formats are decoded whole: a picture of up to twice `max_pixels` is, and halved, so that only its bare pixels
+# are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
 
 ORIENTATION_TAG = 0x0112

@@ -128,7 +128,7 @@ class Operation:
             os.close(handle)
 
     def _runs_file(self, *, is_refusal: bool) -> Path | None:
-        """`runs_file`, or a file in a local store, which a command that refuses leaves as it is; buckets can't append."""
+        """`runs_file`, or a file in a local store, which a refusal leaves as it is; object stores can't append."""
         if self.config.runs_file:
             path = Path(self.config.runs_file).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)

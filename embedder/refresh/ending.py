@@ -11,10 +11,10 @@ from embedder.refresh.ended import Ended
 from embedder.refresh.guards import Verdict
 from embedder.refresh.judging import judge_result, refusal, retrieval_record
 from embedder.refresh.request import Request
-from embedder.sources.selection import LeftOut
 from embedder.run.counts import Counts, count_run
 from embedder.run.report import Report
 from embedder.run.reporting import make_report
+from embedder.sources.selection import LeftOut
 from embedder.store.compact import compact_if_needed
 from embedder.store.layout import run_file
 from embedder.store.publish import Order, publish

@@ -54,7 +54,8 @@ def judge(candidate: Candidate, limits: RunConfig, forced: Collection[str] = ())
 
     Args:
         candidate: what would be published.
-        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions`, `max_retrieval_drop`.
+        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions` and
+            `max_retrieval_drop`.
         forced: names of guards that are overridden.
 
     Raises:

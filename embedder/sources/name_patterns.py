@@ -1,8 +1,8 @@
 """Patterns that choose files by name, read as in a `.gitignore`.
 
-A pattern without a slash means a file or folder of that name at any depth; with one, a path from the source's root. `*` and
-`?` stop at a slash, `**` crosses it, `{a,b}` and `[a-z]` choose; case is ignored. What lies below a folder that matches,
-matches.
+A pattern without a slash means a file or folder of that name at any depth; with one, a path from the source's root.
+`*` and `?` stop at a slash, `**` crosses it, `{a,b}` and `[a-z]` choose; case is ignored. What lies below a folder that
+matches, matches.
 """
 
 import re
@@ -32,7 +32,7 @@ class NamePatterns:
         return self.matcher.match(path) is not None
 
     def name_kind(self, path: str) -> bool:
-        """Whether a path that is meant is so by its kind or its whole name, and not as one of everything in a folder."""
+        """Whether a path that is meant is so by its kind or its whole name, not as one of everything in a folder."""
         return path.lower().endswith(self.endings) if self.endings else False
 
 

@@ -31,8 +31,8 @@ class Row(NamedTuple):
     """One item, or one reject where `error_type` is set.
 
     `size_bytes` is None where the listing can't know it without reading (cells of a table, far files named in one).
-    `modified` changes when the item may have changed; it is compared, never parsed. `is_media` says that somebody claims
-    it to be media: what then is none is a reject, while a file that nobody said it of is left out.
+    `modified` changes when the item may have changed; it is compared, never parsed. `is_media`: the name, or the user,
+    says that it is media. If it turns out to be none, it is then a reject, and else left out.
     """
 
     item_id: str

@@ -80,8 +80,8 @@ class LeftOut:
             lines.append(f"{_files(self.others, 'other')} left out: {counted(self.others)}")
         if self.unreadable:
             lines.append(
-                f"{_files(self.unreadable)} of kinds that this version can't read left out: {counted(self.unreadable)}; "
-                "convert them (pictures to JPEG, clips to MP4), and the next run embeds them"
+                f"{_files(self.unreadable)} of kinds that this version can't read left out: "
+                f"{counted(self.unreadable)}; convert them (pictures to JPEG, clips to MP4): the next run embeds them"
             )
         return lines
 

@@ -64,7 +64,7 @@ def test_options_and_settings_follow_the_working_directory(project):
 
 @pytest.mark.parametrize(
     "value",
-    ["/data/models", "~/models", "s3://team/models", "gs://team/m", "file:///data/m", "hf://org/name", "hf-hub:org/name"],
+    ["/data/m", "~/models", "s3://team/models", "gs://team/m", "file:///data/m", "hf://org/name", "hf-hub:org/name"],
 )
 def test_what_is_no_relative_path_stays(project, value):
     (project / "run.toml").write_text(f'model = "{value}"\nstore = "{value}"\n[[source]]\npath = "{value}"\n')

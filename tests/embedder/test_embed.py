@@ -209,7 +209,7 @@ def test_a_store_below_its_source_and_all_that_the_run_writes_there_are_never_it
     source = samples.folder(tmp_path / "in", num_images=3)
     names = {key: str(source / name) for key, name in OWN_FILES.items()}
     config = make_run(source, **names)
-    report, rows = embedded(config)
+    report, _ = embedded(config)
     again = embed(config, Quiet())
     assert all(Path(name).exists() for name in names.values())
     assert (report.num_items, again.num_unchanged, again.outcome) == (3, 3, "nothing to do")
