@@ -43,6 +43,7 @@ PLUGINS = (
 """Imported here, so that the first picture doesn't wait for Pillow to import the plugins of every format it knows."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # "JPEG" covers MPO, its multi-picture form
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
+MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit each, or more
 # Other formats are decoded whole: a picture of up to twice `max_pixels` is, and halved, so that only its bare pixels
 # are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
@@ -84,6 +85,7 @@ def decode_picture(encoded: bytes, fit: PictureFit, max_pixels: int) -> bytes:
     """
     picture = _open(encoded, max_pixels)
     if isinstance(picture, JpegImagePlugin.JpegImageFile):
+        check_plausible(picture.size, len(encoded), max_pixels)
         scale = max(needed_scale(picture.size, max_pixels), fitting_scale(picture.size, fit))
         if scale > 1:
             picture.draft(None, (max(1, picture.width // scale), max(1, picture.height // scale)))
@@ -119,6 +121,16 @@ def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DecodeError(
             "TooManyPixels", f"{width} x {height} are {width * height} pixels; at most {max_pixels} are decoded"
+        )
+
+
+def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> None:
+    """Raise DecodeError when a large JPEG is too short for its size: the decoder would make up what is not there."""
+    width, height = size
+    if width * height > max(max_pixels, num_bytes * MAX_PIXELS_PER_BYTE):
+        raise DecodeError(
+            "TooManyPixels",
+            f"{width} x {height} pixels can't be in {num_bytes} bytes; the file is cut off, or made to fill the memory",
         )
 
 
