@@ -17,7 +17,6 @@ from embedder.refresh.ending import end_run, told_left_out
 from embedder.refresh.guards import check_forced
 from embedder.refresh.inputs import as_of_now, open_inputs
 from embedder.refresh.judging import judge_listing, refusal
-from embedder.refresh.refusals import look, no_empty_folders, taken_back
 from embedder.refresh.request import Request
 from embedder.refresh.work import Options, Work, outdated_by, plan_work
 from embedder.rows import carried_schema
@@ -33,6 +32,7 @@ from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_reco
 from embedder.store.lock import write_lock
 from embedder.store.publish import NO_IDS, finish_publication
 from embedder.store.purged import without_purged
+from embedder.store.refusals import look, no_empty_folders, taken_back
 from embedder.store.runs import finished_items, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables import RecordTable

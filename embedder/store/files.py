@@ -87,6 +87,8 @@ class StoreFiles:
             )
         self.folder = Path(text).expanduser().absolute()
         self.address = str(self.folder)
+        if file := next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None):
+            raise StoreError(f"store {self.address}: {file} is a file; give the folder that holds the results")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreFiles, (self.address,)

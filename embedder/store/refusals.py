@@ -78,7 +78,7 @@ def no_empty_folders(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except USER_MISTAKES:
-        with suppress(OSError):
-            for each in missing:  # the innermost first
+        for each in missing:  # the innermost first; what holds something stays
+            with suppress(OSError):
                 each.rmdir()
         raise
