@@ -63,6 +63,8 @@ def embed(
     image_column: Annotated[str | None, typer.Option(help="Column with pictures or videos: bytes or URIs.")] = None,
     caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None,
     carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None,
+    include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only such files, as '*.jpg'.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="No such files, as 'private/'.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, ray or local.")] = None,
     device: Annotated[str | None, typer.Option(help="What stages compute on: auto, cpu or cuda.")] = None,
     num_stages: Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")] = None,
@@ -77,7 +79,8 @@ def embed(
 ) -> None:
     """Stream embeddings into the store: creates it or goes on, then publishes."""
     columns = {"id": id_column, "image": image_column, "caption": caption_column}
-    sources = commands.source_override(source, kind, columns, carryover)
+    patterns = {"include": include or [], "exclude": exclude or []}
+    sources = commands.source_override(source, kind, columns, carryover, patterns)
     run = load_config(
         config,
         {

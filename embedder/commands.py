@@ -28,21 +28,33 @@ class Result:
 
 
 def source_override(
-    path: str | None, kind: str | None, columns: Mapping[str, str | None], carryover: list[str] | None
+    path: str | None,
+    kind: str | None,
+    columns: Mapping[str, str | None],
+    carryover: list[str] | None,
+    patterns: Mapping[str, list[str]] | None = None,
 ) -> list[dict[str, Any]] | None:
     """The one source that the command line describes, as the configuration file would.
+
+    Args:
+        path: of the source; none where it is the file's.
+        kind: of the source.
+        columns: what each named column of a table holds.
+        carryover: columns to copy.
+        patterns: `include` and `exclude`.
 
     Raises:
         ConfigError: options describe a source that is not given.
     """
     named = {name: column for name, column in columns.items() if column is not None}
     if path is None:
-        if kind or named or carryover:
+        if kind or named or carryover or any((patterns or {}).values()):
             raise ConfigError(
-                "--kind and the column options describe SOURCE; give SOURCE, or use the file's [[source]]"
+                "--kind, the column options, --include and --exclude describe SOURCE; give SOURCE, or use the file's "
+                "[[source]]"
             )
         return None
-    source: dict[str, Any] = {"path": path, "columns": named, "carryover": carryover or []}
+    source: dict[str, Any] = {"path": path, "columns": named, "carryover": carryover or [], **(patterns or {})}
     return [source | ({"kind": kind} if kind else {})]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from embedder.config_paths import follow_file
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -40,6 +41,8 @@ class SourceConfig(Section):
     kind: SourceKind = Field("auto", description="files, table (Parquet, CSV, JSONL, Delta) or webdataset (tars)")
     columns: Columns = Columns()
     carryover: tuple[str, ...] = Field((), description="columns copied untouched into the embeddings table")
+    include: tuple[str, ...] = Field((), description="of files, only those that one of these patterns means")
+    exclude: tuple[str, ...] = Field((), description="of files, none that one of these patterns means")
 
 
 class Replicas(Section):
@@ -83,7 +86,9 @@ class DecodeConfig(Section):
     timeout_s: float = Field(30.0, gt=0, description="wall clock for one picture, or for one segment of a video")
     video_timeout_s: float = Field(3600.0, gt=0, description="wall clock for one whole video")
     memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of the decoding child process")
-    max_pixels: int = Field(100_000_000, ge=1, description="decoded pixels of one picture or one frame")
+    max_pixels: int = Field(
+        100_000_000, ge=1, description="pixels of one frame; larger pictures are reduced, far larger ones refused"
+    )
     max_file_bytes: int = Field(512 << 20, ge=1, description="encoded size of one picture; videos are streamed")
     max_video_bytes: int = Field(16 << 30, ge=1, description="encoded size of one video, or of any other file")
     items_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -141,6 +146,11 @@ class RunConfig(Section):
     frames_per_segment: int = Field(4, ge=1, description="frames embedded of each segment, spread evenly")
     max_reject_fraction: float = Field(
         0.01, ge=0, le=1, description="above it nothing is published; after the first time of 100 items at least"
+    )
+    min_rejects: int = Field(
+        10,
+        ge=1,
+        description="fewer rejects are published, unless max_reject_fraction is 0 or a first run embeds nothing",
     )
     max_attempts: int = Field(5, ge=1, description="tries of what fails in passing; later ones only on demand")
     max_retire_fraction: float = Field(0.05, ge=0, le=1, description="a listing that lost more is refused")
@@ -202,6 +212,8 @@ def load_as(
 ) -> SomeConfig:
     """Read a configuration: the file first, then the command line's options, then its `--set key=value`.
 
+    Relative paths follow the file where they stand in it, and the working directory where the command line gives them.
+
     Args:
         kind: what the file describes.
         path: a TOML file, or none.
@@ -212,7 +224,7 @@ def load_as(
         ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
     """
     where = str(path) if path else "the command line"
-    tree = _read_toml(Path(path)) if path else {}
+    tree = follow_file(_read_toml(Path(path)), Path(path)) if path else {}
     tree |= {key: value for key, value in (overrides or {}).items() if value is not None}
     for setting in settings:
         _apply_setting(tree, setting)

@@ -36,6 +36,11 @@ TRACE = pa.list_(
     )
 )
 
+UNREADABLE_KIND, OTHER_FILE = "UnreadableKind", "OtherFile"
+LEFT_OUT = (UNREADABLE_KIND, OTHER_FILE)
+"""Error types of what is no broken item: a picture or clip of a kind that this version can't read, and no media at all.
+Such an item's state is `left_out`; it counts as no reject."""
+
 # What the decode step adds to a listing. `modality` is null in a row that only reports on its item; `num_vectors` (rows
 # of the item that have a modality) is null but in the item's last row, with which the item is complete.
 DECODED = pa.schema(

@@ -47,6 +47,7 @@ def build_store_index(
         RetrievalError: no design keeps the constraints.
         GateRefused: the index is not good enough; what was published stays.
     """
+    published(files)  # before the lock makes a folder
     with write_lock(files):
         current = published(files)
         info = read_store_info(files)

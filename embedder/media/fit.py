@@ -13,6 +13,7 @@ Resize = Literal["squash", "crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
 
+DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at one of so many pixels along each side
 REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
 MAX_CROP_ASPECT: dict[Resampler, int] = {"pillow": 4, "torchvision": 64}
 """Beyond it, what a crop would throw away is cut off before the resize. torchvision's costs little in any case."""
@@ -87,3 +88,18 @@ def draft_size(size: Size, fit: PictureFit) -> Size:
     """The least size at which a JPEG may be decoded; sides that swap later are all the same to a square."""
     width, height = (math.ceil(REDUCED_MARGIN * edge) for edge in scaled_size(size, fit))
     return width, height
+
+
+def fitting_scale(size: Size, fit: PictureFit) -> int:
+    """How far a JPEG's sides are reduced while it is decoded, where the model allows that."""
+    if not fit.reduced_decode:
+        return 1
+    room = min(edge // least for edge, least in zip(size, draft_size(size, fit), strict=True))
+    return max((scale for scale in DRAFT_SCALES if scale <= room), default=1)
+
+
+def needed_scale(size: Size, max_pixels: int) -> int:
+    """How far a JPEG's sides must be reduced while it is decoded, to keep within a number of pixels; 8 at most."""
+    width, height = size
+    fitting = (scale for scale in DRAFT_SCALES if -(-width // scale) * -(-height // scale) <= max_pixels)
+    return next(fitting, DRAFT_SCALES[-1])

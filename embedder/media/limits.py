@@ -12,7 +12,8 @@ class DecodeLimits:
         video_timeout_s: wall clock for one whole video, without the time its reader spends between segments.
         memory_bytes: address space of the decoding child process; about 140 MiB go before the first video, and 80
             more with the torchvision resampler.
-        max_pixels: decoded pixels of one picture or of one frame.
+        max_pixels: pixels of one picture or of one frame. A larger JPEG is decoded at 1/2, 1/4 or 1/8 of its sides,
+            another picture of up to twice as many is decoded whole and then halved; what is larger is refused.
         max_file_bytes: encoded size of one picture; videos are streamed.
         max_video_bytes: encoded size of one video; it is read whole, to tell by its hash whether it has changed.
     """

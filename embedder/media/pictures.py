@@ -20,7 +20,16 @@ from PIL import (
 )
 
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit, Size, draft_size, kept_box, long_cut, scaled_size
+from embedder.media.fit import (
+    DRAFT_SCALES,
+    PictureFit,
+    Size,
+    fitting_scale,
+    kept_box,
+    long_cut,
+    needed_scale,
+    scaled_size,
+)
 
 PLUGINS = (
     JpegImagePlugin,
@@ -33,7 +42,11 @@ PLUGINS = (
 )
 """Imported here, so that the first picture doesn't wait for Pillow to import the plugins of every format it knows."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # "JPEG" covers MPO, its multi-picture form
-MAX_DRAFT_REDUCTION = 8 * 8  # pixels of a JPEG for each one of it decoded at 1/8 scale
+MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
+MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit each, or more
+# Other formats are decoded whole: a picture of up to twice `max_pixels` is, and halved, so that only its bare pixels
+# are large (4 bytes each, 8 where it is transparent).
+WHOLE_FACTOR = 2
 
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {
@@ -60,7 +73,8 @@ def decode_picture(encoded: bytes, fit: PictureFit, max_pixels: int) -> bytes:
     Args:
         encoded: the whole file.
         fit: how the picture becomes a square.
-        max_pixels: pixels that may be decoded, counted before anything is.
+        max_pixels: pixels that are kept: a JPEG of more is decoded at reduced scale, another picture of up to twice
+            as many is halved once it is decoded. Sizes are looked at before anything is decoded.
 
     Returns:
         S * S * 3 bytes.
@@ -69,19 +83,28 @@ def decode_picture(encoded: bytes, fit: PictureFit, max_pixels: int) -> bytes:
         DecodeError: empty, of no known format, or too large.
         Exception: anything else that Pillow raises for a broken file; it has no root class of its own.
     """
-    picture = _open(encoded, fit, max_pixels)
-    if fit.reduced_decode and isinstance(picture, JpegImagePlugin.JpegImageFile):
-        picture.draft(None, draft_size(picture.size, fit))
-    check_pixels(picture.size, max_pixels)
+    picture = _open(encoded, max_pixels)
+    if isinstance(picture, JpegImagePlugin.JpegImageFile):
+        check_plausible(picture.size, len(encoded), max_pixels)
+        scale = max(needed_scale(picture.size, max_pixels), fitting_scale(picture.size, fit))
+        if scale > 1:
+            picture.draft(None, (max(1, picture.width // scale), max(1, picture.height // scale)))
+        check_pixels(picture.size, max_pixels)
+    else:
+        check_pixels(picture.size, WHOLE_FACTOR * max_pixels)
     picture.load()
-    return fit_picture(upright(to_rgb(picture), _orientation(picture)), fit)
+    orientation = _orientation(picture)
+    picture = to_rgb(picture)
+    if picture.width * picture.height > max_pixels:
+        picture = picture.reduce(WHOLE_FACTOR)
+    return fit_picture(upright(picture, orientation), fit)
 
 
-def _open(encoded: bytes, fit: PictureFit, max_pixels: int) -> Image.Image:
+def _open(encoded: bytes, max_pixels: int) -> Image.Image:
     """Read the header. Pillow's own check refuses what is twice too large before it makes room for a canvas."""
     if not encoded:
         raise DecodeError("EmptyFile", "the file is empty")
-    reducible = fit.reduced_decode and encoded.startswith(b"\xff\xd8")
+    reducible = encoded.startswith(b"\xff\xd8")
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION if reducible else max_pixels
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
@@ -98,6 +121,16 @@ def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DecodeError(
             "TooManyPixels", f"{width} x {height} are {width * height} pixels; at most {max_pixels} are decoded"
+        )
+
+
+def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> None:
+    """Raise DecodeError when a large JPEG is too short for its size: the decoder would make up what is not there."""
+    width, height = size
+    if width * height > max(max_pixels, num_bytes * MAX_PIXELS_PER_BYTE):
+        raise DecodeError(
+            "TooManyPixels",
+            f"{width} x {height} pixels can't be in {num_bytes} bytes; the file is cut off, or made to fill the memory",
         )
 
 

@@ -22,6 +22,35 @@ STILL_BRANDS = frozenset({b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", 
 """Brands of the MP4 family whose files hold pictures that Pillow doesn't read: HEIC, camera raw."""
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
+UNREADABLE_BRANDS = {
+    "HEIC": STILL_BRANDS - {b"crx "},
+    "CR3": frozenset({b"crx "}),
+}
+UNREADABLE_SIGNATURES = (
+    ("JXL", b"\xff\x0a"),
+    ("JXL", b"\0\0\0\x0cJXL \r\n\x87\n"),
+    ("JP2", b"\0\0\0\x0cjP  \r\n\x87\n"),
+    ("JP2", b"\xff\x4f\xff\x51"),
+    ("PSD", b"8BPS"),
+    ("RAF", b"FUJIFILMCCD-RAW"),
+    ("ORF", b"IIRO"),
+    ("ORF", b"IIRS"),
+    ("ORF", b"MMOR"),
+    ("RW2", b"IIU\0"),
+    ("X3F", b"FOVb"),
+    ("EXR", b"v/1\x01"),
+    ("ICO", b"\0\0\x01\0"),
+    ("ICNS", b"icns"),
+    ("EPS", b"%!PS-Adobe"),
+    ("XCF", b"gimp xcf"),
+    ("MPG", b"\0\0\x01\xba"),
+    ("MPG", b"\0\0\x01\xb3"),
+    ("WMV", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
+    ("FLV", b"FLV\x01"),
+    ("RM", b".RMF"),
+)
+"""Pictures and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
+TS_SYNC, TS_PACKETS = 0x47, (188, 192)
 TEXT_CONTROLS = frozenset("\t\n\r\f")
 
 
@@ -41,6 +70,33 @@ def sniff(head: bytes) -> Kind | None:
     if _is_video(head):
         return "video"
     return None
+
+
+def unreadable_kind(head: bytes) -> str | None:
+    """Name the kind of a picture or clip that can't be decoded here, from its first bytes.
+
+    Args:
+        head: the beginning of an object for which `sniff` gives no picture or video; 4096 bytes are enough.
+
+    Returns:
+        The usual suffix in capitals, or None for what is no such thing.
+    """
+    if head[4:8] == b"ftyp":
+        return next((kind for kind, brands in UNREADABLE_BRANDS.items() if head[8:12] in brands), None)
+    for kind, signature in UNREADABLE_SIGNATURES:
+        if head.startswith(signature):
+            return kind
+    if _is_transport_stream(head):
+        return "MTS"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    return "SVG" if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text else None
+
+
+def _is_transport_stream(head: bytes) -> bool:
+    """Packets of an MPEG transport stream, those of camcorders with four bytes before each."""
+    starts = ((size - 188) + number * size for size in TS_PACKETS for number in range(4))
+    marks = [len(head) > start and head[start] == TS_SYNC for start in starts]
+    return all(marks[:4]) or all(marks[4:])
 
 
 def _is_text(head: bytes) -> bool:

@@ -29,11 +29,12 @@ from embedder.operations.summary import summarise
 from embedder.run.interrupts import Interrupted
 from embedder.run.watcher import Watcher
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, read_current, run_file, utc_now
-from embedder.store.runs import Run
+from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current, run_file, utc_now
+from embedder.store.runs import RUN_FILE, Run
 
 LOG_FILE = "log.txt"
 RUNS_FILE = "runs.jsonl"
+USER_MISTAKE = 2  # the exit code
 PROGRESS_S = 60.0  # between two lines of progress
 
 
@@ -44,6 +45,7 @@ class Operation:
         self.config, self.kind = config, kind
         self.started_at = utc_now()
         self.report: dict[str, Any] | None = None
+        self._run: Run | None = None
         self._watcher = watcher
         self._log = RunLog(Path(config.log_file).expanduser() if config.log_file else None)
 
@@ -70,6 +72,7 @@ class Operation:
 
     def begun(self, run: Run) -> None:
         """There is a run: its folder takes the log, unless `log_file` says otherwise."""
+        self._run = run
         path = run_file(run.run_id, LOG_FILE)
 
         def write(lines: str) -> None:
@@ -85,6 +88,8 @@ class Operation:
 
     def ended(self, exit_code: int, message: str) -> None:
         """Write the run's last words to all who wait for them; never raises what a full or missing disk raises."""
+        if self._run is not None and not self._run.files.exists(run_file(self._run.run_id, RUN_FILE)):
+            self._log.write_to(lambda lines: None)  # the command was refused, and took its run away
         summary = self._summary(exit_code, message)
         self._log.add(f"exit {exit_code}: {message} ({summary['wall_s']:.1f} s)")
         self._attempt("the line of this run", lambda: self._append_line(summary))
@@ -114,7 +119,7 @@ class Operation:
 
     def _append_line(self, summary: dict[str, Any]) -> None:
         """One line more, in one write, so that two runs that end together don't mix theirs."""
-        path = self._runs_file()
+        path = self._runs_file(is_refusal=summary["exit_code"] == USER_MISTAKE)
         if path is None:
             return
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -123,16 +128,16 @@ class Operation:
         finally:
             os.close(handle)
 
-    def _runs_file(self) -> Path | None:
-        """`runs_file`, or a file in a local store, where there is one; object stores can't append."""
+    def _runs_file(self, *, is_refusal: bool) -> Path | None:
+        """`runs_file`, or a file in a local store, which a refusal leaves as it is; object stores can't append."""
         if self.config.runs_file:
             path = Path(self.config.runs_file).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
             return path
-        store = self.config.store
-        if store is None or "://" in store or not Path(store).expanduser().is_dir():
+        if self.config.store is None or is_refusal:
             return None
-        return Path(store).expanduser() / RUNS_FILE
+        folder = StoreFiles(self.config.store).folder
+        return folder / RUNS_FILE if folder is not None and (folder / STORE_FILE).is_file() else None
 
     def _attempt(self, what: str, do: Callable[[], None]) -> None:
         try:
@@ -149,7 +154,7 @@ def operation(config: RunConfig, kind: str, watcher: Watcher) -> Iterator[Operat
     try:
         yield watched
     except USER_MISTAKES as error:
-        watched.ended(2, str(error))
+        watched.ended(USER_MISTAKE, str(error))
         raise
     except Interrupted as error:
         error.message += "; what is finished is kept, and the same command goes on"

@@ -20,6 +20,7 @@ class Ended:
         current: what is published.
         verdicts: of the guards that were asked before anything was embedded.
         retired: ids that leave the store.
+        left_out_before: of `embedder.run.known.left_out_before`.
     """
 
     outcome: Outcome
@@ -27,3 +28,4 @@ class Ended:
     current: Current | None
     verdicts: tuple[Verdict, ...]
     retired: pa.ChunkedArray
+    left_out_before: pa.Table

@@ -1,7 +1,12 @@
 """What becomes of a run whose engine has ended: it is published, kept for the next time, or refused."""
 
+import copy
+
+import pyarrow as pa
+
 from embedder.errors import RunFailed
 from embedder.indexing.store_index import keep_index
+from embedder.item_ids import without_items
 from embedder.refresh.ended import Ended
 from embedder.refresh.guards import Verdict
 from embedder.refresh.judging import judge_result, refusal, retrieval_record
@@ -9,6 +14,7 @@ from embedder.refresh.request import Request
 from embedder.run.counts import Counts, count_run
 from embedder.run.report import Report
 from embedder.run.reporting import make_report
+from embedder.sources.selection import LeftOut
 from embedder.store.compact import compact_if_needed
 from embedder.store.layout import run_file
 from embedder.store.publish import Order, publish
@@ -26,7 +32,10 @@ def end_run(request: Request, ended: Ended) -> Report:
     counts = count_run(run, ended.retired)
     num_left = ended.work.difference.to_embed.num_rows - counts.num_here
     report = make_report(ended.outcome, ended.work.difference, counts, request.started_s)
-    report = report.model_copy(update={"kind": request.options.kind, "num_left": num_left})
+    left_out = told_left_out(request, ended.left_out_before, counts)
+    report = report.model_copy(
+        update={"kind": request.options.kind, "num_left": num_left, **left_out.as_counts()},
+    )
     failure = _stopped(ended, counts)
     kept = None if failure else _kept(ended, counts, num_left)
     verdicts = list(ended.verdicts)
@@ -43,6 +52,24 @@ def end_run(request: Request, ended: Ended) -> Report:
         request.watcher.reported(report)
         raise RunFailed(failure)
     return report
+
+
+def told_left_out(request: Request, before: pa.Table, counts: Counts | None = None) -> LeftOut:
+    """Tell what is no item, and count it: by its name, or once it had been read, by this run or by an earlier one.
+
+    Args:
+        request: knows what the listing left out.
+        before: items that earlier runs left out.
+        counts: what this run finished; none where there was nothing to do.
+    """
+    left_out = copy.deepcopy(request.inputs.left_out)
+    if counts is not None:
+        left_out.count_read(counts.left_out)
+        before = without_items(before, counts.left_out["item_id"])
+    left_out.count_read(before)
+    for line in left_out.lines():
+        request.watcher.say(line)
+    return left_out
 
 
 def _stopped(ended: Ended, counts: Counts) -> str | None:
@@ -64,7 +91,7 @@ def _kept(ended: Ended, counts: Counts, num_left: int) -> str | None:
             f"{ended.work.outdated}: {counts.num_items:,} items are done and kept, {num_left:,} are left; the old "
             "vectors are served until all are done, and the next refresh goes on"
         )
-    if not counts.num_items and not len(ended.retired) and num_left:
+    if not counts.num_here and not counts.num_items and not len(ended.retired) and num_left:
         return f"nothing was finished; {num_left:,} items are left for the next refresh"
     return None
 

@@ -14,7 +14,7 @@ from embedder.errors import RunFailed
 from embedder.indexing.store_index import keep_index, make_first_index
 from embedder.operations.operation import operation
 from embedder.refresh.ended import Ended
-from embedder.refresh.ending import end_run
+from embedder.refresh.ending import end_run, told_left_out
 from embedder.refresh.guards import check_forced, force, judge_hold
 from embedder.refresh.inputs import as_of_now, open_inputs
 from embedder.refresh.judging import judge_earlier, judge_start, refusal
@@ -24,16 +24,17 @@ from embedder.refresh.work import Options, Work, outdated_by, plan_work, retired
 from embedder.rows import carried_schema
 from embedder.run.execute import execute
 from embedder.run.int8 import check_int8
-from embedder.run.known import NOTHING_FINISHED, published_items
+from embedder.run.known import NOTHING_FINISHED, left_out_before, published_items
 from embedder.run.report import Report
 from embedder.run.reporting import idle_report
 from embedder.run.watcher import Watcher
-from embedder.store.binding import bind_store, check_writable
+from embedder.store.binding import bind_store, check_binding, check_writable
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import NO_IDS, finish_publication
 from embedder.store.purged import without_purged
+from embedder.store.refusals import look, no_empty_folders, taken_back
 from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables import RecordTable
@@ -65,7 +66,10 @@ def run_flow(config: RunConfig, watcher: Watcher, options: Options) -> Report:
         inputs = open_inputs(config, may_be_empty=options.may_change)
         if read_current(inputs.files) is None:
             check_int8(config, inputs.model)  # before a store is made
-        with write_lock(inputs.files, operators.say):
+        check_binding(inputs.files, inputs.info, may_change=options.may_change)
+        files = inputs.files
+        before = look(files)
+        with no_empty_folders(files.folder), write_lock(files, operators.say), taken_back(files, before):
             report = _run_locked(Request(as_of_now(inputs), options, operators, started_s))
         operators.reported(report)
         return report
@@ -84,6 +88,7 @@ def _run_locked(request: Request) -> Report:
     plan = partial(plan_work, config, options, listing, published, outdated=outdated)
     work = plan(NOTHING_FINISHED)
     verdicts = judge_start(request, current, work, published)
+    before = left_out_before(files, current, published, listing)
     idle = idle_report(options.kind, work.difference.num_unchanged, request.started_s)
     if any(verdict.blocks for verdict in verdicts):
         verdicts = (*verdicts, *judge_earlier(request, listing, published, work))
@@ -92,7 +97,7 @@ def _run_locked(request: Request) -> Report:
         request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": guards}))
         raise RunFailed(reason)
     if current is not None and work.is_nothing:
-        return _idle_night(request, idle)
+        return _idle_night(request, idle, before)
     run, finished = _begin(request, current)
     work = plan(finished) if finished.num_rows else work
     held = find_held(files, current, inputs.info, work.difference.to_embed)
@@ -106,7 +111,7 @@ def _run_locked(request: Request) -> Report:
     if equal := find_equal(run, held):
         _take_over(request, next_session(run), equal, chosen)
     retired = retired_ids(listing, work, finished) if options.may_change else NO_IDS
-    return end_run(request, Ended(outcome, work, current, verdicts, retired))
+    return end_run(request, Ended(outcome, work, current, verdicts, retired, before))
 
 
 def _held(config: RunConfig, options: Options, started_s: float) -> Report | None:
@@ -138,11 +143,19 @@ def _take_over(request: Request, run: Run, held: tuple[HeldItems, ...], listed: 
     return next_session(run)
 
 
-def _idle_night(request: Request, idle: Report) -> Report:
-    """End a night without a change; a store from before each publication made an index gets its first."""
+def _idle_night(request: Request, idle: Report, before: pa.Table) -> Report:
+    """End a night without a change; a store from before each publication made an index gets its first.
+
+    Args:
+        request: what is asked.
+        idle: the report so far.
+        before: items that earlier runs left out.
+    """
     config = request.inputs.config
+    counts = told_left_out(request, before).as_counts()
     number = make_first_index(request.inputs.files, request.watcher.say, config.index, config.ray_address)
-    return idle if number is None else idle.model_copy(update={"outcome": f"nothing to embed; index {number} is made"})
+    outcome = idle.outcome if number is None else f"nothing to embed; index {number} is made"
+    return idle.model_copy(update={**counts, "num_unchanged": idle.num_unchanged - before.num_rows, "outcome": outcome})
 
 
 def _settle(request: Request) -> StoreInfo:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from shlex import quote
 from typing import Any
 
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
@@ -62,14 +63,15 @@ def judge(candidate: Candidate, limits: RunConfig, forced: Collection[str] = ())
 
     Args:
         candidate: what would be published.
-        limits: `max_reject_fraction`, `min_vector_spread`, `min_vector_directions`, `max_retrieval_drop`.
+        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions` and
+            `max_retrieval_drop`.
         forced: names of guards that are overridden.
 
     Raises:
         ConfigError: a forced guard does not exist.
     """
     check_forced(forced)
-    verdicts = [judge_rejects(candidate, limits.max_reject_fraction), judge_vectors(candidate, limits)]
+    verdicts = [judge_rejects(candidate, limits), judge_vectors(candidate, limits)]
     if candidate.whole.num_rows or len(candidate.retired):
         verdicts.append(judge_retrieval(candidate, limits.max_retrieval_drop))
     return [force(verdict, forced) for verdict in verdicts]
@@ -130,13 +132,34 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     return Verdict(name="retire", passed=False, figure=figure, limit=limit, num_judged=of, message=message)
 
 
-def judge_rejects(candidate: Candidate, limit: float) -> Verdict:
+def are_too_many(candidate: Candidate, figure: float, limits: RunConfig) -> bool:
+    """Whether so many items failed that nothing may be published.
+
+    A few broken files stop no run, unless none at all are allowed, or a first run has nothing else to publish.
+
+    Args:
+        candidate: what would be published.
+        figure: share of its items that were rejected.
+        limits: `max_reject_fraction`, `min_rejects`.
+    """
+    limit, has_embedded = limits.max_reject_fraction, candidate.num_items > candidate.num_rejected
+    if candidate.published is None and candidate.whole.num_rows and not has_embedded and limit < 1:
+        return candidate.num_rejected > 0 or not pc.sum(candidate.whole["num_vectors"]).as_py()
+    is_few = candidate.num_rejected < limits.min_rejects and limit > 0
+    return figure > limit and not is_few
+
+
+def judge_rejects(candidate: Candidate, limits: RunConfig) -> Verdict:
     """Judge the share of items that could not be embedded."""
+    limit = limits.max_reject_fraction
     num_items, num_rejected = candidate.num_items, candidate.num_rejected
     of = num_items if candidate.published is None else max(num_items, MIN_ITEMS_JUDGED)
     figure = num_rejected / of if num_items else 0.0
     message = f"{num_rejected:,} of {num_items:,} items were rejected"
-    if figure > limit:
+    too_many = are_too_many(candidate, figure, limits)
+    if too_many and not num_items:
+        message = f"none of {candidate.whole.num_rows:,} files could be embedded"
+    if too_many:
         run = candidate.run
         message += (
             f", more than max_reject_fraction = {limit:g} allows: {_reasons(candidate)}; "
@@ -144,7 +167,7 @@ def judge_rejects(candidate: Candidate, limit: float) -> Verdict:
             "run the same command again, or allow more with --set max_reject_fraction=..."
         )
     return Verdict(
-        name="rejects", passed=figure <= limit, figure=figure, limit=limit, message=message, num_judged=num_items
+        name="rejects", passed=not too_many, figure=figure, limit=limit, message=message, num_judged=num_items
     )
 
 

@@ -1,6 +1,7 @@
 """What a run starts from: its model, its store and its listing, all checked before anything is made."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -10,7 +11,8 @@ from embedder.run import machine
 from embedder.run.job import Model, make_plan, open_model, store_info
 from embedder.run.resources import Available, check_cpus, check_gpus, requested
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
-from embedder.store.files import StoreFiles, lies_inside
+from embedder.sources.selection import LeftOut
+from embedder.store.files import StoreFiles, is_same_place
 from embedder.store.layout import Current, StoreInfo, read_current
 from shards.plan import ShardPlan
 
@@ -21,6 +23,7 @@ class Inputs:
 
     Attributes:
         seen: what was published before the sources were listed.
+        left_out: what the sources hold beside items.
     """
 
     config: RunConfig
@@ -30,6 +33,7 @@ class Inputs:
     files: StoreFiles
     listing: pa.Table
     seen: Current | None
+    left_out: LeftOut
 
 
 def open_inputs(config: RunConfig, *, may_be_empty: bool = False) -> Inputs:
@@ -55,8 +59,8 @@ def open_inputs(config: RunConfig, *, may_be_empty: bool = False) -> Inputs:
         num_cpus = machine.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
     seen = read_current(files)
-    listing = list_items(config, may_be_empty=may_be_empty and seen is not None)
-    return Inputs(config, model, plan, store_info(config, model), files, listing, seen)
+    listing, left_out = list_items(config, files, may_be_empty=may_be_empty and seen is not None)
+    return Inputs(config, model, plan, store_info(config, model), files, listing, seen, left_out)
 
 
 def as_of_now(inputs: Inputs) -> Inputs:
@@ -67,7 +71,8 @@ def as_of_now(inputs: Inputs) -> Inputs:
     now = read_current(inputs.files)
     if now == inputs.seen:
         return inputs
-    return replace(inputs, listing=list_items(inputs.config, may_be_empty=True), seen=now)
+    listing, left_out = list_items(inputs.config, inputs.files, may_be_empty=True)
+    return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
 def _required(config: RunConfig) -> tuple[str, str]:
@@ -81,20 +86,38 @@ def _required(config: RunConfig) -> tuple[str, str]:
 
 
 def _check_places(config: RunConfig, files: StoreFiles) -> None:
-    """A store inside a source would be embedded itself the next time."""
+    """A store may lie below a source, whose listing leaves it out; in one folder nobody could tell the two apart."""
     for source in config.source:
-        if lies_inside(files, source.path):
-            raise ConfigError(f"store {files.address}: it lies inside the source {source.path}; put it somewhere else")
+        if is_same_place(files, source.path):
+            raise ConfigError(
+                f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
+                f"somewhere else, such as {files.uri('store')}"
+            )
 
 
-def list_items(config: RunConfig, *, may_be_empty: bool) -> pa.Table:
-    """All items of all sources; before anything is made, so that a wrong path leaves no store behind.
+def own_places(config: RunConfig, files: StoreFiles) -> tuple[str, ...]:
+    """All that the run itself writes, wherever that lies: its store, and the files of its operators."""
+    named = (config.log_file, config.runs_file, config.metrics_file)
+    return (files.address, *(str(Path(name).expanduser().absolute()) for name in named if name))
+
+
+def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+    """All items of all sources, and what was left out; before anything is made, so that a wrong path makes no store.
+
+    Args:
+        config: the run; its sources.
+        files: its store, which is no item.
+        may_be_empty: whether there may be no item at all.
 
     Raises:
         SourceError: a source can't be listed, or nothing is in any and that may not be.
     """
-    tables = list(list_sources(config.source))
+    left_out = LeftOut()
+    tables = list(list_sources(config.source, own=own_places(config, files), left_out=left_out))
     if not any(table.num_rows for table in tables) and not may_be_empty:
         paths = ", ".join(source.path for source in config.source)
-        raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
-    return pa.concat_tables(tables) if tables else LISTING_SCHEMA.empty_table()
+        found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
+        if left_out.num_excluded:
+            found = f"{left_out.num_excluded:,} files excluded by `include` or `exclude`; {found}"
+        raise SourceError(f"source {paths}: nothing is in it to embed; {found}")
+    return (pa.concat_tables(tables) if tables else LISTING_SCHEMA.empty_table()), left_out

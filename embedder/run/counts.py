@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.item_ids import without_items
-from embedder.store.journal import JournalEntry, read_finished
+from embedder.run.known import LEFT_OUT_FACTS
+from embedder.store.journal import JournalEntry, read_finished, read_keys
 from embedder.store.runs import Run
 
 
@@ -18,6 +19,7 @@ class Counts:
         entries: the journal, read once.
         whole: items with records and rows of their own: `item_id`, `session`, `num_vectors`.
         num_items: embedded or rejected.
+        left_out: what turned out to be no item: `item_id`, `uri`, `error_type`, `error`.
         num_rejected: of those, and `num_stale` of them keep published vectors.
         num_equal: items whose content is as it was published.
         num_vectors: new rows of embeddings.
@@ -28,6 +30,7 @@ class Counts:
     entries: list[JournalEntry]
     whole: pa.Table
     num_items: int
+    left_out: pa.Table
     num_rejected: int
     num_stale: int
     num_equal: int
@@ -43,12 +46,14 @@ def count_run(run: Run, left_out: pa.ChunkedArray) -> Counts:
     whole = without_items(finished.whole, left_out)
     facts = finished.records.select(["item_id", "session", "state", "stale", "path"])
     facts = facts.join(whole, ["item_id", "session"], join_type="inner")
-    is_embedded = pc.equal(facts["state"], "embedded")
+    is_embedded, is_left_out = (pc.equal(facts["state"], state) for state in ("embedded", "left_out"))
+    num_items = facts.num_rows - _num_true(is_left_out)
     return Counts(
         entries=entries,
         whole=whole.filter(pc.invert(whole["kept"])),
-        num_items=facts.num_rows,
-        num_rejected=facts.num_rows - _num_true(is_embedded),
+        num_items=num_items,
+        left_out=_left_out(run, entries, whole) if num_items < facts.num_rows else LEFT_OUT_FACTS.empty_table(),
+        num_rejected=num_items - _num_true(is_embedded),
         num_stale=_num_true(facts["stale"]),
         num_equal=_num_true(pc.and_(is_embedded, facts["kept"])),
         num_vectors=pc.sum(facts.filter(pc.invert(facts["kept"]))["num_vectors"]).as_py() or 0,
@@ -65,6 +70,12 @@ def _taken_from(entries: list[JournalEntry], paths: pa.ChunkedArray) -> dict[str
         if (run_id := source.get(count["values"])) is not None:
             counts[run_id] = counts.get(run_id, 0) + count["counts"]
     return counts
+
+
+def _left_out(run: Run, entries: list[JournalEntry], whole: pa.Table) -> pa.Table:
+    records = read_keys(run.files, entries, "items", [*LEFT_OUT_FACTS.names, "state"])
+    records = records.filter(pc.equal(records["state"], "left_out"))
+    return records.join(whole, ["item_id", "session"], join_type="left semi").select(LEFT_OUT_FACTS.names)
 
 
 def _num_true(column: pa.ChunkedArray) -> int:

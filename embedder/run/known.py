@@ -30,6 +30,8 @@ PUBLISHED = pa.schema(
     )
 )
 
+LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "error_type", "error")])
+
 STANDING = ("known_version", "known_vectors")
 
 NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
@@ -40,7 +42,7 @@ class Policy:
     """What is embedded again although it looks the same.
 
     Attributes:
-        retry_rejects: all that was rejected.
+        retry_rejects: all that was rejected, or left out once it had been read.
         max_attempts: what failed in passing is tried by itself until it failed so often.
         outdated: everything that is published, and why; nothing of it can be kept.
     """
@@ -56,6 +58,22 @@ def published_items(files: StoreFiles, current: Current | None) -> pa.Table:
         return PUBLISHED.empty_table()
     items = RecordTable(files, "items", current.items).read(PUBLISHED.names)
     return with_nulls(items, PUBLISHED).select(PUBLISHED.names).cast(PUBLISHED)
+
+
+def left_out_before(files: StoreFiles, current: Current | None, published: pa.Table, listing: pa.Table) -> pa.Table:
+    """Listed items that an earlier run read and left out: `LEFT_OUT_FACTS`.
+
+    Args:
+        files: the store.
+        current: what is published.
+        published: of `published_items`.
+        listing: listed items.
+    """
+    if current is None or not pc.any(pc.equal(published["state"], "left_out")).as_py():
+        return LEFT_OUT_FACTS.empty_table()
+    items = RecordTable(files, "items", current.items).read([*LEFT_OUT_FACTS.names, "state"])
+    items = items.filter(pc.equal(items["state"], "left_out")).select(LEFT_OUT_FACTS.names)
+    return items.join(listing.select(["item_id"]), "item_id", join_type="left semi")
 
 
 def known_items(published: pa.Table, finished: pa.Table, policy: Policy) -> pa.Table:
@@ -98,7 +116,7 @@ def whole_contents(items: pa.Table) -> pa.ChunkedArray:
 
 def _retries(items: pa.Table, policy: Policy) -> pa.ChunkedArray:
     """Why items are tried again: `rejected before`, or null."""
-    again = pc.equal(items["state"], "rejected")
+    again = pc.not_equal(items["state"], "embedded")
     if not policy.retry_rejects:
         in_passing = pc.fill_null(items["transient"], False)
         again = pc.and_(again, pc.and_(in_passing, pc.less(items["attempts"], policy.max_attempts)))

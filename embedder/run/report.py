@@ -99,6 +99,18 @@ class Report(BaseModel):
     """Items that can't be read any more and keep their old vectors."""
     num_left: int = 0
     """Items that a limit left for the next refresh."""
+    other_files: dict[str, int] = {}
+    """Files of the sources that are no media, by suffix; none of them is an item."""
+    unreadable: dict[str, int] = {}
+    """Pictures and clips of kinds that this version can't read, by kind."""
+    num_other_files: int = 0
+    num_unreadable: int = 0
+    num_junk: int = 0
+    """Names that systems and programs leave behind; a folder of them counts as one."""
+    num_sidecars: int = 0
+    """Files that belong to an item and are no caption."""
+    num_excluded: int = 0
+    """Names that `exclude` means, or `include` doesn't."""
     guards: tuple[dict[str, Any], ...] = ()
     """What each guard found, and whether it was overridden."""
     num_items: int

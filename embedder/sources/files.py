@@ -5,27 +5,58 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import chain, groupby
 
-from embedder.sources.patterns import Found, find_entries, find_one
+from embedder.sources.patterns import Found, find_one
 from embedder.sources.rows import Listing, Row, tables_of_rows
+from embedder.sources.selection import Selection, Selects, find_selected
 from embedder.sources.uris import is_text, readable
 from embedder.sources.walk import SIDECAR_SUFFIXES, Entry, stem_of
 
 
-def list_files(path: str) -> Listing:
+def list_files(path: str, selects: Selects) -> Listing:
     """List a folder, a pattern, or a single file with its sidecar.
 
     `item_id` is the path relative to the root, suffix included. A caption belongs to every file of its stem in its
     folder; `.txt` comes before `.json`. A caption without such a file is an item of its own: its `uri` is the
-    caption file, and `caption_uri` is null.
+    caption file, and `caption_uri` is null. A single file is an item, whatever its name says.
+
+    Args:
+        path: as `normalise_source` gives it.
+        selects: makes the selection, once the folder that names are relative to is known.
 
     Raises:
         SourceError: the path is missing, or a folder below it can't be read.
     """
-    found = find_entries(path)
+    found, selection = find_selected(path, selects)
     entries = found.entries if found.is_folder else _with_sidecars(found)
-    groups = groupby(entries, key=lambda entry: stem_of(entry.name))
-    rows = chain.from_iterable(pair_captions(list(group), found) for _, group in groups)
+    groups = (list(group) for _, group in groupby(entries, key=lambda entry: stem_of(entry.name)))
+    if found.is_named:
+        rows = chain.from_iterable(pair_captions(group, found) for group in groups)
+    else:
+        rows = chain.from_iterable(_selected(group, found, selection) for group in groups)
     return Listing(tables_of_rows(rows), unique_ids=True)
+
+
+def _selected(group: list[Entry], found: Found, selection: Selection) -> Iterator[Row]:
+    """Make the rows of those files of one stem that are items; a caption goes where its picture goes."""
+    judged = {entry.name: selection.judge(entry.name) for entry in group}
+    files = [entry for entry in group if not _is_sidecar(entry.name)]
+    has_items = any(judged[entry.name].verdict == "item" for entry in files)
+    has_excluded = any(judged[entry.name].verdict == "excluded" for entry in files)
+    kept = []
+    for entry in group:
+        verdict = judged[entry.name].verdict
+        if _is_sidecar(entry.name):
+            if has_items:
+                verdict = "item" if selection.may_caption(entry.name) else verdict
+            elif has_excluded:
+                verdict = "excluded"
+        if verdict == "item":
+            kept.append(entry)
+        else:
+            selection.left_out.count(verdict, entry.name)
+    for row in pair_captions(kept, found):
+        judgement = judged.get(row.item_id)
+        yield row if judgement is None or judgement.is_media else row._replace(is_media=False)
 
 
 def _with_sidecars(found: Found) -> Iterator[Entry]:

@@ -7,6 +7,7 @@ from typing import Literal
 from embedder.errors import SourceError
 from embedder.sources.errors import FetchError
 from embedder.sources.patterns import is_pattern, listing_error
+from embedder.sources.selection import Selection
 from embedder.sources.uris import is_remote
 from embedder.sources.walk import walk_folder
 
@@ -16,11 +17,16 @@ PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"
 _DELTA_LOG = "_delta_log"
 
 
-def detect_kind(path: str) -> Kind:
+def detect_kind(path: str, selection: Selection) -> Kind:
     """Tell the kind of a source from its path and, for a folder, from what it holds.
 
     A folder with a transaction log is a Delta table; one of nothing but tars, or nothing but table files of one
-    format, is that; any other folder is files, and so is a single file of no other kind.
+    format, is that; any other folder is files, and so is a single file of no other kind. Junk and what the run itself
+    writes tell nothing.
+
+    Args:
+        path: as `normalise_source` gives it.
+        selection: of the files below it.
 
     Raises:
         SourceError: a pattern whose suffix tells no kind, or a folder that can't be read.
@@ -30,7 +36,7 @@ def detect_kind(path: str) -> Kind:
     try:
         if is_delta(path):
             return "table"
-        names = _names_below(path)
+        names = _names_below(path, selection)
         return (_kind_of_name(path) or "files") if names is None else _kind_of_names(names)
     except FetchError as error:
         raise listing_error(error) from None
@@ -81,10 +87,16 @@ def _kind_of_names(names: Iterable[str]) -> Kind:
     return "webdataset" if suffixes == {"tar"} else "table"
 
 
-def _names_below(path: str) -> Iterator[str] | None:
-    """Stream the names in a folder; None for what is no folder."""
+def _names_below(path: str, selection: Selection) -> Iterator[str] | None:
+    """Stream the names in a folder that may tell its kind; None for what is no folder."""
+    names = _all_names_below(path, selection)
+    return None if names is None else (name for name in names if selection.judge(name).verdict not in ("own", "junk"))
+
+
+def _all_names_below(path: str, selection: Selection) -> Iterator[str] | None:
     if not is_remote(path):
-        return (entry.name for entry in walk_folder(path)) if os.path.isdir(path) else None  # noqa: PTH112
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        return (entry.name for entry in walk_folder(path, selection.skips)) if is_folder else None
     from embedder.sources.objects import find_object, stream_names
 
     return None if find_object(path) else stream_names(path)

@@ -1,6 +1,7 @@
 """All items of all sources of a run, as Arrow tables."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +12,7 @@ from embedder.rows import CARRIED
 from embedder.sources.files import list_files
 from embedder.sources.kinds import detect_kind
 from embedder.sources.rows import ROW_SCHEMA, Listing
+from embedder.sources.selection import LeftOut, Selection
 from embedder.sources.uris import normalise_source
 from embedder.store.schema import EMBEDDINGS
 
@@ -19,7 +21,13 @@ LISTING_SCHEMA = pa.schema([ROW_SCHEMA.field(0), pa.field("source", pa.string())
 known without reading."""
 
 
-def list_sources(sources: Sequence[SourceConfig], *, rows_per_chunk: int = 10_000) -> Iterator[pa.Table]:
+def list_sources(
+    sources: Sequence[SourceConfig],
+    *,
+    rows_per_chunk: int = 10_000,
+    own: Collection[str] = (),
+    left_out: LeftOut | None = None,
+) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
     The sources are looked at in the call: what is missing or of a wrong type is said before the first row. Each id is
@@ -28,6 +36,8 @@ def list_sources(sources: Sequence[SourceConfig], *, rows_per_chunk: int = 10_00
     Args:
         sources: with several, each needs a name of its own, which stands before its ids (`name:id`).
         rows_per_chunk: rows of every table but the last.
+        own: absolute paths and URIs of what the run itself writes, which is no item wherever it lies.
+        left_out: counts what is no item, while the tables are read.
 
     Returns:
         Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
@@ -36,34 +46,51 @@ def list_sources(sources: Sequence[SourceConfig], *, rows_per_chunk: int = 10_00
         SourceError: a source is missing or can't be listed completely, here or while it is read.
     """
     _check_names(sources)
-    listings = [(source, open_source(source)) for source in sources]
+    left_out = LeftOut() if left_out is None else left_out
+    listings = [(source, open_source(source, own, left_out)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
     tables = (table for source, listing in listings for table in _labelled(source, listing, schema))
     return rechunk(tables, rows_per_chunk)
 
 
-def open_source(source: SourceConfig) -> Listing:
+def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -> Listing:
     """Find out what a source is, and start to list it.
+
+    Args:
+        source: which.
+        own: of `list_sources`.
+        left_out: counts what is no item.
 
     Raises:
         SourceError: it is missing, or can't be listed as configured.
     """
     _check_carryover(source)
     path = normalise_source(source.path)
-    kind = source.kind if source.kind != "auto" else detect_kind(path)
+    uncounted = Selection(source, path, own, LeftOut())
+    kind = source.kind if source.kind != "auto" else detect_kind(path, uncounted)
+    selects = partial(_selection, source, own, left_out)
     if kind != "table" and source.columns != Columns():
         raise SourceError(f'{source.path}: `columns` name those of a table, and this is {kind}; set kind = "table"')
+    if kind != "files" and (source.include or source.exclude):
+        raise SourceError(
+            f"{source.path}: `include` and `exclude` choose files of a folder, and this is {kind}; take them out, or "
+            'set kind = "files"'
+        )
     if kind == "table":
         from embedder.sources.tables import list_table
 
-        return list_table(source, path)
+        return list_table(source, path, selects)
     if kind == "webdataset":
         from embedder.sources.webdataset import list_tars
 
-        return list_tars(source, path)
+        return list_tars(source, path, selects)
     if source.carryover:
         raise SourceError(f"{source.path}: files have no columns to carry over; use a table, or take `carryover` out")
-    return list_files(path)
+    return list_files(path, selects)
+
+
+def _selection(source: SourceConfig, own: Collection[str], left_out: LeftOut, root: str) -> Selection:
+    return Selection(source, root, own, left_out)
 
 
 def _check_names(sources: Sequence[SourceConfig]) -> None:

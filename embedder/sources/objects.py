@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import looks_like_part
 from embedder.sources.walk import Entry
+from embedder.store.schema import MARKS
 from shards.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 
 # One request reads this much ahead: a tar of small members is then streamed, one of large members is skipped through.
@@ -97,11 +98,23 @@ def walk_objects(uri: str) -> Iterator[Entry]:
     if not pages:
         return
     table = pa.Table.from_batches(pages).select(["path", "size", "e_tag", "last_modified"])
+    table = _without_stores(table, key)
     stems = pc.replace_substring_regex(table["path"], r"\.[^./]*$", "")
     table = table.append_column("stem", stems).sort_by([("stem", "ascending"), ("path", "ascending")])
     folders = _folders(table["path"])
     for batch in table.to_batches(max_chunksize=10_000):
         yield from _entries(batch, key, uri, folders)
+
+
+def _without_stores(table: pa.Table, key: str) -> pa.Table:
+    """Leave out the stores of embeddings below a folder, of this run or of any other."""
+    record, runs = MARKS
+    paths = table["path"]
+    for path in paths.filter(pc.ends_with(paths, f"/{record}")).to_pylist():
+        store = path.removesuffix(f"/{record}")
+        if store != key and pc.any(pc.starts_with(paths, f"{store}/{runs}/")).as_py():
+            table = table.filter(pc.invert(pc.starts_with(table["path"], f"{store}/")))
+    return table
 
 
 def _entries(batch: pa.RecordBatch, key: str, uri: str, folders: set[str]) -> Iterator[Entry]:

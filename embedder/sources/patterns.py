@@ -12,7 +12,7 @@ from embedder.errors import SourceError
 from embedder.sources.errors import FetchError
 from embedder.sources.rows import time_text
 from embedder.sources.uris import is_remote
-from embedder.sources.walk import Entry, look_at, walk_folder
+from embedder.sources.walk import Entry, SkipsFolder, look_at, skips_nothing, walk_folder
 
 MAX_BRACE_NAMES = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -27,6 +27,8 @@ class Found:
     root: str
     entries: Iterator[Entry]
     is_folder: bool = False
+    is_named: bool = False
+    """Whether the path is that of this one file."""
 
     def uri(self, entry: Entry) -> str:
         """Give the whole path of an entry."""
@@ -38,8 +40,12 @@ def is_pattern(path: str) -> bool:
     return bool(_MAGIC.search(path)) and (is_remote(path) or not os.path.lexists(path))
 
 
-def find_entries(path: str) -> Found:
+def find_entries(path: str, skips: SkipsFolder = skips_nothing) -> Found:
     """Find what a path means: the file itself, everything below a folder, or all that match a pattern.
+
+    Args:
+        path: as `normalise_source` gives it.
+        skips: which folders below it are not looked into; those of a bucket cost nothing and are listed all the same.
 
     Raises:
         SourceError: nothing is there, or it can't be listed.
@@ -47,7 +53,7 @@ def find_entries(path: str) -> Found:
     try:
         if is_remote(path):
             return _find_remote(path)
-        return _find_local(path)
+        return _find_local(path, skips)
     except FetchError as error:
         raise listing_error(error) from None
 
@@ -104,11 +110,11 @@ def _brace_choices(body: str, pattern: str) -> list[str]:
     return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
 
 
-def _find_local(path: str) -> Found:
+def _find_local(path: str, skips: SkipsFolder) -> Found:
     if os.path.isdir(path):  # noqa: PTH112
-        return Found(path, walk_folder(path), is_folder=True)
+        return Found(path, walk_folder(path, skips), is_folder=True)
     if os.path.lexists(path):
-        return Found(os.path.dirname(path), iter([_single(path)]))  # noqa: PTH120
+        return Found(os.path.dirname(path), iter([_single(path)]), is_named=True)  # noqa: PTH120
     if not _MAGIC.search(path):
         raise SourceError(f"{path}: there is no such file or folder; check the path, and that its disk is mounted")
     return _found_by_pattern(path, _glob_local)
@@ -125,7 +131,7 @@ def _find_remote(path: str) -> Found:
     from embedder.sources.objects import find_object, walk_objects
 
     if entry := find_object(path):
-        return Found(path.rpartition("/")[0], iter([entry]))
+        return Found(path.rpartition("/")[0], iter([entry]), is_named=True)
     if _MAGIC.search(path):
         return _found_by_pattern(path, _glob_remote)
     entries = walk_objects(path)

@@ -20,6 +20,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("caption_uri", pa.string()),
         pa.field("error_type", pa.string()),
         pa.field("error", pa.string()),
+        pa.field("is_media", pa.bool_()),
     ]
 )
 ROWS_PER_TABLE = 4096
@@ -30,7 +31,8 @@ class Row(NamedTuple):
     """One item, or one reject where `error_type` is set.
 
     `size_bytes` is None where the listing can't know it without reading (cells of a table, far files named in one).
-    `modified` changes when the item may have changed; it is compared, never parsed.
+    `modified` changes when the item may have changed; it is compared, never parsed. `is_media`: the name, or the user,
+    says that it is media. If it turns out to be none, it is then a reject, and else left out.
     """
 
     item_id: str
@@ -41,6 +43,7 @@ class Row(NamedTuple):
     caption_uri: str | None = None
     error_type: str | None = None
     error: str | None = None
+    is_media: bool = True
 
 
 @dataclass(frozen=True)

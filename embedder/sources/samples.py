@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from embedder.sources.byte_ranges import ByteRanges
 from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text, json_object
 from embedder.sources.errors import FetchError
+from embedder.sources.file_names import sort_of
 from embedder.sources.tar_scan import Member
 from embedder.sources.uris import is_text
 
@@ -97,7 +98,7 @@ class Samples:
 
     def take(self, member: Member, ranges: ByteRanges) -> None:
         """Put one member to its key; captions and metadata are read at once, while their block is at hand."""
-        if member.kind == "a folder":
+        if member.kind == "a folder" or sort_of(member.name) == "junk":
             return
         if problem := _name_problem(member):
             self.problems.append(problem)

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from embedder.errors import SourceError
 from embedder.sources.kinds import TABLE_SUFFIXES, is_delta, is_hidden
-from embedder.sources.patterns import find_entries
 from embedder.sources.rows import time_text
+from embedder.sources.selection import Selects, find_selected, take_all
 from embedder.sources.uris import file_url_path, is_remote, is_text, is_uri, readable
 from embedder.sources.walk import Entry
 from shards.object_stores import explain, storage_options
@@ -50,16 +50,20 @@ class Table:
     schema: pa.Schema | None = None
 
 
-def find_table(path: str) -> Table:
+def find_table(path: str, selects: Selects = take_all) -> Table:
     """Find the files of a table.
+
+    Args:
+        path: as `normalise_source` gives it.
+        selects: makes the selection of the folder's files.
 
     Raises:
         SourceError: nothing is there, formats are mixed, or a Delta table uses what can't be read.
     """
     if is_delta(path):
         return _delta_table(path)
-    found = find_entries(path)
-    entries = [entry for entry in found.entries if not (found.is_folder and is_hidden(entry.name))]
+    found, selection = find_selected(path, selects)
+    entries = [entry for entry in selection.without_junk(found) if not (found.is_folder and is_hidden(entry.name))]
     files = tuple(_table_file(entry, found.uri(entry)) for entry in entries)
     suffixes = {_suffix(file) for file in files}
     if not suffixes:

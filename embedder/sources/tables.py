@@ -13,6 +13,7 @@ import pyarrow as pa
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.rows import Listing, Row, table_of_rows, time_text
+from embedder.sources.selection import Selects
 from embedder.sources.table_files import Table, TableFile, find_table
 from embedder.sources.table_formats import FORMATS, Chunk
 from embedder.sources.uris import cell_prefix, file_url_path, is_remote, is_uri, row_uri
@@ -37,17 +38,22 @@ class Plan:
     cells: bool
 
 
-def list_table(source: SourceConfig, path: str) -> Listing:
+def list_table(source: SourceConfig, path: str, selects: Selects) -> Listing:
     """List the rows of a Parquet, CSV, JSON Lines or Delta table.
 
     Picture columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
     paths, `s3://`, `gs://`, `file://`, or paths relative to the table's folder. `..` is allowed there, as absolute
     paths are: a table is the user's own word, and only what decodes as a picture leaves a trace.
 
+    Args:
+        source: its columns and `carryover` count.
+        path: as `normalise_source` gives it.
+        selects: makes the selection of the table's files.
+
     Raises:
         SourceError: a named column is missing or of a wrong type, or a file can't be read.
     """
-    table = find_table(path)
+    table = find_table(path, selects)
     plan = plan_columns(source, path, _schema(table, source.columns))
     return Listing(_tables(table, plan), carryover=plan.carryover)
 

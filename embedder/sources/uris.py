@@ -72,6 +72,12 @@ def split_uri(uri: str) -> tuple[str, Part | None]:
     return uri[: uri.rindex("#")], part
 
 
+def name_in(uri: str) -> str:
+    """Give the name of the file or of the tar's member whose bytes a uri names."""
+    path, part = split_uri(uri)
+    return part.name if isinstance(part, TarMember) else path
+
+
 def looks_like_part(uri: str) -> bool:
     """Whether a file of this name would be mistaken for a part of another."""
     return "#" in uri and _parse_fragment(uri) is not None

@@ -2,13 +2,15 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from embedder.errors import SourceError
 from embedder.sources.rows import time_text
 
 SIDECAR_SUFFIXES = (".txt", ".json")
+SkipsFolder = Callable[[str], bool]
+"""Told a folder's path relative to the root, says whether to leave it alone; such a folder is not even opened."""
 
 
 class Entry(NamedTuple):
@@ -24,7 +26,12 @@ class Entry(NamedTuple):
     error: str | None = None
 
 
-def walk_folder(root: str) -> Iterator[Entry]:
+def skips_nothing(folder: str) -> bool:
+    """Leave no folder alone."""
+    return False
+
+
+def walk_folder(root: str, skips: SkipsFolder = skips_nothing) -> Iterator[Entry]:
     """Yield every file below `root`, folder by folder; memory is bounded by the largest single folder.
 
     A link to a file inside the root is a file. A link to a folder inside is passed over: what it shows is listed under
@@ -42,7 +49,8 @@ def walk_folder(root: str) -> Iterator[Entry]:
             entry = look_at(root, prefix + name, real_root)
             if entry is not None:
                 yield entry
-        prefixes.extend(f"{prefix}{name}/" for name in sorted(folders, reverse=True))
+        kept = (name for name in folders if not skips(prefix + name))
+        prefixes.extend(f"{prefix}{name}/" for name in sorted(kept, reverse=True))
 
 
 def stem_of(name: str) -> str:

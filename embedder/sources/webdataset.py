@@ -11,10 +11,12 @@ from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.byte_ranges import ByteRanges, open_ranges
 from embedder.sources.errors import FetchError
+from embedder.sources.file_names import sort_of
 from embedder.sources.kinds import PACKED_TAR_SUFFIXES
-from embedder.sources.patterns import Found, find_entries, listing_error
+from embedder.sources.patterns import Found, listing_error
 from embedder.sources.rows import ROWS_PER_TABLE, Listing, Row, table_of_rows
 from embedder.sources.samples import Problem, Sample, Samples
+from embedder.sources.selection import LeftOut, Selects, find_selected
 from embedder.sources.tar_scan import BrokenTarError, compression_of, scan_members
 from embedder.sources.uris import is_text, member_uri, readable, row_uri
 from embedder.sources.value_types import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
@@ -44,17 +46,24 @@ class Tar:
         )
 
 
-def list_tars(source: SourceConfig, path: str) -> Listing:
+def list_tars(source: SourceConfig, path: str, selects: Selects) -> Listing:
     """List the items of the tars that a path means: one, a folder of them, or a pattern with braces or wildcards.
 
     `item_id` is the tar's path relative to the source, without `.tar`, then `/` and the key. `.txt` is the caption,
     else the `caption` or `text` of `.json`, from which carryover columns come, too.
 
+    Args:
+        source: its `carryover` counts.
+        path: as `normalise_source` gives it.
+        selects: makes the selection. Files among the tars that are no media are left out, pictures there are rejects.
+
     Raises:
         SourceError: nothing is there, or a tar is compressed or may not be read.
     """
-    found = find_entries(path)
-    rows = chain.from_iterable(_rows_of_entry(entry, found, source.carryover) for entry in found.entries)
+    found, selection = find_selected(path, selects)
+    listed = selection.without_junk(found)
+    entries = (entry for entry in listed if found.is_named or _may_be_tar(entry.name, selection.left_out))
+    rows = chain.from_iterable(_rows_of_entry(entry, found, source.carryover) for entry in entries)
     if not source.carryover:
         return Listing(_tables(rows, pa.schema([])))
     first = list(islice(rows, SAMPLE_ROWS))
@@ -77,6 +86,16 @@ def _with_carryover(row: Row, metadata: dict[str, Any], carryover: pa.Schema) ->
         return row, {column.name: json_value(metadata.get(column.name), column.type) for column in carryover}
     except ValueError as error:
         return row._replace(error_type="CarryoverType", error=f"carryover from .json: {error}"), {}
+
+
+def _may_be_tar(name: str, left_out: LeftOut) -> bool:
+    """Whether a file is a tar, or one that should not be among tars; other files are counted and passed over."""
+    if name.lower().endswith((".tar", *PACKED_TAR_SUFFIXES)):
+        return True
+    is_other = sort_of(name) == "other"
+    if is_other:
+        left_out.count("other", name)
+    return not is_other
 
 
 def _rows_of_entry(entry: Entry, found: Found, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]:
@@ -139,7 +158,8 @@ def _item_row(tar: Tar, key: str, sample: Sample, number: int) -> Row:
     item_id, modified = f"{tar.prefix}/{key}", tar.entry.modified
     if media := sample.ranked_media():
         name, offset, size, _ = media[0]
-        return Row(item_id, member_uri(tar.uri, name, offset, size), size, modified, sample.caption)
+        uri = member_uri(tar.uri, name, offset, size)
+        return Row(item_id, uri, size, modified, sample.caption, is_media=sort_of(name) == "media")
     if sample.caption:
         return Row(item_id, row_uri(tar.uri, number), None, modified, sample.caption)
     return tar.reject(item_id, "Empty", "neither a picture, a video nor a caption under this key")

@@ -1,7 +1,7 @@
 """The CPU step of the pipeline: listed items in; pixels and token ids out, or the reason why not."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.media.sniff import sniff
-from embedder.rows import DECODED, TENSOR
+from embedder.media.sniff import sniff, unreadable_kind
+from embedder.rows import DECODED, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
+from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
+from embedder.sources.uris import name_in
 from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
 from embedder.steps.tensors import pack
 from embedder.steps.trace import Measurement, measure, trace_column
@@ -22,7 +24,8 @@ TOKEN_BYTES = 4  # int32
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 VERSIONS = ("known_version", "held_version")  # contents whose vectors there are
-LISTING_ONLY = ("caption", "caption_uri", "error_type", "error")
+CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
+LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 
 def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 0) -> Iterator[pa.Table]:
@@ -65,7 +68,7 @@ class ItemReader:
                 batch = self._take(rows, table_bytes)
                 if not batch:
                     return
-                table = assemble(listing.drop_columns(list(LISTING_ONLY)), batch)
+                table = assemble(listing.drop_columns(_known(listing, LISTING_ONLY)), batch)
                 count_inputs(measurement, table, self.spec)
                 measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
             yield table.append_column("trace", trace_column(len(batch), measurement))
@@ -82,7 +85,7 @@ class ItemReader:
         return taken
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
-        columns = ["uri", *LISTING_ONLY, *(name for name in VERSIONS if name in listing.schema.names)]
+        columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS))]
         for number, item in enumerate(listing.select(columns).to_pylist()):
             if should_stop():
                 return
@@ -119,7 +122,7 @@ class ItemReader:
                 yield {"content_version": version, "unchanged": True, "num_vectors": 0}
                 return
             for row in self.decoder.rows(content):
-                yield row | {"content_version": version}
+                yield _of_raw(item["uri"], row) | {"content_version": version}
 
     def _version(self, fetched: Fetched, content: Content) -> str | None:
         """Hash of what the item's vectors are made from; not of terabytes of which none will be made."""
@@ -147,12 +150,45 @@ class ItemReader:
         if kind in ("image", "video"):
             return Content(kind, fetched.content, caption, problem)
         if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
-            caption, problem = self._caption(item | {"caption_uri": item["uri"]})
-            return Content("text", None, caption, problem)
-        unknown = Problem(
-            "decode", "UnknownKind", f"neither a picture, a video nor a caption: it begins with {head[:16]!r}"
-        )
-        return Content(None, None, caption, unknown)
+            return _caption_content(item, *self._caption(item | {"caption_uri": item["uri"]}))
+        return Content(None, None, caption, no_media(item, head))
+
+
+def _known(listing: pa.Table, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in listing.schema.names]
+
+
+def _caption_content(item: Values, caption: str | None, problem: Problem | None) -> Content:
+    """A caption without a picture; a `.json` that holds none, and need not, is some other file."""
+    is_claimed = item.get("is_media") is not False or (problem is not None and problem.transient)
+    if not caption and not is_claimed:
+        return Content(None, None, None, Problem("decode", OTHER_FILE, "a file without a caption that belongs to none"))
+    return Content("text", None, caption, problem)
+
+
+def no_media(item: Values, head: bytes) -> Problem:
+    """Say why an item is left out or rejected, whose bytes are no picture, video or caption that can be read.
+
+    Args:
+        item: values of the listing.
+        head: how its bytes begin.
+    """
+    kind = unreadable_kind(head) or UNREADABLE_SUFFIXES.get(suffix_of(name_in(item["uri"])))
+    begins = f"it begins with {head[:16]!r}"
+    if kind is not None:
+        return Problem("decode", UNREADABLE_KIND, f"{kind}: this version can't read that kind; {CONVERT}")
+    if item.get("is_media") is False:
+        return Problem("decode", OTHER_FILE, f"neither a picture, a video nor a caption: {begins}")
+    return Problem("decode", "UnknownKind", f"neither a picture, a video nor a caption: {begins}")
+
+
+def _of_raw(uri: str, row: Values) -> Values:
+    """The row of a camera's raw file that is a TIFF, of which Pillow reads the preview or nothing."""
+    suffix = suffix_of(name_in(uri))
+    if suffix not in RAW_SUFFIXES or row.get("step") != "decode" or row.get("transient"):
+        return row
+    said = f"{UNREADABLE_SUFFIXES[suffix]}: this version can't read that kind ({row['error']}); {CONVERT}"
+    return row | {"error_type": UNREADABLE_KIND, "error": said}
 
 
 def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:

@@ -47,6 +47,19 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
     return served
 
 
+def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> None:
+    """Refuse what `bind_store` would, and write nothing.
+
+    Raises:
+        StoreError: as there.
+    """
+    bound = read_record(files, STORE_FILE, StoreInfo)
+    if bound is not None:
+        check_writable(files, bound)
+        if not may_change:
+            _check_same(files, served_info(bound, read_current(files)), info)
+
+
 def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
     """Whose vectors are published: CURRENT.json's word counts, store.json's where that has none."""
     if current is None:

@@ -90,6 +90,8 @@ class StoreFiles:
             )
         self.folder = Path(text).expanduser().absolute()
         self.address = str(self.folder)
+        if file := next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None):
+            raise StoreError(f"store {self.address}: {file} is a file; give the folder that holds the results")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreFiles, (self.address,)
@@ -291,11 +293,11 @@ class StoreFiles:
         return FileNotFoundError(self.uri(path)) if problem.kind == "FileNotFound" else remote_problem(problem)
 
 
-def lies_inside(files: StoreFiles, path: str) -> bool:
-    """Whether the store stands below a source, so that listing the source would find it."""
+def is_same_place(files: StoreFiles, path: str) -> bool:
+    """Whether the store's folder or URI is that of a source."""
     if files.folder is not None:
-        return "://" not in path and files.folder.is_relative_to(Path(path).expanduser().absolute())
-    return f"{files.address}/".startswith(f"{path.rstrip('/')}/")
+        return "://" not in path and files.folder.resolve() == Path(path).expanduser().resolve()
+    return files.address == path.rstrip("/")
 
 
 def _bucket_address(uri: str) -> str:

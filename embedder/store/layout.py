@@ -8,11 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
+from embedder.store.schema import MARKS
 
 FORMAT_VERSION = 2
 READABLE_FORMATS = (1, FORMAT_VERSION)
 """In 1, `items` had no `stale` and CURRENT.json no model; such a store is read as it is, and written once migrated."""
-STORE_FILE = "store.json"
+STORE_FILE, RUNS_FOLDER = MARKS
 CURRENT_FILE = "CURRENT.json"
 PUBLISHED_FILE = "published.json"
 
@@ -112,12 +113,12 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 def run_file(run_id: str, name: str) -> str:
     """A file of one run: run.json, report.json or STOP."""
-    return f"runs/{run_id}/{name}"
+    return f"{RUNS_FOLDER}/{run_id}/{name}"
 
 
 def journal_folder(run_id: str) -> str:
     """Where a run's journal entries stand."""
-    return f"runs/{run_id}/journal"
+    return f"{RUNS_FOLDER}/{run_id}/journal"
 
 
 def utc_now() -> datetime:

@@ -92,4 +92,7 @@ def _disk_lock(files: StoreFiles) -> Iterator[Lease]:
         handle.truncate(0)
         handle.write(json.dumps(holder))
         handle.flush()
-        yield Lease(files)
+        try:
+            yield Lease(files)
+        finally:
+            handle.truncate(0)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.rows import LEFT_OUT
+
 # What a listing may say of items that are published already, or were and may be taken over; rows carry it through all
 # steps.
 KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
@@ -42,6 +44,8 @@ def split_records(rows: pa.Table) -> Records:
     num_published = pc.fill_null(num_published, 0)
     has_more = pc.or_(pc.is_valid(version), pc.equal(rows["num_vectors"], 0))
     stale = pc.and_(is_reject, pc.and_(pc.greater(num_published, 0), has_more))
+    # A file that was a picture before, and is none now, is not what the user put there: that is a reject.
+    is_left_out = pc.and_(pc.is_in(rows["error_type"], value_set=pa.array(LEFT_OUT)), pc.invert(stale))
     held_version, num_held = (_optional(rows, name, kind) for name, kind in HELD_COLUMNS.items())
     unchanged = pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False)
     is_known = pc.fill_null(pc.equal(rows["content_version"], version), False)
@@ -51,7 +55,7 @@ def split_records(rows: pa.Table) -> Records:
     values = {
         "num_vectors": pc.if_else(kept, num_published, pc.if_else(held, num_held, rows["num_vectors"])),
         "content_version": pc.if_else(kept, pc.coalesce(version, rows["content_version"]), rows["content_version"]),
-        "state": pc.if_else(is_reject, "rejected", "embedded"),
+        "state": pc.if_else(is_left_out, "left_out", pc.if_else(is_reject, "rejected", "embedded")),
         "stale": stale,
     }
     for name, column in values.items():

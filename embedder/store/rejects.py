@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
+from embedder.printable import printable
 from embedder.store.binding import published, read_store_info
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, publications
@@ -57,14 +58,16 @@ class Reason:
     error: str
 
     def __str__(self) -> str:
-        item_id, error = shortened(self.item_id, MAX_ID_CHARACTERS), shortened(self.error, MAX_ERROR_CHARACTERS)
+        item_id, error = printable(self.item_id, MAX_ID_CHARACTERS), printable(self.error, MAX_ERROR_CHARACTERS)
         return f"{self.num_items:,} x {self.step} {self.error_type} (as {item_id}: {error})"
 
 
 def find_rejects(
     files: StoreFiles, run_id: str | None = None, wanted: Mapping[str, str | bool] | None = None
 ) -> Rejects:
-    """Rejected items: of what is published, of the newest run where nothing is, or of the run that is asked for.
+    """Items that could not be embedded, rejected or left out.
+
+    They are those of what is published, of the newest run where nothing is, or of the run that is asked for.
 
     Args:
         files: the store.
@@ -98,7 +101,7 @@ def _of_published(files: StoreFiles) -> Rejects:
 
 def _in_table(files: StoreFiles, version: Current) -> pa.Table:
     table = RecordTable(files, "items", version.items)
-    tables = [_only_rejects(table.read(paths=[path])) for path in table.paths()]
+    tables = [_not_embedded(table.read(paths=[path])) for path in table.paths()]
     return pa.concat_tables(tables) if tables else ITEMS.empty_table()
 
 
@@ -113,7 +116,7 @@ def _of_run(files: StoreFiles, run_id: str) -> Rejects:
             check_readable(files, record)
             items = _in_table(files, record)
             return Rejects(items.filter(pc.equal(items["run_id"], run_id)), run_id, is_published=True)
-    return Rejects(rejects_in(files, read_entries(files, run_id)), run_id, is_published(files, info))
+    return Rejects(_in_journal(files, read_entries(files, run_id)), run_id, is_published(files, info))
 
 
 def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
@@ -121,16 +124,22 @@ def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
     entries = list(entries)
     if not any(entry.num_rejects for entry in entries):
         return ITEMS.empty_table()
+    items = _in_journal(files, entries)
+    return items.filter(pc.equal(items["state"], "rejected"))
+
+
+def _in_journal(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
+    entries = list(entries)
     whole = read_finished(files, entries).whole
-    records = read_keys(files, (entry for entry in entries if entry.num_rejects), "items", ITEMS.names)
-    records = records.filter(pc.equal(records["state"], "rejected"))
-    return _only_rejects(records.join(whole, ["item_id", "session"], join_type="left semi")).sort_by("item_id")
+    records = read_keys(files, entries, "items", ITEMS.names)
+    records = records.filter(pc.not_equal(records["state"], "embedded"))
+    return _not_embedded(records.join(whole, ["item_id", "session"], join_type="left semi")).sort_by("item_id")
 
 
-def _only_rejects(items: pa.Table) -> pa.Table:
-    """The rejects among items, with all columns; those of an older format have nulls in newer ones."""
+def _not_embedded(items: pa.Table) -> pa.Table:
+    """The rejected and left out among items, with all columns; those of an older format have nulls in newer ones."""
     items = with_nulls(items, ITEMS)
-    return items.filter(pc.equal(items["state"], "rejected")).select(ITEMS.names)
+    return items.filter(pc.not_equal(items["state"], "embedded")).select(ITEMS.names)
 
 
 def frequent_reasons(rejects: pa.Table) -> list[Reason]:
@@ -159,9 +168,3 @@ def describe_reasons(reasons: list[Reason]) -> str:
     if others := reasons[MAX_REASONS:]:
         parts.append(f"{sum(reason.num_items for reason in others):,} for {len(others)} other reasons")
     return ", ".join(parts)
-
-
-def shortened(text: str, max_characters: int) -> str:
-    """A text on one line, cut where it is too long. Pure."""
-    text = " ".join(text.split())
-    return text if len(text) <= max_characters else text[: max_characters - 3] + "..."

@@ -4,6 +4,9 @@ import pyarrow as pa
 
 from embedder.errors import ConfigError
 
+MARKS = ("store.json", "runs")
+"""A file and a folder by which a folder is known to be a store of embeddings."""
+
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 ITEMS = pa.schema(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from embedder.rows import LEFT_OUT
 from embedder.training.examples import Example
 from embedder.training.feed import Feed
 from embedder.training.items import Items
@@ -31,7 +32,7 @@ class Tally:
     def count(self, example: Example) -> None:
         """Count one example; each item once."""
         self.num_seen = min(self.num_items, self.num_seen + 1)
-        if example.problem is not None:
+        if example.problem is not None and example.problem[1] not in LEFT_OUT:
             self.rejects[example.item_id] = example.problem
         elif not example.is_pair:
             self.unpaired.add(example.item_id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +49,8 @@ def list_items(config: TrainConfig) -> Items:
         SourceError: a source can't be listed, lacks a named column, or there is nothing to train on.
     """
     columns = {*config.texts, *config.tag_sets, *({config.concept} - set(OWN_COLUMNS))}
-    tables = list(list_sources([_carrying(source, columns) for source in config.source]))
+    own = (str(Path(config.out).expanduser().absolute()),)
+    tables = list(list_sources([_carrying(source, columns) for source in config.source], own=own))
     if not any(table.num_rows for table in tables):
         paths = ", ".join(source.path for source in config.source)
         raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")

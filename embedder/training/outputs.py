@@ -14,12 +14,14 @@ report.json       what the run came to
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedder.errors import ConfigError
+from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.store.refusals import no_empty_folders
 
 
 class Outputs:
@@ -37,11 +39,22 @@ class Outputs:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and hold it for this process.
+        """Make the folder, and hold it for this process; one that a refusal leaves without training goes again.
 
         Raises:
             ConfigError: another process trains into it, or it can't be written.
         """
+        is_new = not self.root.exists()
+        with no_empty_folders(self.root), self._locked():
+            try:
+                yield
+            except USER_MISTAKES:
+                if is_new and not any(path.exists() for path in (self.checkpoint, self.model, self.last)):
+                    shutil.rmtree(self.root, ignore_errors=True)
+                raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             handle = (self.root / ".lock").open("a")

@@ -118,7 +118,8 @@ def test_a_pinned_plan_is_what_runs(folder, tiny_model, tmp_path, run_embedder):
 def test_rejects_are_listed_of_a_run_that_was_not_published(folder, tiny_model, tmp_path, run_embedder):
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     store = tmp_path / "store"
-    code, _, stderr = run_embedder("embed", folder, "--model", tiny_model, "--store", store)
+    strict = ("--set", "min_rejects=1")
+    code, _, stderr = run_embedder("embed", folder, "--model", tiny_model, "--store", store, *strict)
     assert code == 1
     assert "1 of 14 items were rejected" in stderr
     (run,) = (store / "runs").iterdir()

@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -76,10 +77,10 @@ def test_bad_files_are_rejected_one_by_one_and_their_neighbours_are_not(make_run
     (source / "truncated pair.txt").write_text("a red car")
     (source / "really a picture.txt").write_bytes(whole)
     report, rows = embedded(make_run(source, max_reject_fraction=1))
-    assert (report.num_items, report.num_rejected) == (9, 4)
+    assert (report.num_items, report.num_rejected, report.other_files) == (8, 3, {".exe": 1})
     store = embedder.open_store(str(make_run(source).store))
     rejects = {row["item_id"]: row for row in store.rejects().to_pylist()}
-    assert set(rejects) == {"truncated.png", "empty.jpg", "program.exe", "truncated pair.png"}
+    assert set(rejects) == {"truncated.png", "empty.jpg", "truncated pair.png"}
     for row in rejects.values():
         assert row["step"] in ("read", "decode")
         assert row["error_type"] and row["error"]
@@ -92,7 +93,7 @@ def test_bad_files_are_rejected_one_by_one_and_their_neighbours_are_not(make_run
 def test_too_many_rejects_fail_the_run_and_publish_nothing(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=4)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    config = make_run(source, max_reject_fraction=0.1)
+    config = make_run(source, max_reject_fraction=0.1, min_rejects=1)
     with pytest.raises(RunFailed, match="1 of 5 items were rejected"):
         embed(config, Quiet())
     with pytest.raises(embedder.errors.StoreError, match="nothing is published"):
@@ -204,8 +205,26 @@ def test_a_caption_of_ten_thousand_words_is_cut_for_the_model_and_kept_in_the_ta
     assert unit(row["text_embedding"])
 
 
-def test_a_store_inside_its_source_is_refused(make_run, tmp_path):
+def test_a_store_below_its_source_and_all_that_the_run_writes_there_are_never_items(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=3)
+    names = {key: str(source / name) for key, name in OWN_FILES.items()}
+    config = make_run(source, **names)
+    report, _ = embedded(config)
+    again = embed(config, Quiet())
+    assert all(Path(name).exists() for name in names.values())
+    assert (report.num_items, again.num_unchanged, again.outcome) == (3, 3, "nothing to do")
+    other = embed(make_run(source, store=str(tmp_path / "elsewhere")), Quiet())
+    assert (other.num_items, other.other_files) == (3, {"no suffix": 3}), "another run sees them, but nobody's store"
+
+
+OWN_FILES = {"store": "a store", "log_file": "log", "runs_file": "deep/runs", "metrics_file": "metrics"}
+
+
+def test_a_store_in_the_very_folder_of_its_source_is_refused_and_nothing_is_written(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=1)
-    with pytest.raises(ConfigError, match="inside the source"):
-        embed(make_run(source, store=str(source / "store")), Quiet())
-    assert not (source / "store").exists()
+    (tmp_path / "link").symlink_to(source)
+    before = sorted(source.rglob("*"))
+    for store in (source, tmp_path / "link", source / "pictures" / ".."):
+        with pytest.raises(ConfigError, match="this is the source"):
+            embed(make_run(source, store=str(store)), Quiet())
+    assert sorted(source.rglob("*")) == before

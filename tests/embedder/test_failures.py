@@ -195,7 +195,7 @@ def damage(path, how):
 def test_a_damaged_part_file_of_an_unfinished_run_is_named_with_the_cure_which_works(make_run, tmp_path, how):
     source = samples.folder(tmp_path / "in", num_images=6)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    config = make_run(source, rows_per_part=2, batch_size=2)
+    config = make_run(source, rows_per_part=2, batch_size=2, min_rejects=1)
     with pytest.raises(RunFailed, match="rejects"):
         refreshed(config)
     damage(next((tmp_path / "store" / "items").glob("part-*")), how)
@@ -227,7 +227,7 @@ def test_a_damaged_published_part_file_is_named_and_nothing_is_changed(make_run,
 
 def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_store(make_run, tmp_path, monkeypatch):
     source = samples.folder(tmp_path / "in", num_images=30)
-    config = make_run(source, rows_per_part=4, batch_size=4)
+    config = make_run(source, rows_per_part=4, batch_size=4, min_rejects=1)
     write_part = local.write_part
 
     def unmount_after_the_second(files, stamp, task, rows):

@@ -1,5 +1,7 @@
 """What must not be published is not, and what is merely small or new is not held up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,7 +11,7 @@ from embedding_runs import Quiet
 from safetensors.numpy import load_file, save_file
 from store_samples import begin, publish_rows, row, table
 
-from embedder.config import RunConfig
+from embedder.config import RunConfig, load_config
 from embedder.embed import embed
 from embedder.errors import ConfigError, RunFailed
 from embedder.refresh.candidate import Candidate
@@ -282,13 +284,15 @@ def test_nothing_to_publish_is_not_judged_for_retrieval(files):
 @pytest.mark.parametrize(
     ("num_items", "num_rejected", "is_first", "passes"),
     [
-        (5, 1, True, False),
+        (50, 1, True, True),
+        (12, 9, True, True),
+        (12, 10, True, False),
         (5, 0, True, True),
         (1000, 10, True, True),
         (1000, 11, True, False),
-        (3, 1, False, True),
-        (3, 2, False, False),
-        (100, 2, False, False),
+        (3, 3, False, True),
+        (100, 9, False, True),
+        (100, 10, False, False),
         (0, 0, False, True),
     ],
 )
@@ -300,6 +304,27 @@ def test_rejects_are_judged_by_their_share(files, num_items, num_rejected, is_fi
     if not passes:
         assert f"{num_rejected} of {num_items:,} items were rejected" in found.message
         assert "embedder rejects --store" in found.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "passes"),
+    [({}, True), ({"min_rejects": 2}, False), ({"min_rejects": 3}, True), ({"max_reject_fraction": 0}, False)],
+)
+def test_how_few_rejects_stop_no_run_can_be_said(files, limits, passes):
+    found = verdicts(candidate(files, num_items=50, num_rejected=2), load_config(overrides=limits))["rejects"]
+    assert (found.passed, found.figure) == (passes, 0.04)
+
+
+@pytest.mark.parametrize(("num_rejected", "is_first", "passes"), [(1, True, False), (0, True, False), (1, False, True)])
+def test_a_first_run_that_embeds_nothing_is_refused_however_few_its_files_are(files, num_rejected, is_first, passes):
+    if not is_first:
+        publish_rows(files, row("a"))
+    gone = row("b", modality=None, num_vectors=0, step="decode", error_type="OtherFile", error="no picture")
+    found = candidate(files, gone, num_rejected=num_rejected)
+    found = verdicts(replace(found, num_items=num_rejected))["rejects"]
+    assert found.passed == passes
+    if not passes:
+        assert found.message.startswith("1 of 1 items were rejected" if num_rejected else "none of 1 files could be")
 
 
 @pytest.mark.parametrize(

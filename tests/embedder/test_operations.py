@@ -111,16 +111,19 @@ def test_each_run_adds_one_line_and_the_resumed_log_goes_on(make_run, tmp_path):
     ("error", "exit_code"), [(RunFailed("the guard"), 1), (ConfigError("the key"), 2), (ValueError("the bug"), 1)]
 )
 def test_a_failure_is_recorded_with_its_exit_code_and_goes_on_to_the_caller(make_run, tmp_path, error, exit_code):
-    config = make_run(samples.folder(tmp_path / "in"), metrics_file=str(tmp_path / "m.prom"))
+    files = {"metrics_file": str(tmp_path / "m.prom"), "runs_file": str(tmp_path / "runs.jsonl")}
+    config = make_run(samples.folder(tmp_path / "in"), **files)
     Path(config.store).mkdir()
     fail(config, error)
-    (line,) = lines_of(Path(config.store) / "runs.jsonl")
+    assert not list(Path(config.store).iterdir())
+    (line,) = lines_of(config.runs_file)
     assert (line["exit_code"], line["message"]) == (exit_code, str(error))
     assert gauges((tmp_path / "m.prom").read_text())["embedder_run_exit_code",] == exit_code
 
 
 def test_a_run_that_a_guard_refuses_is_told_with_its_figures(make_run, tmp_path):
-    config = make_run(broken(samples.folder(tmp_path / "in")), metrics_file=str(tmp_path / "m.prom"))
+    limits = {"min_rejects": 1, "metrics_file": str(tmp_path / "m.prom")}
+    config = make_run(broken(samples.folder(tmp_path / "in")), **limits)
     with pytest.raises(RunFailed, match="1 of 7 items were rejected"):
         embed(config, Quiet())
     (line,) = lines_of(Path(config.store) / "runs.jsonl")
@@ -280,7 +283,7 @@ def address(server):
 
 def test_the_webhook_gets_the_record_and_a_text(make_run, tmp_path, server):
     source = broken(samples.folder(tmp_path / "in"))
-    config = make_run(source, on_failure={"webhook": address(server), "timeout_s": 10})
+    config = make_run(source, min_rejects=1, on_failure={"webhook": address(server), "timeout_s": 10})
     with pytest.raises(RunFailed):
         embed(config, Quiet())
     ((path, record),) = server.got

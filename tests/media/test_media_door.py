@@ -132,11 +132,19 @@ def test_headers_of_huge_dimensions_are_refused_before_decoding(door, encode_pic
 
 
 def test_reduced_jpegs_are_counted_after_the_reduction(encode_picture):
-    encoded = encode_picture(Image.new("RGB", (1600, 1600), ORANGE), "JPEG")
+    whole, larger = (encode_picture(Image.new("RGB", (side, 1600), ORANGE), "JPEG") for side in (1600, 1601))
     with DecodeDoor(DecodeLimits(max_pixels=200 * 200)) as door:
-        assert refused(door, encoded).error_type == "TooManyPixels"
-        assert np.abs(door.picture(encoded, PictureFit(16, reduced_decode=True)).astype(int) - ORANGE).max() < 9
-        assert refused(door, encoded, PictureFit(224, reduced_decode=True)).error_type == "TooManyPixels"
+        for fit in (PictureFit(16), PictureFit(16, reduced_decode=True), PictureFit(224, reduced_decode=True)):
+            assert np.abs(door.picture(whole, fit).astype(int) - ORANGE).max() < 9
+            assert refused(door, larger, fit).error_type == "TooManyPixels"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
+def test_other_pictures_are_decoded_whole_up_to_twice_the_limit_and_halved(encode_picture, kind):
+    exact, larger = (encode_picture(Image.new("RGB", (side, 200), ORANGE), kind) for side in (400, 401))
+    with DecodeDoor(DecodeLimits(max_pixels=200 * 200)) as door:
+        assert np.abs(door.picture(exact, FIT).astype(int) - ORANGE).max() < 9
+        assert refused(door, larger).error_type == "TooManyPixels"
 
 
 def test_a_memory_bomb_costs_itself_alone(png):

@@ -1,15 +1,19 @@
 """Every picture format and mode, with the values of the pixels that come out."""
 
 import io
+import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
 from embedder.media.fit import PictureFit
+from embedder.media.limits import DecodeLimits
 from embedder.media.pictures import to_rgb
 
 RED, GREEN, BLUE, YELLOW, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (255, 255, 255)
@@ -356,3 +360,61 @@ def test_an_empty_exif_and_a_comment_do_no_harm(door):
     file = io.BytesIO()
     quarters().save(file, "JPEG", exif=b"", comment=b"x" * 60_000)
     assert close(corners(door.picture(file.getvalue(), PictureFit(32))), [RED, GREEN, BLUE, YELLOW], 12)
+
+
+PANORAMA = (20_000, 7_500)
+
+
+def panorama(kind, mode="RGB"):
+    """150 million pixels: red, green, blue and yellow from left to right."""
+    image = Image.new("RGB", PANORAMA)
+    for number, colour in enumerate((RED, GREEN, BLUE, YELLOW)):
+        image.paste(colour, (5_000 * number, 0, 5_000 * (number + 1), 7_500))
+    file = io.BytesIO()
+    fast = {"PNG": {"compress_level": 1}, "TIFF": {"compression": "packbits"}}.get(kind, {})
+    image.convert(mode).save(file, kind, **fast)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("JPEG", "RGB"), ("JPEG", "CMYK"), ("PNG", "RGB"), ("PNG", "RGBA"), ("TIFF", "RGB")]
+)
+def test_a_panorama_of_150_million_pixels_is_embedded_within_the_limits(kind, mode):
+    encoded = panorama(kind, mode)
+    with DecodeDoor() as door:
+        for fit in (
+            PictureFit(224),
+            PictureFit(224, "pad", resampler="torchvision"),
+            PictureFit(224, reduced_decode=True),
+        ):
+            pixels = door.picture(encoded, fit)
+            shown = [tuple(pixels[112, x].tolist()) for x in (28, 84, 140, 196)]
+            assert close(shown, [RED, GREEN, BLUE, YELLOW], 3 if kind != "JPEG" else 12)
+        peak_bytes = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{door.child_pid}/status").read_text())[1]) << 10
+    assert peak_bytes < (400 << 20 if kind == "JPEG" else 2 << 30)
+
+
+@pytest.mark.parametrize("size", [(65_500, 2_000), (2_000, 65_500), (65_500, 16)])
+@pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
+def test_extreme_proportions_of_large_jpegs_are_embedded(door, encode_picture, size, resize):
+    encoded = encode_picture(Image.new("L", size, 200), "JPEG")
+    pixels = door.picture(encoded, PictureFit(64, resize))
+    assert np.abs(pixels.astype(int) - 200).min() <= 3
+
+
+def test_a_large_jpeg_whose_pixels_cannot_be_in_its_bytes_is_refused(encode_picture):
+    encoded = bytearray(encode_picture(Image.new("RGB", (2000, 2000), RED), "JPEG"))
+    with DecodeDoor(DecodeLimits(max_pixels=1000 * 1000)) as door:
+        door.picture(bytes(encoded), PictureFit(16))
+        at = encoded.index(b"\xff\xc0") + 5
+        encoded[at : at + 4] = struct.pack(">HH", 8000, 8000)
+        with pytest.raises(DecodeError, match="TooManyPixels: 8000 x 8000 pixels can't be in"):
+            door.picture(bytes(encoded), PictureFit(16))
+
+
+def test_halving_moves_no_colour(encode_picture):
+    image = Image.fromarray(np.random.default_rng(3).integers(0, 256, (301, 403, 3), dtype=np.uint8))
+    encoded = encode_picture(image, "PNG")
+    with DecodeDoor(DecodeLimits(max_pixels=301 * 403 - 1)) as small, DecodeDoor() as large:
+        halved, whole = (door.picture(encoded, PictureFit(16)).astype(int) for door in (small, large))
+    assert 0 < np.abs(halved - whole).max() <= 3

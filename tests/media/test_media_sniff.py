@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from embedder.media.sniff import sniff
+from embedder.media.sniff import sniff, unreadable_kind
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO"])
@@ -87,3 +87,32 @@ def test_every_prefix_of_a_signature_is_answered():
     ):
         for stop in range(len(whole) + 1):
             sniff(whole[:stop])
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0heic", "HEIC"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\x01crx isom", "CR3"),
+        (b"\xff\x0a\0\0", "JXL"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JXL"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "JP2"),
+        (b"8BPS\0\x01", "PSD"),
+        (b"FUJIFILMCCD-RAW 0201", "RAF"),
+        (b'<?xml version="1.0"?>\n<!-- made by hand -->\n<svg width="1">', "SVG"),
+        (b"\xef\xbb\xbf  <SVG>", "SVG"),
+        (b"\0\0\x01\xba\x44", "MPG"),
+        (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "WMV"),
+        ((b"\x47" + b"\0" * 187) * 4, "MTS"),
+        ((b"\0\0\0\0\x47" + b"\0" * 187) * 4, "MTS"),
+        (b"<?xml version='1.0'?><rss></rss>", None),
+        (b"G" + b"\0" * 999, None),
+        (b"%PDF-1.7", None),
+        (b"PK\x03\x04", None),
+        (b"", None),
+    ],
+)
+def test_kinds_that_cannot_be_read_are_named(head, kind):
+    assert unreadable_kind(head) == kind
+    assert sniff(head) in (None, "text")

@@ -11,6 +11,7 @@ from embedder.rows import CARRIED
 from embedder.sources.kinds import detect_kind
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
 from embedder.sources.rows import Row, table_of_rows
+from embedder.sources.selection import take_all
 from embedder.store.schema import EMBEDDINGS
 
 
@@ -18,6 +19,10 @@ def write_table(path, **columns):
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)
     return path
+
+
+def kind_of(path):
+    return detect_kind(path, take_all(path))
 
 
 def table_source(path, name=None, carryover=(), **columns):
@@ -28,7 +33,7 @@ def test_the_listing_has_the_columns_that_later_steps_count_on():
     assert [(field.name, str(field.type)) for field in LISTING_SCHEMA] == [
         ("item_id", "string"), ("source", "string"), ("uri", "string"), ("size_bytes", "int64"),
         ("modified", "string"), ("caption", "string"), ("caption_uri", "string"), ("error_type", "string"),
-        ("error", "string"),
+        ("error", "string"), ("is_media", "bool"),
     ]  # fmt: skip
 
 
@@ -138,7 +143,7 @@ def test_mistakes_are_said_in_the_call_before_a_row_is_taken(make_files):
 )
 def test_the_kind_of_a_folder_is_told_by_what_it_holds(make_files, files, kind):
     root = make_files(dict.fromkeys(files, b""))
-    assert detect_kind(str(root)) == kind
+    assert kind_of(str(root)) == kind
 
 
 @pytest.mark.parametrize(
@@ -147,14 +152,14 @@ def test_the_kind_of_a_folder_is_told_by_what_it_holds(make_files, files, kind):
      ("noext", "files"), ("a{1}.jpg", "files")],
 )  # fmt: skip
 def test_the_kind_of_a_file_is_told_by_its_name(make_files, name, kind):
-    assert detect_kind(str(make_files({name: b""}) / name)) == kind
+    assert kind_of(str(make_files({name: b""}) / name)) == kind
 
 
 def test_the_kind_of_a_pattern_is_told_by_its_suffix(tmp_path):
-    assert detect_kind(f"{tmp_path}/x-{{000..099}}.tar") == "webdataset"
-    assert detect_kind(f"{tmp_path}/*.parquet") == "table"
+    assert kind_of(f"{tmp_path}/x-{{000..099}}.tar") == "webdataset"
+    assert kind_of(f"{tmp_path}/*.parquet") == "table"
     with pytest.raises(SourceError, match="tells no kind; set kind"):
-        detect_kind(f"{tmp_path}/*.jpg")
+        kind_of(f"{tmp_path}/*.jpg")
 
 
 def test_the_package_loads_nothing_heavy():

@@ -98,8 +98,14 @@ def test_of_several_media_members_the_best_is_the_item_and_the_others_are_reject
 
 
 def test_a_member_without_a_known_extension_is_an_item_for_content_to_judge(make_tar, list_items):
-    rows = list_items(make_tar([("photo", b"P"), ("x.heic", b"H"), (".DS_Store", b"D")]))
-    assert errors_of(rows) == {"a/photo": None, "a/x": None, "a/.DS_Store": None}
+    rows = list_items(make_tar([("photo", b"P"), ("x.heic", b"H"), (".data", b"D")]))
+    assert errors_of(rows) == {"a/photo": None, "a/x": None, "a/.data": None}
+    assert {item: row["is_media"] for item, row in rows.items()} == {"a/photo": False, "a/x": True, "a/.data": False}
+
+
+def test_what_a_mac_puts_into_a_tar_is_left_out(make_tar, list_items):
+    members = [("a.jpg", b"A"), ("._a.jpg", b"M"), ("__MACOSX/._a.jpg", b"M"), (".DS_Store", b"D")]
+    assert errors_of(list_items(make_tar(members))) == {"a/a": None}
 
 
 def test_one_name_twice_is_one_item_and_one_reject(make_tar, list_items):
@@ -242,13 +248,14 @@ def test_a_folder_of_tars_has_ids_by_relative_path_and_rejects_strangers(make_ta
     make_tar([("1.jpg", b"C")], "set/000.v2.TAR")
     rows = list_items(tmp_path / "set")
     assert data_of(rows) == {"000.v2/1": b"C", "train/000/1": b"A", "val/000/1": b"B"}
-    (tmp_path / "set" / "README.md").write_text("hello")
+    for name in ("README.md", ".DS_Store", "stray.jpg", "stray.txt"):
+        (tmp_path / "set" / name).write_text("hello")
     (tmp_path / "set" / "gone.tar").symlink_to("nowhere.tar")
     rows = list_items(tmp_path / "set", kind="webdataset")
     assert {item: error for item, error in errors_of(rows).items() if error} == {
-        "README.md": "NotATar", "gone.tar": "BrokenLink",
+        "stray.jpg": "NotATar", "stray.txt": "NotATar", "gone.tar": "BrokenLink",
     }  # fmt: skip
-    assert len(rows) == 5
+    assert len(rows) == 6
 
 
 def test_braces_and_wildcards_name_tars(make_tar, tmp_path, list_items):

@@ -1,0 +1,73 @@
+"""Paths in a configuration file follow the file's folder, wherever the command is run from."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from embedder.errors import ConfigError
+
+INPUTS = ("model", "plan", "tokenizer")
+RESULTS = ("store", "out")
+LOGS = ("log_file", "runs_file", "metrics_file")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_WILDCARD = re.compile(r"[*?\[{]")
+
+
+def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Give the tree with all its relative paths below the folder of the file that it was read from.
+
+    A model that has the form of a hub id stays one unless a folder of that name is there; programs that are found by
+    their bare name stay as they are.
+
+    Args:
+        tree: a configuration as TOML has it; what is not of the right type is left for its check.
+        file: where it stands.
+
+    Raises:
+        ConfigError: nothing is at a path below the file's folder, and something is below the working directory.
+    """
+    folder = Path(os.path.abspath(file)).parent  # noqa: PTH100 (a link to a file stands where the link stands)
+    moved = dict(tree)
+    for key in (*INPUTS, *RESULTS, *LOGS):
+        if isinstance(value := tree.get(key), str):
+            moved[key] = _followed(value, key, folder, file)
+    sources = tree.get("source")
+    if isinstance(sources, list):
+        moved["source"] = [_source(each, folder, file) for each in sources]
+    match tree.get("on_failure"):
+        case {"command": [str(program), *arguments]} if "/" in program:
+            program = _followed(program, "on_failure.command", folder, file)
+            moved["on_failure"] = tree["on_failure"] | {"command": [program, *arguments]}
+    return moved
+
+
+def _source(source: Any, folder: Path, file: Path) -> Any:
+    if not isinstance(source, dict) or not isinstance(path := source.get("path"), str):
+        return source
+    return source | {"path": _followed(path, "source.path", folder, file)}
+
+
+def _followed(value: str, key: str, folder: Path, file: Path) -> str:
+    if not value or value.startswith(("/", "~")) or _SCHEME.match(value):
+        return value
+    followed = str(folder / value)
+    if _is_there(followed):
+        return followed
+    here = str(Path.cwd() / value)
+    if here != followed and key not in LOGS and _is_there(here):
+        raise ConfigError(
+            f"{file}: {key} = {value!r} means {followed}, as paths in a file follow the file, and nothing is there; "
+            f"there is {here}, below the working directory: write that path in full, or "
+            + ("name another to make a new one" if key in RESULTS else "move it beside the file")
+        )
+    return value if key == "model" and _HUB_ID.fullmatch(value) else followed
+
+
+def _is_there(path: str) -> bool:
+    """Whether something is at a path, or at the folder above its first wildcard."""
+    if os.path.lexists(path) or not (wildcard := _WILDCARD.search(path)):
+        return os.path.lexists(path)
+    return os.path.isdir(path[: wildcard.start()].rpartition("/")[0])  # noqa: PTH112

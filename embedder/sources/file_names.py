@@ -1,0 +1,174 @@
+"""What a file's name tells: a picture or a clip, something beside one, no media at all, or what systems leave behind.
+
+A name decides only what need not be read. Everything else is an item, and its content tells what it is.
+"""
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+Sort = Literal["media", "unknown", "other", "sidecar", "junk"]
+"""`media`: a picture or clip by its suffix. `unknown`: the content tells. `other`: no media. `sidecar`: belongs to an
+item and is none. `junk`: left behind by a system or a program."""
+
+NO_SUFFIX = "no suffix"
+
+
+def _suffixes(words: str) -> frozenset[str]:
+    return frozenset(f".{word}" for word in words.split())
+
+
+# Kinds that are read.
+READ_SUFFIXES = _suffixes(
+    "jpg jpeg jpe jfif png apng webp gif bmp tif tiff avif avifs mpo mp4 m4v mov qt mkv webm avi 3gp 3g2"
+)
+# Kinds that this version can't read, by the name that people call them by.
+_HEIF_SUFFIXES = _suffixes("heic heics heif heifs hif")
+_UNREADABLE_SUFFIXES = _suffixes(
+    # camera raws
+    "3fr arw cr2 cr3 crw dcr dng erf fff gpr iiq k25 kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf srw x3f"
+    # pictures
+    " jxl svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf"
+    # clips
+    " mpg mpeg mpe vob mts m2ts wmv asf flv rm rmvb ogv dv mxf insv insp"
+)
+UNREADABLE_SUFFIXES = {suffix: suffix[1:].upper() for suffix in _UNREADABLE_SUFFIXES} | dict.fromkeys(
+    _HEIF_SUFFIXES, "HEIC"
+)
+RAW_SUFFIXES = _suffixes("3fr arw cr2 dcr dng erf fff gpr iiq k25 kdc mef mos nef nrw orf pef rw2 rwl sr2 srf srw")
+"""Of camera raws that are TIFFs by their content."""
+MEDIA_SUFFIXES = READ_SUFFIXES | UNREADABLE_SUFFIXES.keys()
+
+_SIDECARS = _suffixes("xmp aae thm lrv pp3 dop cos comask vrd nksc acr on1 srt vtt ass ssa sub")
+
+_OTHERS = _suffixes(
+    # documents and notes
+    "pdf doc docx docm dot dotx odt rtf xls xlsx xlsm xlsb ods csv tsv ppt pptx pps ppsx odp key pages numbers md"
+    " markdown rst tex log epub mobi azw3 djvu htm html xhtml mht mhtml xml xsd css js yaml yml toml ini cfg conf"
+    " url webloc website lnk desktop eml msg pst ics vcf nfo cue m3u m3u8 pls torrent one xps indd idml sketch fig"
+    # places and times
+    " gpx kml kmz tcx fit geojson"
+    # archives and images of disks
+    " zip rar 7z tar gz tgz bz2 tbz2 xz txz zst lz4 cab iso img dmg pkg jar"
+    # programs, their parts and their data
+    " exe dll msi sys apk aab ipa app so dylib com bat cmd ps1 vbs sh bash py pyc pyo ipynb java class c h cc cpp"
+    " hpp cs go rs rb php pl lua r jl swift kt sql plist sqlite sqlite3 db db3 mdb accdb lrcat lrprev bak old tmp"
+    " temp part crdownload download partial parquet arrow feather avro orc jsonl ndjson npy npz pkl pickle pt pth"
+    " ckpt safetensors onnx h5 hdf5 mat ttf otf woff woff2 lock"
+    # sound
+    " mp3 m4a m4b m4r aac wav wave flac ogg oga opus wma amr awb aif aiff aifc caf mid midi ape ac3 dts mka"
+)
+
+_JUNK_NAMES = frozenset(
+    (
+        ".ds_store",
+        ".localized",
+        "icon\r",
+        ".volumeicon.icns",
+        ".apdisk",
+        ".com.apple.timemachine.donotpresent",
+        "thumbs.db",
+        "thumbs.db:encryptable",
+        "ehthumbs.db",
+        "ehthumbs_vista.db",
+        "desktop.ini",
+        "autorun.inf",
+        "folder.htt",
+        ".picasa.ini",
+        "picasa.ini",
+        "zbthumbnail.info",
+        ".bridgecache",
+        ".bridgecachet",
+        ".nomedia",
+        ".directory",
+        ".dropbox",
+        ".dropbox.attr",
+        ".stignore",
+        ".gitignore",
+        ".gitattributes",
+        ".gitkeep",
+        ".keep",
+    )
+)
+_JUNK_FOLDERS = frozenset(
+    (
+        "@eadir",
+        "@tmp",
+        "#recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "recycler",
+        "system volume information",
+        "__macosx",
+        ".spotlight-v100",
+        ".fseventsd",
+        ".temporaryitems",
+        ".documentrevisions-v100",
+        ".appledouble",
+        ".thumbnails",
+        ".stversions",
+        ".stfolder",
+        ".dropbox.cache",
+        "lost+found",
+        ".git",
+        ".svn",
+        ".hg",
+        "__pycache__",
+    )
+)
+# `._a.jpg` holds what a Mac knows of `a.jpg`; `~$a.docx` and `.~lock.a.odt#` stand while somebody writes to them.
+_JUNK_STARTS = ("._", "~$", ".~lock.")
+_TRASH = ".trash"  # .Trash, .Trashes, .Trash-1000, .trashed-...
+_COPY_NUMBER = re.compile(r"\(\d+\)$")
+# Google Takeout: `a.jpg.json`, `a.jpg.supplemental-metadata.json`; the middle is cut where a name gets too long.
+_TAKEOUT = "supplemental-metadata"
+_PLAIN_SUFFIX = re.compile(r"\.[a-z0-9_+-]{1,12}")
+
+
+def suffix_of(name: str) -> str:
+    """Lower-case suffix of a name, dot included; empty for none, as for `.hidden`."""
+    base = name.rpartition("/")[2]
+    dot = base.rfind(".")
+    return base[dot:].lower() if base.strip(".") and dot > 0 and base[:dot].strip(".") else ""
+
+
+def shown_suffix(name: str) -> str:
+    """The suffix as people are told it: one that is strange is none."""
+    suffix = suffix_of(name)
+    return suffix if _PLAIN_SUFFIX.fullmatch(suffix) else NO_SUFFIX
+
+
+def sort_of(name: str) -> Sort:
+    """Tell what a file's name says.
+
+    Args:
+        name: relative to the source's root, POSIX.
+    """
+    folder, _, base = name.rpartition("/")
+    suffix = suffix_of(base)
+    if (folder and in_junk_folder(folder)) or is_junk_name(base):
+        return "junk"
+    if suffix in MEDIA_SUFFIXES:
+        return "media"
+    if suffix in _SIDECARS or (suffix == ".json" and _is_takeout(base)):
+        return "sidecar"
+    return "other" if suffix in _OTHERS else "unknown"
+
+
+def is_junk_name(base: str) -> bool:
+    """Whether a file of this name is what a system or a program leaves behind."""
+    return base.startswith(_JUNK_STARTS) or base.lower() in _JUNK_NAMES
+
+
+@lru_cache(maxsize=1024)
+def in_junk_folder(folder: str) -> bool:
+    """Whether a folder, or one that it lies in, is what a system or a program keeps to itself."""
+    return any(part in _JUNK_FOLDERS or part.startswith(_TRASH) for part in folder.lower().split("/"))
+
+
+def _is_takeout(base: str) -> bool:
+    stem = _COPY_NUMBER.sub("", base[: -len(".json")])
+    if suffix_of(stem) in MEDIA_SUFFIXES:
+        return True
+    head, _, tail = stem.rpartition(".")
+    return bool(tail) and _TAKEOUT.startswith(tail.lower()) and suffix_of(head) in MEDIA_SUFFIXES

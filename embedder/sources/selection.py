@@ -1,0 +1,217 @@
+"""Which files of a source are items, and a count of those that are not."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from embedder.config import SourceConfig
+from embedder.rows import UNREADABLE_KIND
+from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
+from embedder.sources.name_patterns import compile_patterns
+from embedder.sources.patterns import Found, find_entries
+from embedder.sources.uris import is_remote, name_in
+from embedder.sources.walk import Entry
+from embedder.store.schema import MARKS
+
+MAX_KINDS_SHOWN = 6
+
+Verdict = Literal["item", "excluded", "own"] | Sort
+
+
+class Judgement(NamedTuple):
+    """What becomes of a file: an `item`, or why it is none.
+
+    `is_media` says that it must hold a picture, a clip or a caption, by its name or because the user named its kind.
+    """
+
+    verdict: Verdict
+    is_media: bool = False
+
+
+@dataclass
+class LeftOut:
+    """What listings and the reading of contents left out, counted.
+
+    Attributes:
+        num_junk: names of files and folders that systems and programs leave behind.
+        num_sidecars: files that belong to an item and are no caption.
+        num_excluded: names that `exclude` means, or `include` does not.
+        num_own: stores of embeddings, and files that the run itself writes.
+        others: files that are no media, by suffix.
+        unreadable: pictures and clips of kinds that this version can't read, by kind.
+    """
+
+    num_junk: int = 0
+    num_sidecars: int = 0
+    num_excluded: int = 0
+    num_own: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
+
+    def count(self, verdict: Verdict, name: str) -> None:
+        """Count one name that is no item."""
+        if verdict == "other":
+            self.others[shown_suffix(name)] += 1
+        elif verdict == "junk":
+            self.num_junk += 1
+        elif verdict == "sidecar":
+            self.num_sidecars += 1
+        elif verdict == "excluded":
+            self.num_excluded += 1
+        elif verdict == "own":
+            self.num_own += 1
+
+    def count_read(self, rows: pa.Table) -> None:
+        """Count what was left out once it had been read: `uri`, `error_type`, `error`."""
+        for row in rows.select(["uri", "error_type", "error"]).to_pylist():
+            if row["error_type"] == UNREADABLE_KIND:
+                self.unreadable[row["error"].partition(":")[0]] += 1
+            else:
+                self.others[shown_suffix(name_in(row["uri"]))] += 1
+
+    def lines(self) -> list[str]:
+        """What a person should know: nothing of junk, sidecars and what was excluded on purpose."""
+        lines = []
+        if self.others:
+            lines.append(f"{_files(self.others, 'other')} left out: {counted(self.others)}")
+        if self.unreadable:
+            lines.append(
+                f"{_files(self.unreadable)} of kinds that this version can't read left out: "
+                f"{counted(self.unreadable)}; convert them (pictures to JPEG, clips to MP4): the next run embeds them"
+            )
+        return lines
+
+    def as_counts(self) -> dict[str, Any]:
+        """The counts by name, as a report has them."""
+        return {
+            "other_files": dict(self.others),
+            "unreadable": dict(self.unreadable),
+            "num_other_files": self.others.total(),
+            "num_unreadable": self.unreadable.total(),
+            "num_junk": self.num_junk,
+            "num_sidecars": self.num_sidecars,
+            "num_excluded": self.num_excluded,
+        }
+
+
+def _files(counts: Counter[str], word: str = "") -> str:
+    total = counts.total()
+    return " ".join(filter(None, (f"{total:,}", word, "file" if total == 1 else "files")))
+
+
+def counted(counts: Counter[str]) -> str:
+    """`9 .pdf, 3 .md`: the most frequent first, a long tail as one number."""
+    ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    shown = [f"{number:,} {name}" for name, number in ranked[:MAX_KINDS_SHOWN]]
+    rest = sum(number for _, number in ranked[MAX_KINDS_SHOWN:])
+    return ", ".join([*shown, *([f"{rest:,} more"] if rest else [])])
+
+
+class Selection:
+    """Judges the names of one source, and counts what it leaves out."""
+
+    def __init__(self, source: SourceConfig, root: str, own: Collection[str], left_out: LeftOut) -> None:
+        """Make the patterns ready.
+
+        Args:
+            source: its `include` and `exclude` count.
+            root: folder or URI that names are relative to.
+            own: absolute paths and URIs of what the run itself writes: files, and folders whole.
+            left_out: counts.
+
+        Raises:
+            SourceError: a pattern can't be read.
+        """
+        self.left_out = left_out
+        self._root = root.rstrip("/")
+        self._include = compile_patterns(source.include, f"{source.path}: include")
+        self._exclude = compile_patterns(source.exclude, f"{source.path}: exclude")
+        self._own = tuple(_relative_to(self._root, own))
+
+    def skips(self, folder: str) -> bool:
+        """Whether a folder is left alone as a whole; it is then counted as one name."""
+        verdict = self._folder_verdict(folder)
+        if verdict is not None:
+            self.left_out.count(verdict, folder)
+        return verdict is not None
+
+    def _folder_verdict(self, folder: str) -> Verdict | None:
+        if self._is_own(folder) or (not is_remote(self._root) and _is_store(f"{self._root}/{folder}")):
+            return "own"
+        if self._exclude is not None and self._exclude.match(folder):
+            return "excluded"
+        return "junk" if in_junk_folder(folder) else None
+
+    def judge(self, name: str) -> Judgement:
+        """Say what becomes of a file. Junk is never an item; other files are where `include` names their kind."""
+        if self._is_own(name):
+            return Judgement("own")
+        if self._exclude is not None and self._exclude.match(name):
+            return Judgement("excluded")
+        sort, is_named = sort_of(name), False
+        if self._include is not None and sort != "junk":
+            if not self._include.match(name):
+                return Judgement("excluded")
+            is_named = self._include.name_kind(name)
+        if sort in ("media", "unknown") or is_named:
+            return Judgement("item", sort == "media" or is_named or name[-4:].lower() == ".txt")
+        return Judgement(sort)
+
+    def without_junk(self, found: Found) -> Iterator[Entry]:
+        """Yield what was found, without junk and without what the run itself writes; a file that is named stays."""
+        for entry in found.entries:
+            verdict = self.judge(entry.name).verdict
+            if verdict in ("own", "junk") and not found.is_named:
+                self.left_out.count(verdict, entry.name)
+            else:
+                yield entry
+
+    def may_caption(self, name: str) -> bool:
+        """Whether a caption file may be used for its item; `include` names items, not their captions."""
+        is_excluded = self._exclude is not None and self._exclude.match(name)
+        return not is_excluded and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
+
+    def _is_own(self, name: str) -> bool:
+        return any(name == each or name.startswith(f"{each}/") for each in self._own)
+
+
+Selects = Callable[[str], Selection]
+"""Given the folder or URI that names are relative to, makes the selection."""
+
+
+def take_all(root: str) -> Selection:
+    """Make the selection that leaves out nothing but junk and what no name needs to be read for."""
+    return Selection(SourceConfig(path=root), root, (), LeftOut())
+
+
+def find_selected(path: str, selects: Selects) -> tuple[Found, Selection]:
+    """Find what a path means, and the selection for the folder that its names are relative to.
+
+    Args:
+        path: as `normalise_source` gives it.
+        selects: makes the selection, once the folder that names are relative to is known.
+
+    Raises:
+        SourceError: nothing is there, or it can't be listed.
+    """
+    found = find_entries(path, selects(path).skips)
+    return found, selects(found.root)
+
+
+def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:
+    """Those of the places that lie below the root, relative to it; also where the root is reached through a link."""
+    roots = {root} if is_remote(root) else {root, os.path.realpath(root)}
+    for place in places:
+        also = {place} if is_remote(place) else {place, os.path.realpath(place)}
+        found = {each[len(top) + 1 :] for each in also for top in roots if each.startswith(f"{top}/")}
+        yield from sorted(found)
+
+
+def _is_store(folder: str) -> bool:
+    """Whether a local folder is a store of embeddings, of this run or of any other."""
+    record, runs = MARKS
+    return os.path.isfile(f"{folder}/{record}") and os.path.isdir(f"{folder}/{runs}")  # noqa: PTH112, PTH113

@@ -1,0 +1,84 @@
+"""A command that refuses leaves nothing behind: what it had made until then is taken away again."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from obstore.exceptions import BaseError
+
+from embedder.errors import USER_MISTAKES, StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.journal import read_entries
+from embedder.store.layout import RUNS_FOLDER, STORE_FILE
+from embedder.store.lease import LOCK_FILE
+from embedder.store.runs import last_run
+
+
+@dataclass(frozen=True)
+class Before:
+    """What there was before the command touched the store."""
+
+    has_store: bool
+    has_lock: bool
+    last_run: str | None
+
+
+def look(files: StoreFiles) -> Before:
+    """Look at a store that is about to be locked."""
+    has_store = files.exists(STORE_FILE)
+    last = last_run(files) if has_store else None
+    return Before(has_store, files.exists(LOCK_FILE), last.run_id if last else None)
+
+
+@contextmanager
+def taken_back(files: StoreFiles, before: Before) -> Iterator[None]:
+    """Take away what the block has made when it ends with a mistake of the user's; what it finished stays.
+
+    Args:
+        files: the store, held by the write lock.
+        before: of `look`.
+    """
+    try:
+        yield
+    except USER_MISTAKES:
+        with suppress(OSError, BaseError, StoreError):  # the mistake is what counts
+            _take_back(files, before)
+        raise
+
+
+def _take_back(files: StoreFiles, before: Before) -> None:
+    last = last_run(files)
+    if last is not None and last.run_id != before.last_run:
+        if read_entries(files, last.run_id):
+            return
+        _delete_folder(files, f"{RUNS_FOLDER}/{last.run_id}")
+    if before.has_store:
+        return
+    files.delete(STORE_FILE)
+    if files.folder is not None:
+        if not before.has_lock:
+            files.delete(LOCK_FILE)
+        with suppress(OSError):
+            (files.folder / RUNS_FOLDER).rmdir()
+
+
+def _delete_folder(files: StoreFiles, path: str) -> None:
+    for info in list(files.list(path)):
+        files.delete(info.path)
+    if files.folder is not None:
+        shutil.rmtree(files.folder / path, ignore_errors=True)
+
+
+@contextmanager
+def no_empty_folders(folder: Path | None) -> Iterator[None]:
+    """Remove folders that the block has made, and that are empty, when it ends with a mistake of the user's."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()] if folder is not None else []
+    try:
+        yield
+    except USER_MISTAKES:
+        for each in missing:  # the innermost first; what holds something stays
+            with suppress(OSError):
+                each.rmdir()
+        raise
