@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import new_store, night, silent, state_now
+from store_states import new_store, night, no_index, silent, state_now
 from test_store_sequences import Model
 
 from embedder.indexing.store_index import build_store_index, built_without, kept_or_built
@@ -12,10 +12,11 @@ from embedder.retrieval.opened_store import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs
-from embedder.store.layout import read_current
-from embedder.store.lock import write_lock
+from embedder.store.layout import read_current, utc_now
+from embedder.store.lease import LeaseLost
+from embedder.store.lock import write_current, write_lock
 from embedder.store.purge import purge
-from embedder.store.rollback import rollback
+from embedder.store.rollback import release, rollback
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
 
@@ -79,3 +80,26 @@ def test_the_same_sequence_of_operations_leaves_the_same_rows_and_versions(tmp_p
         assert there.now == disk.now
         runs = [[(run.is_current, run.can_be_read) for run in past_runs(model.files)] for model in (disk, there)]
         assert runs[0] == runs[1]
+
+
+def test_a_hold_is_set_and_released_on_condition_that_nobody_published_meanwhile(bucket):
+    files = new_store(f"{bucket}/store")
+    first = night(files, row("a.jpg"))
+    night(files, row("b.jpg"))
+    with write_lock(files):
+        rollback(files, None, no_index, silent)
+    held = read_current(files)
+    assert (held.is_held, held.hold.to_run) == (True, first.run_id)
+    stranger = held.model_copy(update={"published_at": utc_now()})
+    with write_lock(files):
+        write_current(StoreFiles(files.address), stranger)
+        with pytest.raises(LeaseLost, match="another run published while this one held the lock"):
+            rollback(files, held.previous, no_index, silent)
+    with write_lock(files):
+        write_current(StoreFiles(files.address), held)
+        with pytest.raises(LeaseLost):
+            release(files)
+    assert read_current(files) == held, "as the stranger left it"
+    with write_lock(files):
+        assert release(files).released_at is not None
+    assert not read_current(files).is_held
