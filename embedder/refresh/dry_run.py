@@ -17,7 +17,7 @@ from embedder.refresh.takeover import find_held
 from embedder.refresh.work import Options, Work, count_by_source, outdated_by, plan_work
 from embedder.rows import carried_schema
 from embedder.run.diff import CONTENT_CHANGED
-from embedder.run.known import NOTHING_FINISHED, published_items
+from embedder.run.known import NOTHING_FINISHED, left_out_before, published_items
 from embedder.store.binding import check_writable, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record
@@ -62,6 +62,8 @@ class Forecast(BaseModel):
     """Part files of embeddings that hold replaced or retired items, which are written anew; at most."""
     estimate: Estimate
     retire_guard: Verdict
+    left_out: tuple[str, ...] = ()
+    """What the sources hold beside items, in lines for a person."""
 
 
 def forecast(config: RunConfig, options: Options) -> Forecast:
@@ -99,6 +101,7 @@ def forecast(config: RunConfig, options: Options) -> Forecast:
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=estimate_s(files, inputs.info.model_fingerprint, chosen.num_rows),
         retire_guard=judge_listing(work, published, config, options),
+        left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, published, listing)).lines()),
     )
 
 
@@ -152,6 +155,7 @@ def forecast_parts(found: Forecast) -> list[RenderableType]:
         f"at most {found.rewrite_bytes / MIB:,.1f} MiB of part files rewritten; {found.estimate.text()}"
         + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
     )
+    lines += found.left_out
     if not found.retire_guard.passed:
         word = "overridden" if found.retire_guard.forced else "would refuse this"
         lines.append(f"guard retire {word}: {found.retire_guard.message}; --force retire does it all the same")

@@ -1,7 +1,5 @@
 """What becomes of a run whose engine has ended: it is published, kept for the next time, or refused."""
 
-import copy
-
 import pyarrow as pa
 
 from embedder.errors import RunFailed
@@ -62,11 +60,11 @@ def told_left_out(request: Request, before: pa.Table, counts: Counts | None = No
         before: items that earlier runs left out.
         counts: what this run finished; none where there was nothing to do.
     """
-    left_out = copy.deepcopy(request.inputs.left_out)
+    left_out = request.inputs.left_out
     if counts is not None:
-        left_out.count_read(counts.left_out)
+        left_out = left_out.with_read(counts.left_out)
         before = without_items(before, counts.left_out["item_id"])
-    left_out.count_read(before)
+    left_out = left_out.with_read(before)
     for line in left_out.lines():
         request.watcher.say(line)
     return left_out

@@ -59,6 +59,13 @@ _OTHERS = _suffixes(
     " mp3 m4a m4b m4r aac wav wave flac ogg oga opus wma amr awb aif aiff aifc caf mid midi ape ac3 dts mka"
 )
 
+_SORTS: dict[str, Sort] = {
+    **dict.fromkeys(_OTHERS, "other"),
+    **dict.fromkeys(_SIDECARS, "sidecar"),
+    **dict.fromkeys(MEDIA_SUFFIXES, "media"),
+}
+_COMMON = READ_SUFFIXES | {suffix.upper() for suffix in READ_SUFFIXES}
+
 _JUNK_NAMES = frozenset(
     (
         ".ds_store",
@@ -145,14 +152,17 @@ def sort_of(name: str) -> Sort:
         name: relative to the source's root, POSIX.
     """
     folder, _, base = name.rpartition("/")
-    suffix = suffix_of(base)
-    if (folder and in_junk_folder(folder)) or is_junk_name(base):
+    if folder and in_junk_folder(folder):
         return "junk"
-    if suffix in MEDIA_SUFFIXES:
+    stem, _, end = base.rpartition(".")
+    if stem[:1].isalnum() and f".{end}" in _COMMON:  # of a million names, nearly all
         return "media"
-    if suffix in _SIDECARS or (suffix == ".json" and _is_takeout(base)):
+    if is_junk_name(base):
+        return "junk"
+    suffix = suffix_of(base)
+    if suffix == ".json" and _is_takeout(base):
         return "sidecar"
-    return "other" if suffix in _OTHERS else "unknown"
+    return _SORTS.get(suffix, "unknown")
 
 
 def is_junk_name(base: str) -> bool:

@@ -7,7 +7,7 @@ from itertools import chain, groupby
 
 from embedder.sources.patterns import Found, find_one
 from embedder.sources.rows import Listing, Row, tables_of_rows
-from embedder.sources.selection import Selection, Selects, find_selected
+from embedder.sources.selection import MEDIA, Selection, Selects, find_selected
 from embedder.sources.uris import is_text, readable
 from embedder.sources.walk import SIDECAR_SUFFIXES, Entry, stem_of
 
@@ -38,6 +38,9 @@ def list_files(path: str, selects: Selects) -> Listing:
 
 def _selected(group: list[Entry], found: Found, selection: Selection) -> Iterator[Row]:
     """Make the rows of those files of one stem that are items; a caption goes where its picture goes."""
+    if len(group) == 1 and selection.judge(group[0].name) is MEDIA:
+        yield _row(group[0], found, None)
+        return
     judged = {entry.name: selection.judge(entry.name) for entry in group}
     files = [entry for entry in group if not _is_sidecar(entry.name)]
     has_items = any(judged[entry.name].verdict == "item" for entry in files)

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -30,6 +30,9 @@ class Judgement(NamedTuple):
 
     verdict: Verdict
     is_media: bool = False
+
+
+MEDIA = Judgement("item", is_media=True)
 
 
 @dataclass
@@ -65,8 +68,17 @@ class LeftOut:
         elif verdict == "own":
             self.num_own += 1
 
-    def count_read(self, rows: pa.Table) -> None:
-        """Count what was left out once it had been read: `uri`, `error_type`, `error`."""
+    def with_read(self, rows: pa.Table) -> "LeftOut":
+        """Give these counts and those of items that were left out once they had been read.
+
+        Args:
+            rows: `uri`, `error_type` and `error` of the items.
+        """
+        left_out = replace(self, others=Counter(self.others), unreadable=Counter(self.unreadable))
+        left_out._count_read(rows)
+        return left_out
+
+    def _count_read(self, rows: pa.Table) -> None:
         for row in rows.select(["uri", "error_type", "error"]).to_pylist():
             if row["error_type"] == UNREADABLE_KIND:
                 self.unreadable[row["error"].partition(":")[0]] += 1
@@ -148,7 +160,7 @@ class Selection:
 
     def judge(self, name: str) -> Judgement:
         """Say what becomes of a file. Junk is never an item; other files are where `include` names their kind."""
-        if self._is_own(name):
+        if self._own and self._is_own(name):
             return Judgement("own")
         if self._exclude is not None and self._exclude.match(name):
             return Judgement("excluded")
@@ -157,9 +169,9 @@ class Selection:
             if not self._include.match(name):
                 return Judgement("excluded")
             is_named = self._include.name_kind(name)
-        if sort in ("media", "unknown") or is_named:
-            return Judgement("item", sort == "media" or is_named or name[-4:].lower() == ".txt")
-        return Judgement(sort)
+        if sort == "media" or is_named:
+            return MEDIA
+        return Judgement("item", name[-4:].lower() == ".txt") if sort == "unknown" else Judgement(sort)
 
     def without_junk(self, found: Found) -> Iterator[Entry]:
         """Yield what was found, without junk and without what the run itself writes; a file that is named stays."""
