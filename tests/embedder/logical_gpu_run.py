@@ -43,8 +43,8 @@ def noted_decode(listing, **arguments):
 class NotedStage(StageProcess):
     """A stage, with a note of its place and of each table that it is handed."""
 
-    def __init__(self, spec):
-        super().__init__(spec)
+    def __init__(self, spec, run=None):
+        super().__init__(spec, run)
         self._index = spec.index
         note(step=spec.index, gpus=ray.get_gpu_ids(), pid=os.getpid())
 
