@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+from embedder.media.sniff import SHEET_MARK
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,7 +42,9 @@ def save_sheet(path: Path, cells: list[Cell], title: str = "") -> None:
         row, column = divmod(number, COLUMNS)
         _draw_cell(sheet, draw, (MARGIN_PX + column * step_x, top + row * step_y), cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, "PNG")
+    mark = PngInfo()
+    mark.add_text("Software", SHEET_MARK)  # so that a sheet saved among the pictures is not taken for one of them
+    sheet.save(path, "PNG", pnginfo=mark)
 
 
 def _draw_cell(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: Cell) -> None:
