@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from embedder.media.fonts import Fonts
 from embedder.media.lettering import Lettering, Line
+from embedder.media.sniff import SHEET_MARK
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -54,7 +56,9 @@ def save_sheet(path: Path, cells: list[Cell], title: str = "", fonts: Fonts | No
         _draw_picture(sheet, corner, cell.pixels, small)
         _draw_texts(sheet, (corner[0], corner[1] + CELL_PX), of_cell, small)
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, "PNG")
+    mark = PngInfo()
+    mark.add_text("Software", SHEET_MARK)  # so that a sheet saved among the pictures is not taken for one of them
+    sheet.save(path, "PNG", pnginfo=mark)
 
 
 def _draw_picture(sheet: Image.Image, corner: tuple[int, int], pixels: Pixels | None, small: Lettering) -> None:

@@ -50,6 +50,8 @@ UNREADABLE_SIGNATURES = (
     ("RM", b".RMF"),
 )
 """Pictures and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
+SHEET_MARK = "embedder contact sheet"
+MARK_BYTES = 128  # of a PNG, in which its first text stands
 TS_SYNC, TS_PACKETS = 0x47, (188, 192)
 TEXT_CONTROLS = frozenset("\t\n\r\f")
 
@@ -90,6 +92,11 @@ def unreadable_kind(head: bytes) -> str | None:
         return "MTS"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     return "SVG" if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text else None
+
+
+def is_own_sheet(head: bytes) -> bool:
+    """Whether these are the first bytes of a contact sheet that this program drew."""
+    return head.startswith(b"\x89PNG") and SHEET_MARK.encode() in head[:MARK_BYTES]
 
 
 def _is_transport_stream(head: bytes) -> bool:

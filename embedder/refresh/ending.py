@@ -63,7 +63,7 @@ def told_left_out(request: Request, before: pa.Table, counts: Counts | None = No
     left_out = request.inputs.left_out
     if counts is not None:
         left_out = left_out.with_read(counts.left_out)
-        before = without_items(before, counts.left_out["item_id"])
+        before = without_items(before, counts.whole["item_id"])
     left_out = left_out.with_read(before)
     for line in left_out.lines():
         request.watcher.say(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.media.sniff import sniff, unreadable_kind
+from embedder.media.sniff import is_own_sheet, sniff, unreadable_kind
 from embedder.rows import DECODED, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
@@ -147,6 +147,8 @@ class ItemReader:
             return Content("text", None, caption, problem)
         head = _head(fetched.content)
         kind = sniff(head)
+        if is_own_sheet(head):
+            return Content(None, None, caption, Problem("decode", OTHER_FILE, "a contact sheet of a search"))
         if kind in ("image", "video"):
             return Content(kind, fetched.content, caption, problem)
         if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):

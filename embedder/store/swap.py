@@ -1,5 +1,7 @@
 """The last step of whatever publishes: the run's record, CURRENT.json, and store.json, which follows it."""
 
+from collections import Counter
+
 import pyarrow.compute as pc
 
 from embedder.store.binding import served_info
@@ -80,9 +82,13 @@ def _counts(files: StoreFiles, current: Current) -> dict[str, int]:
     """What the tables of a publication hold; the states are read file by file."""
     items = RecordTable(files, "items", current.items) if current.items >= 0 else None
     embeddings = RecordTable(files, "embeddings", current.embeddings) if current.embeddings >= 0 else None
-    states = (items.read(["state"], [path])["state"] for path in items.paths()) if items else ()
+    states: Counter[str] = Counter()
+    if items is not None:
+        for path in items.paths():
+            counts = pc.value_counts(items.read(["state"], [path])["state"]).to_pylist()
+            states.update({each["values"]: each["counts"] for each in counts})
     return {
-        "num_items": items.num_rows() if items else 0,
+        "num_items": states.total() - states["left_out"],
         "num_vectors": embeddings.num_rows() if embeddings else 0,
-        "num_rejected": sum(pc.sum(pc.equal(state, "rejected")).as_py() or 0 for state in states),
+        "num_rejected": states["rejected"],
     }

@@ -45,6 +45,8 @@ def test_a_phones_export_publishes_and_the_next_runs_do_nothing(make_run, tmp_pa
     assert {unicodedata.normalize("NFD", name) for name in NAMES} < set(modalities)
     captions = {row["item_id"].removeprefix("DCIM/"): row["caption"] for row in rows if row["caption"]}
     assert captions == CAPTIONS
+    (published,) = run_embedder("history", "--store", store, "--json")[1]["publications"]
+    assert [published[f"num_{what}"] for what in ("items", "vectors", "rejected")] == [NUM_ITEMS, NUM_ITEMS - 1, 1]
     again = run_embedder(*command)
     assert (again[0], again[1]["outcome"], again[1]["num_unchanged"]) == (0, "nothing to do", NUM_ITEMS)
     assert (again[1]["other_files"], again[1]["unreadable"]) == (OTHER_FILES, UNREADABLE)
@@ -100,6 +102,16 @@ def test_a_picture_that_becomes_no_picture_keeps_its_vector_and_is_a_reject(make
     item = items_of(config)["a screenshot"]
     assert (item["state"], item["error_type"], item["stale"], report.num_rejected) == ("rejected", "OtherFile", True, 1)
     assert after["a screenshot", 0]["image_embedding"] == before["a screenshot", 0]["image_embedding"]
+
+
+def test_a_contact_sheet_that_a_search_saved_among_the_pictures_is_no_item(make_run, tmp_path, run_embedder):
+    source = samples.folder(tmp_path / "in", num_images=3)
+    config = make_run(source)
+    embedded(config)
+    sheet = source / "pictures" / "hits.png"
+    assert run_embedder("search", "a red car", "--store", config.store, "--sheet", sheet)[0] == 0
+    report, rows = embedded(config)
+    assert (report.other_files, report.num_rejected, len(rows)) == ({".png": 1}, 0, 3)
 
 
 def test_a_folder_of_nothing_that_can_be_embedded_says_what_is_in_it(make_run, tmp_path):
