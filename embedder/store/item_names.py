@@ -37,7 +37,18 @@ class ItemNames:
         Short names and numbers (`7`, `red`) count only where they are the whole text or stand in quotes: elsewhere
         they are mostly somebody else's.
         """
-        return any(text in self.exact or self._pattern.search(text) is not None for text in texts_in(value))
+        return any(True for _ in self._found(value))
+
+    def found_in(self, value: Any) -> frozenset[str]:
+        """Which ids and URIs a text names, or any text in nested lists and objects."""
+        return frozenset(self._found(value))
+
+    def _found(self, value: Any) -> Iterator[str]:
+        for text in texts_in(value):
+            if text in self.exact:
+                yield text
+            for match in self._pattern.finditer(text):
+                yield match[0] if match[0] in self.exact else match[0][1:-1]  # else it stands in quotes
 
     def removed_from(self, value: Any) -> Any:
         """The value with `[purged]` in the place of each name."""

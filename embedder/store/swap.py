@@ -42,7 +42,7 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind) -> Published:
     if before is not None:
         previous = before.run_id if before.run_id != current.run_id else before.previous
         current = current.model_copy(update={"previous": previous})
-    record = Published(**current.model_dump(), kind=kind, **_counts(files, current))
+    record = Published(**current.model_dump(), kind=kind, **count_rows(files, current, {}))
     files.confirm_lease()
     write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
     write_current(files, current)
@@ -66,13 +66,23 @@ def swap_index(files: StoreFiles, number: int) -> None:
     write_current(files, current.model_copy(update={"index": number}))
 
 
-def _counts(files: StoreFiles, current: Current) -> dict[str, int]:
-    """What the tables of a publication hold; the states are read file by file."""
-    items = RecordTable(files, "items", current.items) if current.items >= 0 else None
-    embeddings = RecordTable(files, "embeddings", current.embeddings) if current.embeddings >= 0 else None
-    states = (items.read(["state"], [path])["state"] for path in items.paths()) if items else ()
+def count_rows(files: StoreFiles, version: Current, rejected: dict[str, int]) -> dict[str, int]:
+    """What the tables of a publication hold; the states are read file by file.
+
+    Args:
+        files: the store.
+        version: the publication.
+        rejected: how many rejects a part file has, where that is known already; told of those that are read.
+    """
+    items = RecordTable(files, "items", version.items) if version.items >= 0 else None
+    embeddings = RecordTable(files, "embeddings", version.embeddings) if version.embeddings >= 0 else None
+    paths = items.paths() if items else []
+    for path in paths:
+        if items and path not in rejected:
+            states = items.read(["state"], [path])["state"]
+            rejected[path] = pc.sum(pc.equal(states, "rejected")).as_py() or 0
     return {
         "num_items": items.num_rows() if items else 0,
         "num_vectors": embeddings.num_rows() if embeddings else 0,
-        "num_rejected": sum(pc.sum(pc.equal(state, "rejected")).as_py() or 0 for state in states),
+        "num_rejected": sum(rejected[path] for path in paths),
     }
