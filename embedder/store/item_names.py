@@ -1,13 +1,17 @@
 """Where a text names an item: exactly, so that one item's purge neither misses it nor takes another's name for it."""
 
 import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 GONE = "[purged]"
 MIN_TEXT_LENGTH = 4
 MIN_NUMBER_LENGTH = 6
+MAX_NESTED = 40
+"""Groups of a pattern that stand in each other; more is for names made to break it."""
 
 # A name ends where no letter, digit, dot or dash goes on: `a.jpg` is neither in `aa.jpg` nor in `a.jpg.png`, but it is
 # in `/pictures/a.jpg: broken` and at the end of a sentence.
@@ -26,10 +30,9 @@ class ItemNames:
         """
         self.ids = frozenset(ids)
         self.exact = self.ids | frozenset(uris)
-        loose = sorted(filter(_is_telling, self.exact), key=len, reverse=True)
-        quoted = [f"{quote}{name}{quote}" for name in self.exact - set(loose) for quote in "'\"`"]
-        patterns = [_BEFORE + re.escape(name) + _AFTER for name in loose] + [re.escape(name) for name in quoted]
-        self._pattern = re.compile("|".join(patterns) or r"(?!)")
+        loose = set(filter(_is_telling, self.exact))
+        quoted = {f"{quote}{name}{quote}" for name in self.exact - loose for quote in "'\"`"}
+        self._pattern = re.compile(f"{_BEFORE}{any_of(sorted(loose))}{_AFTER}|{any_of(sorted(quoted))}")
 
     def are_in(self, value: Any) -> bool:
         """Whether a text, or any text in nested lists and objects, names one of the items.
@@ -57,6 +60,26 @@ class ItemNames:
 
 def _is_telling(name: str) -> bool:
     return len(name) >= (MIN_NUMBER_LENGTH if name.isdigit() else MIN_TEXT_LENGTH)
+
+
+def any_of(names: Sequence[str], depth: int = 0) -> str:
+    """A pattern for the longest of some names, in which each beginning that they share stands once.
+
+    Side by side, thousands of names would all be tried at each place of a text.
+
+    Args:
+        names: sorted, each once.
+        depth: of what is nested around the pattern.
+    """
+    if not names:
+        return r"(?!)"
+    if depth == MAX_NESTED:
+        return f"(?:{'|'.join(re.escape(name) for name in sorted(names, key=len, reverse=True))})"
+    shared = os.path.commonprefix([names[0], names[-1]])
+    rest = [name[len(shared) :] for name in names]
+    ends_here = rest[0] == ""
+    branches = [any_of([*group], depth + 1) for _, group in groupby(rest[ends_here:], key=lambda each: each[0])]
+    return re.escape(shared) + (f"(?:{'|'.join(branches)})" if branches else "") + ("?" if ends_here and branches else "")
 
 
 def texts_in(value: Any) -> Iterator[str]:

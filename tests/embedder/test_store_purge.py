@@ -420,6 +420,16 @@ def test_short_names_and_numbers_count_only_as_a_whole_or_in_quotes():
     ]
 
 
+def test_of_many_names_with_one_beginning_each_is_found_where_it_is_one():
+    few = ["ab/cd", "ab/cd.jpg", "ab/ce (1).jpg", "ab/cd.jpg two", "zz+.png"]
+    nested = ["x" * length for length in range(4, 400)]
+    names = ItemNames([*few, *nested])
+    for name in (*few, *nested):
+        assert name in names.found_in(f"could not read /pictures/{name}: odd")
+        assert names.removed_from(f"read {name}") == "read [purged]"
+    assert names.found_in(["ab/c", "ab/cdx", "ab/ce.jpg", "x" * 401, "zzz.png"]) == frozenset()
+
+
 def test_a_file_that_is_no_text_is_not_written_over(files, three_nights):
     content = b"\xff\xfe " + GONE.encode()
     files.write("notes.bin", content)
