@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from embedder import store_commands
+from embedder import purge_command, store_commands
 from embedder.cli_options import AsJson, ConfigFile, Settings, StoreUri, print_result
 from embedder.config import IndexConfig, load_config
 from embedder.errors import ConfigError
@@ -86,7 +86,7 @@ def purge(
             "--dry-run says what would be done"
         )
     opened, confirm = _opened(config, store, settings), None if yes else _confirm
-    print_result(as_json, store_commands.purge(*opened, ids, dry_run=dry_run, confirm=confirm))
+    print_result(as_json, purge_command.purge(*opened, ids, dry_run=dry_run, confirm=confirm))
 
 
 def _confirm(lines: list[str]) -> None:

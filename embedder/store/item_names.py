@@ -1,10 +1,9 @@
 """Where a text names an item: exactly, so that one item's purge neither misses it nor takes another's name for it."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 GONE = "[purged]"
@@ -75,11 +74,14 @@ def any_of(names: Sequence[str], depth: int = 0) -> str:
         return r"(?!)"
     if depth == MAX_NESTED:
         return f"(?:{'|'.join(re.escape(name) for name in sorted(names, key=len, reverse=True))})"
-    shared = os.path.commonprefix([names[0], names[-1]])
+    pairs = zip(names[0], names[-1], strict=False)
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     rest = [name[len(shared) :] for name in names]
     ends_here = rest[0] == ""
     branches = [any_of([*group], depth + 1) for _, group in groupby(rest[ends_here:], key=lambda each: each[0])]
-    return re.escape(shared) + (f"(?:{'|'.join(branches)})" if branches else "") + ("?" if ends_here and branches else "")
+    return (
+        re.escape(shared) + (f"(?:{'|'.join(branches)})" if branches else "") + ("?" if ends_here and branches else "")
+    )
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -37,7 +37,9 @@ def whole_versions(files: StoreFiles, table: str, wanted: Collection[int], there
     return whole
 
 
-def held_at(files: StoreFiles, table: str, wanted: Collection[int], among: Collection[str]) -> dict[int, set[str]] | None:
+def held_at(
+    files: StoreFiles, table: str, wanted: Collection[int], among: Collection[str]
+) -> dict[int, set[str]] | None:
     """Which of some part files each version of a table holds.
 
     Args:

@@ -1,11 +1,11 @@
 """Remove items for good: from what is published, from every older version, and from every text; and prove it.
 
-The order makes each step repeatable. The items are first remembered as purged, so that nobody brings them back; then the
-published state loses them; then texts, logs and indexes; and part files last, as these tell under which URIs and with
-which vectors the rest may name them. Killed anywhere, the same command goes on.
+The order makes each step repeatable. The items are first remembered as purged, so that nobody brings them back; then
+the published state loses them; then indexes, texts and logs; and part files last, as these tell under which URIs and
+with which vectors the rest may hold them. Killed anywhere, the same command goes on.
 
-Older versions stay readable: their part files are written anew where they stand, so that no version comes to other files
-than it had, and the log says their new sizes. Nobody who opens the published state meets such a file.
+Older versions stay readable: their part files are written anew where they stand, so that no version comes to other
+files than it had, and the log says their new sizes. Nobody who opens the published state meets such a file.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -13,7 +13,6 @@ from embedder.store.journal import read_entry
 from embedder.store.layout import Current, read_current
 from embedder.store.log_replay import LOG_FOLDER, held_at
 from embedder.store.log_rewrite import places_of
-from embedder.store.maintenance import table_at
 from embedder.store.purged import purged_before
 from embedder.store.purged_indexes import caption_vectors, holding_indexes
 from embedder.store.runs import unfinished_runs
@@ -123,8 +122,8 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
         item_ids: the items.
 
     Raises:
-        StoreError: there is no store, it is of an older format, a file of it can't be read, or an id is unknown: no table,
-            log or index has it in any version, and it was not purged before.
+        StoreError: there is no store, it is of an older format, a file of it can't be read, or an id is unknown: no
+            table, log or index has it in any version, and it was not purged before.
     """
     check_writable(files, read_store_info(files))
     infos, ids = list(files.list("")), frozenset(item_ids)
@@ -191,9 +190,7 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
     return {rows.info.path: rows for rows in found if rows.num_rows}
 
 
-def _needs(
-    files: StoreFiles, current: Current | None, held: Mapping[str, _HeldRows]
-) -> dict[str, frozenset[str]]:
+def _needs(files: StoreFiles, current: Current | None, held: Mapping[str, _HeldRows]) -> dict[str, frozenset[str]]:
     """Run id of each publication that can be read, the current one among them -> those of the part files it needs."""
     versions = {version.run_id: version for version in publications(files)}
     if current is not None:

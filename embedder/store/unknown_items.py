@@ -16,7 +16,7 @@ MAX_KNOWN = 20_000
 
 
 def refuse_unknown(files: StoreFiles, unknown: Mapping[str, Sequence[str]], num_asked: int) -> None:
-    """Refuse to purge items of which some are not there: to whoever asked, that would look like success.
+    """Refuse to purge items some of which are not there: to whoever asked, that would look like success.
 
     Args:
         files: the store.
@@ -30,13 +30,15 @@ def refuse_unknown(files: StoreFiles, unknown: Mapping[str, Sequence[str]], num_
         return
     known = _known_items(files)
     told = sorted(unknown)[:MAX_TOLD]
-    texts = [repr(each) + _hint(near_ids(each, known) if place < MAX_COMPARED else [], unknown[each])
-             for place, each in enumerate(told)]
+    texts = [
+        repr(each) + _hint(near_ids(each, known) if place < MAX_COMPARED else [], unknown[each])
+        for place, each in enumerate(told)
+    ]
     more = f" and {len(unknown) - len(told):,} more" if len(unknown) > len(told) else ""
     raise StoreError(
-        f"purge: {len(unknown):,} of {num_asked:,} ids are unknown to store {files.address}, in every version, and were "
-        f"not purged before: {', '.join(texts)}{more}; nothing was purged, not the others either: correct these or "
-        "leave them out"
+        f"purge: {len(unknown):,} of {num_asked:,} ids are unknown to store {files.address}, in every version, and "
+        f"were not purged before: {', '.join(texts)}{more}; nothing was purged, not the others either: correct these "
+        "or leave them out"
     )
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from delta_rows import delta_rows
 from store_samples import begin, reject, row, table
 from store_states import (
     Killed,
@@ -90,10 +89,9 @@ def test_the_item_is_nowhere_and_the_others_are_untouched(files, three_nights):
     assert done.published.kind == "purge"
 
 
-def rows_of_others(files, version, name: str) -> dict:
+def rows_for_others(files, version, name: str) -> dict:
     """The rows of one publication as any other program reads them, which trusts the sizes that the log says."""
-    table = DeltaTable(files.uri(name), version=getattr(version, name))
-    found = table.to_pyarrow_table(filesystem=SubTreeFileSystem(files.uri(name), LocalFileSystem())).to_pylist()
+    found = delta_rows(files.uri(name), getattr(version, name)).to_pylist()
     return {(each["item_id"], each.get("segment")): each for each in found}
 
 
@@ -104,7 +102,9 @@ def test_an_item_whose_name_goes_on_from_there_stays(files):
 
 
 def test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they_were(files, three_nights):
-    before = {version.run_id: {name: rows_at(files, version, name) for name in TABLES} for version in publications(files)}
+    before = {
+        version.run_id: {name: rows_at(files, version, name) for name in TABLES} for version in publications(files)
+    }
     done = purge(files, [GONE], no_index, silent)
     assert (len(done.plan.versions), done.unreadable) == (2, ())
     assert all(run.can_be_read for run in past_runs(files))
@@ -112,7 +112,7 @@ def test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they
         for name, rows in before[version.run_id].items():
             others = {key: each for key, each in rows.items() if key[0] != GONE}
             assert rows_at(files, version, name) == others
-            assert rows_of_others(files, version, name) == others, "size and statistics in the log are true"
+            assert rows_for_others(files, version, name) == others, "size and statistics in the log are true"
     assert [(each.num_items, each.num_vectors) for each in publications(files)] == [(2, 2), (3, 3), (4, 4), (4, 4)]
 
 
@@ -135,7 +135,7 @@ def test_a_part_file_that_held_nothing_else_is_empty_afterwards_and_harms_nobody
     only = publications(files)[0]
     night(files, row("a.jpg"))
     purge(files, [GONE], no_index, silent)
-    assert rows_at(files, only) == rows_of_others(files, only, "embeddings") == {}
+    assert rows_at(files, only) == rows_for_others(files, only, "embeddings") == {}
     rollback(files, only.run_id, no_index, silent)
     assert vectors_now(files) == {}
     night(files, row("b.jpg"))
@@ -151,8 +151,12 @@ def test_no_part_file_holds_its_vector(files):
     def holders() -> list[str]:
         tables = {info.path: files.read(info.path) for info in files.list("embeddings") if "_delta" not in info.path}
         rows = {path: pq.read_table(BytesIO(content)).to_pylist() for path, content in tables.items()}
-        lists = {path: [each[name] for each in rows[path] for name in ("image_embedding", "text_embedding")] for path in rows}
-        return [path for path, found in lists.items() if {np.float32(each or []).tobytes() for each in found} & {*written}]
+        lists = {
+            path: [each[name] for each in rows[path] for name in ("image_embedding", "text_embedding")] for path in rows
+        }
+        return [
+            path for path, found in lists.items() if {np.float32(each or []).tobytes() for each in found} & {*written}
+        ]
 
     assert len(holders()) == 1
     purge(files, [GONE], no_index, silent)
@@ -230,7 +234,7 @@ def test_checkpoints_that_name_it_are_made_anew(files, three_nights):
     assert len(rows_now(files, "items")) == 4
     assert embedder.open_store(files.address, version=first.run_id).items().num_rows == 2
     for version in publications(files):
-        assert rows_of_others(files, version, "items") == rows_at(files, version, "items")
+        assert rows_for_others(files, version, "items") == rows_at(files, version, "items")
     night(files, row("later.jpg"))
     assert len(rows_now(files, "items")) == 5
 
@@ -296,11 +300,11 @@ def test_killed_between_any_two_steps_the_others_are_served_and_it_ends_when_don
         with dying(monkeypatch, number) as made, suppress(Killed):
             purge(files, ["gone.jpg", "gone.bad"], no_index, silent)
         assert without_gone(rows_now(files)) == others
-        assert without_gone(rows_of_others(files, publications(files)[-1], "embeddings")) == others
+        assert without_gone(rows_for_others(files, publications(files)[-1], "embeddings")) == others
         purge(files, ["gone.jpg", "gone.bad"], no_index, silent)
         assert rows_now(files) == others
         assert traces(files, "gone.") == []
-        assert rows_of_others(files, first, "embeddings").keys() == {("a.jpg", 0)}
+        assert rows_for_others(files, first, "embeddings").keys() == {("a.jpg", 0)}
         assert all(each.can_be_read for each in past_runs(files))
         assert [each.num_items for each in publications(files)][:3] == [1, 2, 3]
         assert publications(files)[0].num_rejected == 0
@@ -336,7 +340,11 @@ def test_an_id_that_was_purged_before_is_no_unknown_one_and_is_told_apart(files,
     purge(files, [GONE], no_index, silent)
     before = {info.path: files.read(info.path) for info in files.list("")}
     done = purge(files, [GONE], no_index, silent)
-    assert (done.plan.finds_nothing, done.published, [item.was_purged for item in done.plan.items]) == (True, None, [True])
+    assert (done.plan.finds_nothing, done.published, [item.was_purged for item in done.plan.items]) == (
+        True,
+        None,
+        [True],
+    )
     assert {info.path: files.read(info.path) for info in files.list("")} == before
     allow_again(files, [GONE])
     with pytest.raises(StoreError, match="unknown"):
@@ -383,7 +391,7 @@ def test_a_log_that_another_program_shortened_is_kept_readable(files, three_nigh
     assert readable(files, publications(files)) == {last.run_id}
     done = purge(files, [GONE], no_index, silent)
     assert (done.plan.versions, done.unreadable) == ((last.run_id,), ())
-    assert {key[0] for key in rows_of_others(files, last, "items")} == {"a.jpg", "z.jpg", "b.jpg", "people/zoe.jpg"}
+    assert {key[0] for key in rows_for_others(files, last, "items")} == {"a.jpg", "z.jpg", "b.jpg", "people/zoe.jpg"}
     assert traces(files, GONE) == []
 
 
