@@ -1,15 +1,17 @@
 """The commands that look after a store: its history, going back, and what may be deleted."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from embedder import store_commands
+from embedder import purge_command, store_commands
 from embedder.cli_options import AsJson, ConfigFile, Settings, StoreUri, print_result
 from embedder.config import IndexConfig, load_config
 from embedder.errors import ConfigError
 from embedder.store.files import StoreFiles
+from embedder.terminal import Terminal
 
 RunId = Annotated[str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; the one before else.")]
 
@@ -65,18 +67,46 @@ def compact(
 def purge(
     item_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The items.")] = None,
     from_file: Annotated[Path | None, typer.Option("--from-file", help="A file with one id a line.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask; needed where there is no terminal.")] = False,
     allow_again: Annotated[bool, typer.Option("--allow-again", help="Forget that these were purged.")] = False,
     store: StoreUri = None,
     config: ConfigFile = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove items for good, from older versions and indexes too, and prove it."""
+    """Remove items for good, from older versions and indexes too, and prove it; all of them or none."""
     ids = [*(item_ids or []), *_ids_in(from_file)]
     if not ids:
         raise ConfigError("purge: no items; give their ids, or --from-file FILE with one a line")
-    run = store_commands.allow_again if allow_again else store_commands.purge
-    print_result(as_json, run(*_opened(config, store, settings), ids))
+    if allow_again:
+        if dry_run:
+            raise ConfigError("purge: --allow-again changes one small file and has no --dry-run; leave one of them out")
+        print_result(as_json, store_commands.allow_again(*_opened(config, store, settings), ids))
+        return
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise ConfigError(
+            "purge: there is no terminal to ask on whether to remove the items for good; --yes says so beforehand, "
+            "--dry-run says what would be done"
+        )
+    opened, confirm = _opened(config, store, settings), None if yes else _confirm
+    print_result(as_json, purge_command.purge(*opened, ids, dry_run=dry_run, confirm=confirm))
+
+
+def _confirm(lines: list[str]) -> None:
+    """Ask on the terminal, apart from the result on standard output.
+
+    Raises:
+        typer.Abort: the answer is not yes.
+    """
+    terminal = Terminal(stderr=True)
+    for line in lines:
+        terminal.print(line, soft_wrap=True)
+    sys.stderr.write("Remove them for good? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        sys.stderr.write("nothing was changed\n")
+        raise typer.Abort
 
 
 def migrate(
@@ -105,6 +135,7 @@ def _ids_in(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold what else ends lines
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file with one id a line") from None
+    return [line.removesuffix("\r") for line in lines if line.removesuffix("\r")]

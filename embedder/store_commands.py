@@ -113,7 +113,7 @@ def vacuum(files: StoreFiles, wishes: IndexConfig, keep_days: float, keep_versio
     with writing(files, wishes):
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     did = "would delete" if dry_run else "deleted"
-    count = f"{did} {len(done.deleted):,} files, {_size(done.size_bytes)}"
+    count = f"{did} {len(done.deleted):,} files, {size_text(done.size_bytes)}"
     kept = f"{_publications(len(done.kept))} readable: {', '.join(done.kept)}"
     if done.needed:
         kept += (
@@ -148,41 +148,11 @@ def compact(files: StoreFiles, wishes: IndexConfig, target_rows: int | None, tar
         new, tables = run_compact(files, target, say)
     lines = [
         f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
-        f"{_size(each.bytes_rewritten)} written anew"
+        f"{size_text(each.bytes_rewritten)} written anew"
         for each in tables
     ]
     lines.append("nothing to compact" if new is None else f"published as run {new.run_id}; no row changed")
     data = {"published": new.model_dump() if new else None, "tables": [asdict(each) for each in tables]}
-    return Result(data, list(lines))
-
-
-def purge(files: StoreFiles, wishes: IndexConfig, item_ids: list[str]) -> Result:
-    """Remove items for good."""
-    from embedder.indexing.store_index import built_without
-    from embedder.indexing.versions import drop_copies
-    from embedder.store.purge import purge as run_purge
-
-    with writing(files, wishes) as say:
-        done = run_purge(files, item_ids, built_without(files, say, wishes), say)
-    drop_copies()
-    scan = done.scan
-    lines = [
-        f"{done.num_published:,} of {done.num_asked:,} items were published, with {done.num_vectors:,} vectors; "
-        f"{done.num_files_deleted:,} files deleted, {done.num_files_changed:,} texts and log entries cleared of them",
-        f"searched {scan.num_files:,} files ({scan.num_parquet:,} Parquet, {_size(scan.size_bytes)} in all): "
-        "none holds or names them",
-    ]
-    if done.unreadable:
-        lines.append(f"can't be read any more, as they held them: {', '.join(done.unreadable)}")
-    if done.published is not None:
-        lines.append(f"published without them as run {done.published.run_id}")
-    if files.folder is None:
-        lines.append(
-            "copies of indexes on this machine are deleted; other machines keep theirs until they fetch newer ones, "
-            "and a bucket with versioning keeps what was deleted until its rules expire it"
-        )
-    lines.append("later runs leave them out; `embedder purge --allow-again ID` lets them come back")
-    data = asdict(done) | {"published": done.published.model_dump() if done.published else None}
     return Result(data, list(lines))
 
 
@@ -243,7 +213,8 @@ def writing(files: StoreFiles, wishes: IndexConfig) -> Iterator[Callable[[str], 
         yield say
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Bytes as a person reads them."""
     return f"{size_bytes / MIB:,.1f} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:,.0f} KiB"
 
 

@@ -53,33 +53,39 @@ class Scan:
 def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
     """Look into every file of the store."""
     infos = list(files.list(""))
+    found = files.each(lambda info: names_in(files, info, names), infos)
     return Scan(
         num_files=len(infos),
         num_parquet=sum(info.path.endswith(".parquet") for info in infos),
         size_bytes=sum(info.size_bytes for info in infos),
-        found_in=tuple(info.path for info in infos if holds(files, info, names)),
+        found_in=tuple(info.path for info, named in zip(infos, found, strict=True) if named),
     )
 
 
 def holds(files: StoreFiles, info: FileInfo, names: ItemNames) -> bool:
-    """Whether a file has a row of one of the items, or names one.
+    """Whether a file has a row of one of the items, or names one; raises as `names_in`."""
+    return bool(names_in(files, info, names))
+
+
+def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
+    """Which items a file has rows of, or names, by their ids or URIs.
 
     Raises:
         StoreError: it is no Parquet file, though its name says so.
     """
     name = info.path.rpartition("/")[2]
     if name in RECORDS or name.endswith(NUMBERS):
-        return False
+        return frozenset()
     if name.endswith(".parquet"):
         rows = _read_parquet(files, info)
         if "item_id" in rows.column_names:
-            return has_any(rows["item_id"], names.ids)
+            return frozenset(pc.unique(rows["item_id"].filter(is_among(rows["item_id"], names.ids))).to_pylist())
         values: Iterable[Any] = rows.to_pylist()
     else:
         values = texts_of(files.read(info.path))
     if f"/{LOG_FOLDER}/" in info.path:
         values = (said_by(action) for action in values)
-    return any(names.are_in(value) for value in values)
+    return frozenset().union(*map(names.found_in, values))
 
 
 def _read_parquet(files: StoreFiles, info: FileInfo) -> pa.Table:
@@ -94,9 +100,9 @@ def _read_parquet(files: StoreFiles, info: FileInfo) -> pa.Table:
         ) from None
 
 
-def has_any(ids: pa.ChunkedArray, wanted: Collection[str]) -> bool:
-    """Whether some ids are among others."""
-    return bool(pc.any(pc.is_in(ids.cast(pa.string()), value_set=pa.array(sorted(wanted), pa.string()))).as_py())
+def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
+    """Which ids are among others."""
+    return pc.is_in(ids.cast(pa.string()), value_set=pa.array(list(wanted), pa.string()))
 
 
 def said_by(action: Any) -> list[Any]:

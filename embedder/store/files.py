@@ -191,9 +191,7 @@ class StoreFiles:
 
     def write_table(self, path: str, content: pa.Table, **options: Any) -> int:
         """Write or replace the file atomically by a Parquet file; returns its size in bytes."""
-        buffer = BytesIO()
-        pq.write_table(content, buffer, compression="zstd", **options)
-        return self.write(path, buffer.getvalue())
+        return self.write(path, parquet_bytes(content, **options))
 
     def upload(self, source: Path, path: str) -> None:
         """Write a local file of any size as `path`, whole or not at all."""
@@ -291,6 +289,13 @@ class StoreFiles:
         if problem.kind == "NoBucket":
             problem = explain(error, self.address)
         return FileNotFoundError(self.uri(path)) if problem.kind == "FileNotFound" else remote_problem(problem)
+
+
+def parquet_bytes(content: pa.Table, **options: Any) -> bytes:
+    """A table as a Parquet file."""
+    buffer = BytesIO()
+    pq.write_table(content, buffer, compression="zstd", **options)
+    return buffer.getvalue()
 
 
 def is_same_place(files: StoreFiles, path: str) -> bool:

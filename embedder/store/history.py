@@ -12,8 +12,8 @@ from embedder.store.runs import all_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
-SAME_ROWS = ("compaction", "migration", "index")
-"""Kinds of publication that change no row: what was published before holds the same."""
+SAME_ROWS = ("compaction", "migration", "index", "purge")
+"""Kinds of publication before which the same was published; a purge takes its items from there, too."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby, takewhile
 from typing import Any
 
 from embedder.printable import printable
@@ -10,6 +11,8 @@ from embedder.printable import printable
 GONE = "[purged]"
 MIN_TEXT_LENGTH = 4
 MIN_NUMBER_LENGTH = 6
+MAX_NESTED = 40
+"""Groups of a pattern that stand in each other; more is for names made to break it."""
 
 # A name ends where no letter, digit, dot or dash goes on: `a.jpg` is neither in `aa.jpg` nor in `a.jpg.png`, but it is
 # in `/pictures/a.jpg: broken` and at the end of a sentence.
@@ -28,11 +31,10 @@ class ItemNames:
         """
         self.ids = frozenset(ids)
         self.exact = self.ids | frozenset(uris)
-        spelled = self.exact | {printable(name) for name in self.exact}  # as logs have them
-        loose = sorted(filter(_is_telling, spelled), key=len, reverse=True)
-        quoted = [f"{quote}{name}{quote}" for name in spelled - set(loose) for quote in "'\"`"]
-        patterns = [_BEFORE + re.escape(name) + _AFTER for name in loose] + [re.escape(name) for name in quoted]
-        self._pattern = re.compile("|".join(patterns) or r"(?!)")
+        self._names = {printable(name): name for name in self.exact} | {name: name for name in self.exact}  # as in logs
+        loose = set(filter(_is_telling, self._names))
+        quoted = {f"{quote}{name}{quote}" for name in self._names.keys() - loose for quote in "'\"`"}
+        self._pattern = re.compile(f"{_BEFORE}{any_of(sorted(loose))}{_AFTER}|{any_of(sorted(quoted))}")
 
     def are_in(self, value: Any) -> bool:
         """Whether a text, or any text in nested lists and objects, names one of the items.
@@ -40,7 +42,18 @@ class ItemNames:
         Short names and numbers (`7`, `red`) count only where they are the whole text or stand in quotes: elsewhere
         they are mostly somebody else's.
         """
-        return any(text in self.exact or self._pattern.search(text) is not None for text in texts_in(value))
+        return any(True for _ in self._found(value))
+
+    def found_in(self, value: Any) -> frozenset[str]:
+        """Which ids and URIs a text names, or any text in nested lists and objects."""
+        return frozenset(self._found(value))
+
+    def _found(self, value: Any) -> Iterator[str]:
+        for text in texts_in(value):
+            if text in self.exact:
+                yield text
+            for match in self._pattern.finditer(text):
+                yield self._names[match[0] if match[0] in self._names else match[0][1:-1]]  # else it stands in quotes
 
     def removed_from(self, value: Any) -> Any:
         """The value with `[purged]` in the place of each name."""
@@ -49,6 +62,29 @@ class ItemNames:
 
 def _is_telling(name: str) -> bool:
     return len(name) >= (MIN_NUMBER_LENGTH if name.isdigit() else MIN_TEXT_LENGTH)
+
+
+def any_of(names: Sequence[str], depth: int = 0) -> str:
+    """A pattern for the longest of some names, in which each beginning that they share stands once.
+
+    Side by side, thousands of names would all be tried at each place of a text.
+
+    Args:
+        names: sorted, each once.
+        depth: of what is nested around the pattern.
+    """
+    if not names:
+        return r"(?!)"
+    if depth == MAX_NESTED:
+        return f"(?:{'|'.join(re.escape(name) for name in sorted(names, key=len, reverse=True))})"
+    pairs = zip(names[0], names[-1], strict=False)
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    rest = [name[len(shared) :] for name in names]
+    ends_here = rest[0] == ""
+    branches = [any_of([*group], depth + 1) for _, group in groupby(rest[ends_here:], key=lambda each: each[0])]
+    return (
+        re.escape(shared) + (f"(?:{'|'.join(branches)})" if branches else "") + ("?" if ends_here and branches else "")
+    )
 
 
 def texts_in(value: Any) -> Iterator[str]:

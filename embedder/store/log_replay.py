@@ -1,8 +1,9 @@
-"""A table's log read once from its beginning: which of its versions have all their files."""
+"""A table's log read once from its beginning: which part files its versions hold, and whether all of them are there."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import takewhile
+from typing import Any
 
 from embedder.store.files import StoreFiles
 
@@ -21,15 +22,12 @@ def whole_versions(files: StoreFiles, table: str, wanted: Collection[int], there
     Returns:
         Those of the wanted versions that are whole; none where the log does not reach back to its first entry.
     """
-    names = {info.path.rpartition("/")[2] for info in files.list(f"{table}/{LOG_FOLDER}")}
     last = max(wanted, default=-1)
-    entries = list(takewhile(lambda number: _entry(number) in names, range(last + 1)))
-    if len(entries) <= last:
+    if not _reaches_back(files, table, last):
         return None
     whole, missing = set(), set()
-    for number in entries:
-        for line in files.read(f"{table}/{LOG_FOLDER}/{_entry(number)}").splitlines():
-            action = json.loads(line)
+    for number, actions in _entries(files, table, last):
+        for action in actions:
             if "remove" in action:
                 missing.discard(action["remove"]["path"])
             elif "add" in action and action["add"]["path"] not in there:
@@ -37,6 +35,44 @@ def whole_versions(files: StoreFiles, table: str, wanted: Collection[int], there
         if number in wanted and not missing:
             whole.add(number)
     return whole
+
+
+def held_at(
+    files: StoreFiles, table: str, wanted: Collection[int], among: Collection[str]
+) -> dict[int, set[str]] | None:
+    """Which of some part files each version of a table holds.
+
+    Args:
+        files: the store.
+        table: its name.
+        wanted: the versions.
+        among: part files, relative to the table's folder.
+
+    Returns:
+        Version -> those of the part files; none where the log does not reach back to its first entry.
+    """
+    last = max(wanted, default=-1)
+    if not _reaches_back(files, table, last):
+        return None
+    found: dict[int, set[str]] = {}
+    held: set[str] = set()
+    for number, actions in _entries(files, table, last):
+        held -= {action["remove"]["path"] for action in actions if "remove" in action}
+        held |= {path for action in actions if "add" in action and (path := action["add"]["path"]) in among}
+        if number in wanted:
+            found[number] = set(held)
+    return found
+
+
+def _reaches_back(files: StoreFiles, table: str, last: int) -> bool:
+    names = {info.path.rpartition("/")[2] for info in files.list(f"{table}/{LOG_FOLDER}")}
+    return len(list(takewhile(lambda number: _entry(number) in names, range(last + 1)))) > last
+
+
+def _entries(files: StoreFiles, table: str, last: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    for number in range(last + 1):
+        lines = files.read(f"{table}/{LOG_FOLDER}/{_entry(number)}").splitlines()
+        yield number, [json.loads(line) for line in lines if line.strip()]
 
 
 def _entry(version: int) -> str:

@@ -19,7 +19,7 @@ from embedder.errors import StoreError
 from embedder.item_ids import without_items
 from embedder.rows import CARRIED
 from embedder.steps.trace import measure
-from embedder.store.files import StoreFiles
+from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.journal import TASK_DIGITS, JournalEntry, Part, write_entry
 from embedder.store.layout import journal_folder, utc_now
 from embedder.store.moves import MOVED, moves_file, write_moves
@@ -213,18 +213,26 @@ def store_part(
     files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> Part:
     """Write one Parquet file into a table's folder; nobody reads it before it is journaled or committed."""
+    part, data = encode_part(table, path, content, session, kept=kept)
+    files.write(f"{table}/{path}", data)
+    return part
+
+
+def encode_part(table: str, path: str, content: pa.Table, session: str, *, kept: bool = False) -> tuple[Part, bytes]:
+    """One Parquet file of a table, and what a log or a journal says of it; nothing is written."""
     # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
     plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
-    size_bytes = files.write_table(f"{table}/{path}", content, use_dictionary=plain)
-    return Part(
+    data = parquet_bytes(content, use_dictionary=plain)
+    part = Part(
         table=table,
         path=path,
         num_rows=content.num_rows,
-        size_bytes=size_bytes,
+        size_bytes=len(data),
         stats=_delta_stats(content),
         session=session,
         kept=kept,
     )
+    return part, data
 
 
 def _delta_stats(content: pa.Table) -> str:
@@ -233,8 +241,8 @@ def _delta_stats(content: pa.Table) -> str:
     return json.dumps(
         {
             "numRecords": content.num_rows,
-            "minValues": {"item_id": ids["min"]},
-            "maxValues": {"item_id": ids["max"]},
+            "minValues": {"item_id": ids["min"]} if content.num_rows else {},
+            "maxValues": {"item_id": ids["max"]} if content.num_rows else {},
             "nullCount": {"item_id": 0},
         }
     )

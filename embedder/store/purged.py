@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 
 import pyarrow as pa
@@ -36,6 +36,12 @@ def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
     now = utc_now()
     new = {known.hash_of(item_id): now for item_id in item_ids}
     write_record(files, PURGED_FILE, known.model_copy(update={"hashes": new | known.hashes}))
+
+
+def purged_before(files: StoreFiles, item_ids: Iterable[str]) -> set[str]:
+    """Which of these items were purged and not allowed again."""
+    known = read_purged(files)
+    return {item_id for item_id in item_ids if known.hash_of(item_id) in known.hashes}
 
 
 def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:

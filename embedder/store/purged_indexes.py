@@ -4,30 +4,31 @@ An index carries captions' vectors, for its recall is measured on them after eac
 looked for by value. An item's caption may be there though it has no picture, and none of its ids is.
 """
 
-from collections.abc import Iterable
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from collections.abc import Collection, Iterable
 
 from embedder.steps.tensors import unpack_vectors
-from embedder.store.file_scan import holds
+from embedder.store.file_scan import holds, is_among
 from embedder.store.files import FileInfo, StoreFiles
-from embedder.store.history import part_files
 from embedder.store.item_names import ItemNames
 from embedder.store.tables import RecordTable
 
 IDS_FILE, QUERIES_FILE = "/ids.parquet", "/queries.npz"
 
 
-def caption_vectors(files: StoreFiles, ids: Iterable[str]) -> frozenset[bytes]:
-    """The vectors of the items' captions, in whatever part file they stand; as their bytes."""
-    table, wanted = RecordTable(files, "embeddings"), pa.array(sorted(ids), pa.string())
+def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str]) -> frozenset[bytes]:
+    """The vectors of the items' captions, as their bytes.
+
+    Args:
+        files: the store.
+        ids: the items.
+        paths: the part files of embeddings that hold them, relative to the table's folder.
+    """
+    table = RecordTable(files, "embeddings")
     found: set[bytes] = set()
-    for path in part_files(files, "embeddings"):
-        is_theirs = pc.is_in(table.read(["item_id"], [path])["item_id"], value_set=wanted)
-        if pc.any(is_theirs).as_py():
-            vectors = table.read(["text_embedding"], [path])["text_embedding"].filter(is_theirs).drop_null()
-            found.update(vector.tobytes() for vector in unpack_vectors(vectors))
+    for path in paths:
+        rows = table.read(["item_id", "text_embedding"], [path])
+        vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
+        found.update(vector.tobytes() for vector in unpack_vectors(vectors))
     return frozenset(found)
 
 

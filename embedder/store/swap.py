@@ -47,7 +47,7 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: 
         previous = before.run_id if before.run_id != current.run_id else before.previous
         hold = None if ends_hold else current.hold or _hold_after(before.hold, kind)
         current = current.model_copy(update={"previous": previous, "hold": hold})
-    record = Published(**current.model_dump(exclude={"hold"}), kind=kind, **_counts(files, current))
+    record = Published(**current.model_dump(exclude={"hold"}), kind=kind, **count_rows(files, current, {}))
     files.confirm_lease()
     write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
     write_current(files, current)
@@ -78,17 +78,24 @@ def swap_index(files: StoreFiles, number: int) -> None:
     write_current(files, current.model_copy(update={"index": number}))
 
 
-def _counts(files: StoreFiles, current: Current) -> dict[str, int]:
-    """What the tables of a publication hold; the states are read file by file."""
-    items = RecordTable(files, "items", current.items) if current.items >= 0 else None
-    embeddings = RecordTable(files, "embeddings", current.embeddings) if current.embeddings >= 0 else None
-    states: Counter[str] = Counter()
-    if items is not None:
-        for path in items.paths():
+def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[str]]) -> dict[str, int]:
+    """Count what the tables of a publication hold; the states of items are read file by file.
+
+    Args:
+        files: the store.
+        version: the publication.
+        states: how many items of each state a part file has, where that is known already; what is read is added.
+    """
+    items = RecordTable(files, "items", version.items) if version.items >= 0 else None
+    embeddings = RecordTable(files, "embeddings", version.embeddings) if version.embeddings >= 0 else None
+    paths = items.paths() if items else []
+    for path in paths:
+        if items and path not in states:
             counts = pc.value_counts(items.read(["state"], [path])["state"]).to_pylist()
-            states.update({each["values"]: each["counts"] for each in counts})
+            states[path] = Counter({each["values"]: each["counts"] for each in counts})
+    total = sum((states[path] for path in paths), Counter[str]())
     return {
-        "num_items": states.total() - states["left_out"],
+        "num_items": total.total() - total["left_out"],
         "num_vectors": embeddings.num_rows() if embeddings else 0,
-        "num_rejected": states["rejected"],
+        "num_rejected": total["rejected"],
     }

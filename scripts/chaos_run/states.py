@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from deltalake import DeltaTable
+from delta_rows import delta_rows
 from deltalake.exceptions import TableNotFoundError
 
 import embedder
@@ -153,9 +153,8 @@ class Poller(threading.Thread):
     def _look_at_newest(self, files: StoreFiles) -> None:
         """Programs that know no CURRENT.json may be one commit ahead, never in the middle of one."""
         try:
-            newest = DeltaTable(files.uri("embeddings"))
+            rows = delta_rows(files.uri("embeddings"), columns=["item_id", "segment", "content_version"])
         except TableNotFoundError:
             return
-        rows = newest.to_pyarrow_table(columns=["item_id", "segment", "content_version"])
         if rows.num_rows and fingerprint(rows) not in self.allowed:
-            self.faults.append(f"embeddings version {newest.version()}: {rows.num_rows} rows that are no state")
+            self.faults.append(f"newest embeddings: {rows.num_rows} rows that are no state")

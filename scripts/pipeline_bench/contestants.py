@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-
+import embedder
 from embedder.store.files import StoreFiles
 from embedder.store.journal import read_entries
 from embedder.store.runs import all_runs
@@ -120,7 +119,7 @@ def _pipeline(name: str, setup: Setup, engine: str, num_stages: int) -> Contesta
 def read_store(out: Path) -> Result:
     """What the pipeline published, and what its journal measured."""
     calls = read_calls(out / "store")
-    table = DeltaTable(str(out / "store" / "embeddings")).to_pyarrow_table()
+    table = embedder.open_store(out / "store").to_arrow()
     return Result(last_stage_events(calls), from_table(table), [call for call in calls if "load" not in call["step"]])
 
 

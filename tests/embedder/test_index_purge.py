@@ -6,12 +6,13 @@ import numpy as np
 from index_stores import indexed_night, indexed_store, item
 from store_states import Killed, dying, silent
 
-from embedder.indexing.store_index import build_store_index, built_without, update_store_index
+from embedder.indexing.store_index import build_store_index, built_without, kept_or_built, update_store_index
 from embedder.retrieval.opened_store import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.purge import Purge
 from embedder.store.purge import purge as run_purge
+from embedder.store.rollback import rollback
 
 ITEM = item(50)
 ID = ITEM["item_id"]
@@ -43,7 +44,7 @@ def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_s
     current = read_current(files)
     assert any(path.startswith(f"index/{current.index:06d}/") for path in traces(files, ITEM)), "masked, not gone"
     done = purge(files, ID)
-    assert (done.num_published, done.published is not None) == (0, True)
+    assert (done.plan.num_published, done.published is not None) == (0, True)
     assert traces(files, ITEM) == []
     assert read_current(files).index > current.index
     assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 500)) == 199
@@ -88,3 +89,20 @@ def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):
     before = read_current(files).index
     purge(files, ID)
     assert read_current(files).index == before
+
+
+def test_older_versions_whose_index_held_it_are_searched_exactly_and_never_find_it(tmp_path):
+    files = indexed_store(tmp_path / "store", number=20, kind="flat")
+    indexed_night(files, ITEM)
+    version = read_current(files).run_id
+    indexed_night(files, item(60))
+    vector = np.array(ITEM["image_embedding"], np.float32)
+    assert open_store(files.address, version=version).searcher.search(vector, 1)[0].item_id == ID
+    purge(files, ID)
+    older = open_store(files.address, version=version)
+    assert older.current.index is None
+    found = older.searcher.search(vector, 50)
+    assert len(found) == 20 and ID not in {hit.item_id for hit in found}
+    rollback(files, version, kept_or_built(files, silent), silent)
+    assert len(open_store(files.address).searcher.search(vector, 50)) == 20
+    assert traces(files, ITEM) == []

@@ -1,12 +1,158 @@
-"""The tables are everybody's: other programs read them without this one."""
+"""The tables are everybody's: other programs read them as the README says, and end as they should.
 
-import duckdb
+Arrow's threads may let go of a buffer while the interpreter ends. A buffer that a Python file system gave them aborts
+the process then, some times in a hundred; so each way is looked at for such a file system, and run many times.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import polars
 import pytest
 import samples
-from deltalake import DeltaTable
+from delta_rows import delta_rows
 from embedding_runs import embedded
+from store_samples import row
+from store_states import new_store, night, vectors_now
+
+import embedder
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+NUM_AT_ONCE = 6
+"""Processes; more than there are cores, so that threads are late."""
+SHOWN = """
+import ast, sys
+for statement in ast.parse(sys.argv[1]).body:  # each shown as a notebook would
+    exec(compile(ast.Interactive([statement]), "README.md", "single"))
+"""
+FORBIDDING = """
+import pyarrow.fs
+def refuse(*arguments): raise RuntimeError("Arrow would read through Python")
+pyarrow.fs.PyFileSystem = pyarrow.PythonFile = refuse
+"""
+
+
+def block_with(text: str) -> str:
+    """The one example of the README that has some words."""
+    (block,) = [block for block in BLOCKS if text in block]
+    return block
+
+
+def lines_of(block: str, *names: str) -> str:
+    """Those of an example's statements that import something or give a name its value."""
+    statements = ast.parse(block).body
+    kept = [
+        each
+        for each in statements
+        if isinstance(each, ast.Import)
+        or (isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and each.targets[0].id in names)
+    ]
+    return "\n".join(map(ast.unparse, kept))
+
+
+WAYS = {
+    "Store.to_arrow": lines_of(block_with("store.to_arrow"), "store", "vectors") + "\nvectors.num_rows",
+    "Polars": block_with("polars"),
+    "DuckDB": block_with("duckdb"),
+    "deltalake": "from delta_rows import delta_rows\ndelta_rows('runs/demo/store/embeddings').num_rows",
+}
+SHOWS = {"Store.to_arrow": "40\n", "Polars": "shape: (5, ", "DuckDB": "image", "deltalake": "40\n"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where the examples are run: they name runs/demo/store."""
+    files = new_store(tmp_path / "runs/demo/store")
+    rng = np.random.default_rng(0)
+    for number in range(2):
+        vectors = rng.standard_normal((20, 256), np.float32)
+        night(
+            files, *(row(f"{number}-{place}.jpg", image_embedding=each.tolist()) for place, each in enumerate(vectors))
+        )
+    return tmp_path
+
+
+def run(folder: Path, source: str, before: str = "") -> subprocess.CompletedProcess:
+    """Run an example in a process of its own, which ends as any other does."""
+    paths = f"import sys; sys.path += {[str(ROOT), str(ROOT / 'scripts')]!r}\n"
+    command = [sys.executable, "-c", paths + before + SHOWN, source]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+def run_often(folder: Path, source: str, times: int) -> list[subprocess.CompletedProcess]:
+    """Run it so many times, some at once."""
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        return list(pool.map(lambda _: run(folder, source), range(times)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_documented_way_reads_through_a_python_file_system(folder, way):
+    done = run(folder, WAYS[way], FORBIDDING)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SHOWS[way] in done.stdout
+
+
+def test_a_way_that_does_is_found_out(folder):
+    plain = "import deltalake\ndeltalake.DeltaTable('runs/demo/store/embeddings').to_pyarrow_table()"
+    assert "Arrow would read through Python" in run(folder, plain, FORBIDDING).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_each_documented_way_ends_well_twenty_times(folder, way):
+    done = run_often(folder, WAYS[way], times=20)
+    assert {(each.returncode, each.stderr) for each in done} == {(0, "")}
+    assert all(SHOWS[way] in each.stdout for each in done)
+
+
+@pytest.mark.slow
+def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(bucket, tmp_path):
+    files = new_store(f"{bucket}/plain/store")
+    night(files, *(row(f"{number}.jpg", image_embedding=[float(number)] * 256) for number in range(40)))
+    ways = {
+        "40\n": f"import embedder\nembedder.open_store('{files.address}').to_arrow().num_rows",
+        "shape: (5, ": f"import polars\npolars.read_delta('{files.uri('embeddings')}', "
+        "storage_options={'allow_http': 'true'}).head()",
+        "image": f"import duckdb, embedder\nembeddings = embedder.open_store('{files.address}').to_arrow()\n"
+        "duckdb.sql('SELECT modality, count(*) FROM embeddings GROUP BY modality')",
+    }
+    for shown, source in ways.items():
+        done = run_often(tmp_path, source, times=20)
+        assert {(each.returncode, each.stderr) for each in done} == {(0, "")}
+        assert all(shown in each.stdout for each in done)
+
+
+@pytest.mark.slow
+def test_the_first_example_runs_as_it_stands_on_the_store_of_the_demo(tmp_path):
+    """The examples of the README that search, encode and predict, too."""
+    made = subprocess.run(
+        [sys.executable, "-m", "embedder", "demo", "--out", str(tmp_path / "runs/demo")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    example = block_with("BatchPredictor").replace("embedder/demo_model", str(ROOT / "embedder/demo_model"))
+    before = (
+        "import io, os, ray\nfrom PIL import Image\nimport embedder\n"
+        "environment = {'env_vars': {'PYTHONPATH': os.pathsep.join(sys.path)}}\n"
+        "ray.init(num_cpus=2, include_dashboard=False, runtime_env=environment)\n"
+        "picture = io.BytesIO()\nImage.new('RGB', (64, 64), 'red').save(picture, 'PNG')\n"
+        "ray_dataset = ray.data.from_items([{'item_id': 'red', 'image': picture.getvalue(), 'price': 3}])\n"
+    )
+    after = "\nvectors.num_rows, query.shape\nembeddings.take_all()[0]['price']"
+    done = run(tmp_path, example + after, before)
+    assert done.returncode == 0, done.stderr
+    assert "(1911, (1, 192))\n3\n" in done.stdout
 
 
 @pytest.fixture
@@ -20,13 +166,17 @@ def test_polars_reads_the_same_vectors(published):
     path, rows = published
     found = polars.read_delta(path).rows_by_key("item_id", named=True, unique=True)
     assert len(found) == len(rows)
-    for (item_id, _), row in rows.items():
-        assert np.array_equal(found[item_id]["image_embedding"], row["image_embedding"])
+    for (item_id, _), each in rows.items():
+        assert np.array_equal(found[item_id]["image_embedding"], each["image_embedding"])
 
 
-def test_duckdb_reads_the_same_rows(published):
+def test_plain_deltalake_reads_the_same_rows(published):
     path, rows = published
-    embeddings = DeltaTable(path).to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by its name
-    counts = dict(duckdb.sql("SELECT modality, count(*) FROM embeddings GROUP BY modality").fetchall())
-    assert counts == {"pair": 3, "image": 3}
-    assert sum(counts.values()) == len(rows)
+    found = delta_rows(path)
+    assert {(each["item_id"], each["segment"]): each for each in found.to_pylist()}.keys() == rows.keys()
+
+
+def test_duckdb_counts_what_is_published(folder):
+    done = run(folder, block_with("duckdb"))
+    numbers = re.findall(r"image\s*│\s*(\d+)", done.stdout)
+    assert numbers == [str(len(vectors_now(embedder.open_store(folder / "runs/demo/store").files)))]

@@ -37,12 +37,15 @@ def test_a_store_is_looked_after_from_the_command_line(tmp_path):
     assert promised["num_files"] == len(promised["files"]) > 0
     assert run("vacuum", *store, "--keep-days", 0, "--keep-versions", 1)["files"] == promised["files"]
     ids = tmp_path / "ids.txt"
-    ids.write_text("b.jpg\n\nnever.jpg\n")
-    done = run("purge", "a.jpg", "--from-file", ids, *store)
-    assert (done["num_asked"], done["num_published"], done["scan"]["found_in"]) == (3, 2, [])
+    ids.write_text("\ufeffb.jpg\r\n\r\n", encoding="utf-8")
+    planned = run("purge", "a.jpg", "--from-file", ids, *store, "--dry-run")
+    assert (planned["num_asked"], planned["num_published"], planned["dry_run"]) == (2, 2, True)
+    done = run("purge", "a.jpg", "--from-file", ids, *store, "--yes")
+    assert {name: done[name] for name in planned} == planned | {"dry_run": False}
+    assert (done["scan"]["found_in"], done["unreadable"]) == ([], [])
     assert run("purge", "--allow-again", "a.jpg", *store) == {"num_forgotten": 1}
     assert run("migrate", *store)["was_older"] is False
-    assert [each["can_be_read"] for each in run("history", *store)["publications"]] == [False] * 5 + [True]
+    assert [each["can_be_read"] for each in run("history", *store)["publications"]] == [False] * 4 + [True, True]
 
 
 def test_a_person_reads_what_happened(tmp_path):
@@ -56,7 +59,7 @@ def test_a_person_reads_what_happened(tmp_path):
             "compact": [],
             "vacuum": ["--dry-run"],
             "rollback": [],
-            "purge": ["a.jpg"],
+            "purge": ["a.jpg", "--yes"],
             "migrate": [],
         }.items()
     }

@@ -55,7 +55,9 @@ def life(files: StoreFiles) -> list:
         rollback(files, None, kept_or_built(files, silent), silent)
         look()
         done = purge(files, ["b.jpg"], built_without(files, silent), silent)
-        look(done.num_published, done.num_vectors, len(done.unreadable), done.scan.found_in)
+        look(
+            done.plan.num_published, done.plan.num_vectors, len(done.plan.versions), done.unreadable, done.scan.found_in
+        )
         deleted = vacuum(files, keep_days=0, keep_versions=1).deleted
         look(sorted(info.path.split("/")[0] for info in deleted))
     return seen

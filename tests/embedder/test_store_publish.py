@@ -6,6 +6,7 @@ import sys
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from delta_rows import delta_rows
 from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 
@@ -38,7 +39,7 @@ def files(tmp_path):
 
 def rows_of(files, name="embeddings"):
     """What a plain Delta reader sees, by item and segment."""
-    found = pa.table(DeltaTable(files.uri(name)).to_pyarrow_table()).to_pylist()
+    found = delta_rows(files.uri(name)).to_pylist()
     return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
 
 

@@ -8,24 +8,39 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from delta_rows import delta_rows
 from store_samples import begin, reject, row, table
-from store_states import Killed, dying, heard, new_store, night, no_index, rows_now, silent, state_now, vectors_now
+from store_states import (
+    Killed,
+    dying,
+    heard,
+    new_store,
+    night,
+    no_index,
+    rows_at,
+    rows_now,
+    silent,
+    state_now,
+    vectors_now,
+)
 
 import embedder
 from embedder.errors import RunFailed, StoreError
 from embedder.indexing.store_index import build_store_index, built_without
 from embedder.retrieval.opened_store import open_store
 from embedder.store import purge as purge_module
-from embedder.store.history import past_runs, publications
+from embedder.store.compact import PartTarget, compact
+from embedder.store.history import one_before, past_runs, publications, readable
 from embedder.store.item_names import ItemNames
 from embedder.store.layout import read_current
 from embedder.store.parts import write_part
 from embedder.store.publish import publish
 from embedder.store.purge import purge
+from embedder.store.purge_plan import plan_purge
 from embedder.store.purged import allow_again, read_purged, without_purged
 from embedder.store.rollback import rollback
 from embedder.store.runs import finished_items
+from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 GONE = "people/anna müller.jpg"
@@ -69,9 +84,15 @@ def test_the_item_is_nowhere_and_the_others_are_untouched(files, three_nights):
     others = {name: {key: each for key, each in rows.items() if key[0] != GONE} for name, rows in before.items()}
     assert state_now(files) == others
     assert traces(files, GONE) == []
-    assert (done.num_published, done.num_vectors, done.scan.found_in) == (1, 1, ())
+    assert (done.plan.num_published, done.plan.num_vectors, done.scan.found_in) == (1, 1, ())
     assert done.scan.num_files == len(list(files.list("")))
     assert done.published.kind == "purge"
+
+
+def rows_for_others(files, version, name: str) -> dict:
+    """The rows of one publication as any other program reads them, which trusts the sizes that the log says."""
+    found = delta_rows(files.uri(name), getattr(version, name)).to_pylist()
+    return {(each["item_id"], each.get("segment")): each for each in found}
 
 
 def test_an_item_whose_name_goes_on_from_there_stays(files):
@@ -80,17 +101,66 @@ def test_an_item_whose_name_goes_on_from_there_stays(files):
     assert list(vectors_now(files)) == ["a.jpg.png", "aa.jpg"]
 
 
-def test_versions_that_held_it_are_gone_and_those_before_it_stay(files, three_nights):
-    first, second, third = publications(files)
+def test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they_were(files, three_nights):
+    before = {
+        version.run_id: {name: rows_at(files, version, name) for name in TABLES} for version in publications(files)
+    }
     done = purge(files, [GONE], no_index, silent)
-    assert done.unreadable == (second.run_id, third.run_id)
-    assert [run.can_be_read for run in past_runs(files)] == [True, False, False, True]
-    assert embedder.open_store(files.address, version=first.run_id).to_arrow()["item_id"].to_pylist() == [
-        "a.jpg",
-        "z.jpg",
-    ]
-    with pytest.raises(StoreError, match="can't be read any more"):
-        rollback(files, second.run_id, no_index, silent)
+    assert (len(done.plan.versions), done.unreadable) == (2, ())
+    assert all(run.can_be_read for run in past_runs(files))
+    for version in publications(files)[:-1]:
+        for name, rows in before[version.run_id].items():
+            others = {key: each for key, each in rows.items() if key[0] != GONE}
+            assert rows_at(files, version, name) == others
+            assert rows_for_others(files, version, name) == others, "size and statistics in the log are true"
+    assert [(each.num_items, each.num_vectors) for each in publications(files)] == [(2, 2), (3, 3), (4, 4), (4, 4)]
+
+
+def test_what_was_published_before_can_be_gone_back_to(files, three_nights):
+    _, second, third = publications(files)
+    purge(files, [GONE], no_index, silent)
+    assert one_before(publications(files)).run_id == second.run_id, "the purge changed nothing but what is gone anyway"
+    rollback(files, second.run_id, no_index, silent)
+    assert set(vectors_now(files)) == {"a.jpg", "z.jpg", "b.jpg"}
+    rollback(files, third.run_id, no_index, silent)
+    assert set(vectors_now(files)) == {"a.jpg", "z.jpg", "b.jpg", "people/zoe.jpg"}
+    night(files, row("later.jpg"))
+    compact(files, PartTarget(), silent)
+    assert len(vectors_now(files)) == 5
+    assert traces(files, GONE) == []
+
+
+def test_a_part_file_that_held_nothing_else_is_empty_afterwards_and_harms_nobody(files):
+    night(files, row(GONE))
+    only = publications(files)[0]
+    night(files, row("a.jpg"))
+    purge(files, [GONE], no_index, silent)
+    assert rows_at(files, only) == rows_for_others(files, only, "embeddings") == {}
+    rollback(files, only.run_id, no_index, silent)
+    assert vectors_now(files) == {}
+    night(files, row("b.jpg"))
+    assert list(vectors_now(files)) == ["b.jpg"]
+
+
+def test_no_part_file_holds_its_vector(files):
+    vector, caption = [0.6, 0.8], [0.8, -0.6]
+    night(files, row("a.jpg"), row(GONE, image_embedding=vector, text_embedding=caption))
+    night(files, row(GONE, modified="t1"))
+    written = [np.array(each, np.float32).tobytes() for each in (vector, caption)]
+
+    def holders() -> list[str]:
+        tables = {info.path: files.read(info.path) for info in files.list("embeddings") if "_delta" not in info.path}
+        rows = {path: pq.read_table(BytesIO(content)).to_pylist() for path, content in tables.items()}
+        lists = {
+            path: [each[name] for each in rows[path] for name in ("image_embedding", "text_embedding")] for path in rows
+        }
+        return [
+            path for path, found in lists.items() if {np.float32(each or []).tobytes() for each in found} & {*written}
+        ]
+
+    assert len(holders()) == 1
+    purge(files, [GONE], no_index, silent)
+    assert holders() == []
 
 
 def test_texts_lose_the_name_and_keep_the_rest(files, three_nights):
@@ -163,7 +233,8 @@ def test_checkpoints_that_name_it_are_made_anew(files, three_nights):
     assert traces(files, GONE) == []
     assert len(rows_now(files, "items")) == 4
     assert embedder.open_store(files.address, version=first.run_id).items().num_rows == 2
-    assert DeltaTable(files.uri("items")).to_pyarrow_table().num_rows == 4
+    for version in publications(files):
+        assert rows_for_others(files, version, "items") == rows_at(files, version, "items")
     night(files, row("later.jpg"))
     assert len(rows_now(files, "items")) == 5
 
@@ -173,7 +244,7 @@ def test_parts_of_an_unfinished_run_lose_it_and_the_run_goes_on_without(files):
     write_part(files, stamp, 0, table(row("a.jpg"), row("m.jpg"), row("z.jpg")))
     write_part(files, stamp, 1, table(row("other.jpg")))
     done = purge(files, ["m.jpg"], no_index, silent)
-    assert (done.num_published, done.published) == (0, None)
+    assert (done.plan.num_published, done.published) == (0, None)
     assert traces(files, "m.jpg") == []
     run, stamp = begin(files)
     assert finished_items(run)["item_id"].to_pylist() == ["other.jpg"]
@@ -191,12 +262,14 @@ def test_a_run_that_must_be_given_up_for_it_is_named(files):
 
 
 def test_an_unfinished_run_goes_on_where_only_old_versions_held_the_item(files):
-    night(files, row("a.jpg"))
+    night(files, row("a.jpg"), row("old.jpg"))
     first = read_current(files)
-    night(files, row("b.jpg"))
+    night(files, row("b.jpg"), retired=["old.jpg"])
     run, stamp = begin(files)
     write_part(files, stamp, 0, table(row("c.jpg")))
-    assert purge(files, ["never.jpg"], no_index, silent).published is None
+    done = purge(files, ["old.jpg"], no_index, silent)
+    assert (done.published, done.plan.versions) == (None, (first.run_id,))
+    assert set(rows_at(files, first)) == {("a.jpg", 0)}
     assert begin(files)[0].run_id == run.run_id > first.run_id
 
 
@@ -214,22 +287,112 @@ def test_a_damaged_file_is_no_proof(files, three_nights):
 
 
 def test_killed_between_any_two_steps_the_others_are_served_and_it_ends_when_done_again(tmp_path, monkeypatch):
-    for number in range(40):
+    for number in range(60):
         files = new_store(tmp_path / str(number))
-        night(files, row("a.jpg"), row("gone.jpg"))
+        first = night(files, row("a.jpg"), row("gone.jpg"), reject("gone.bad"))
         night(files, row("gone.jpg", modified="t1"), row("b.jpg"))
+        night(files, row("c.jpg"), retired=["gone.bad"])
+        for name in TABLES:
+            RecordTable(files, name).create_checkpoint()
         run = read_current(files).run_id
         files.write(f"runs/{run}/report.json", b'{"outcome": "/pictures/gone.jpg: odd"}')
-        others = {key: each for key, each in rows_now(files).items() if key[0] != "gone.jpg"}
+        others = without_gone(rows_now(files))
         with dying(monkeypatch, number) as made, suppress(Killed):
-            purge(files, ["gone.jpg"], no_index, silent)
-        assert {key: each for key, each in rows_now(files).items() if key[0] != "gone.jpg"} == others
-        purge(files, ["gone.jpg"], no_index, silent)
+            purge(files, ["gone.jpg", "gone.bad"], no_index, silent)
+        assert without_gone(rows_now(files)) == others
+        assert without_gone(rows_for_others(files, publications(files)[-1], "embeddings")) == others
+        purge(files, ["gone.jpg", "gone.bad"], no_index, silent)
         assert rows_now(files) == others
-        assert traces(files, "gone.jpg") == []
+        assert traces(files, "gone.") == []
+        assert rows_for_others(files, first, "embeddings").keys() == {("a.jpg", 0)}
+        assert all(each.can_be_read for each in past_runs(files))
+        assert [each.num_items for each in publications(files)][:3] == [1, 2, 3]
+        assert publications(files)[0].num_rejected == 0
         if len(made) < number:
             break
-    assert len(made) >= 10
+    assert 15 <= len(made) < 60
+
+
+def without_gone(rows: dict) -> dict:
+    return {key: each for key, each in rows.items() if not key[0].startswith("gone.")}
+
+
+def test_an_unknown_id_refuses_all_names_those_unknown_and_changes_nothing(files, three_nights):
+    before = {info.path: files.read(info.path) for info in files.list("")}
+    with pytest.raises(StoreError) as refused:
+        purge(files, [GONE, "people/anna muller.jpg", "b.jpeg.png", f"/pictures/{GONE}"], no_index, silent)
+    message = str(refused.value)
+    assert "3 of 4 ids are unknown to store" in message
+    assert message.count(f"(did you mean {GONE!r}?)") == 2, "a misspelling, and a URI"
+    assert "'b.jpeg.png'" in message
+    assert "nothing was purged" in message
+    assert {info.path: files.read(info.path) for info in files.list("")} == before
+
+
+def test_thousands_of_unknown_ids_are_counted_and_some_named(files, three_nights):
+    with pytest.raises(StoreError) as refused:
+        purge(files, [GONE, *(f"{number:05d}.gif" for number in range(5000))], no_index, silent)
+    assert "5,000 of 5,001 ids are unknown" in str(refused.value)
+    assert "'00009.gif' and 4,990 more; nothing was purged" in str(refused.value)
+
+
+def test_an_id_that_was_purged_before_is_no_unknown_one_and_is_told_apart(files, three_nights):
+    purge(files, [GONE], no_index, silent)
+    before = {info.path: files.read(info.path) for info in files.list("")}
+    done = purge(files, [GONE], no_index, silent)
+    assert (done.plan.finds_nothing, done.published, [item.was_purged for item in done.plan.items]) == (
+        True,
+        None,
+        [True],
+    )
+    assert {info.path: files.read(info.path) for info in files.list("")} == before
+    allow_again(files, [GONE])
+    with pytest.raises(StoreError, match="unknown"):
+        purge(files, [GONE], no_index, silent)
+
+
+def test_an_item_of_which_only_an_old_version_tells_is_known(files):
+    night(files, row("a.jpg"), row("old.jpg"))
+    night(files, retired=["old.jpg"])
+    done = purge(files, ["old.jpg"], no_index, silent)
+    assert (done.plan.num_published, done.published, len(done.plan.versions)) == (0, None, 1)
+    assert traces(files, "old.jpg") == []
+
+
+def test_a_word_of_a_text_makes_no_item_of_a_misspelt_id(files, three_nights):
+    with pytest.raises(StoreError, match=r"1 of 2 ids .* 'published' \(a word of runs/.*/report.json, no item\)"):
+        purge(files, [GONE, "published"], no_index, silent)
+
+
+def test_a_plan_says_what_the_purge_then_does_and_changes_nothing_itself(files, three_nights):
+    before = {info.path: files.read(info.path) for info in files.list("")}
+    plan = plan_purge(files, [GONE])
+    assert {info.path: files.read(info.path) for info in files.list("")} == before
+    purge(files, [GONE], no_index, silent)
+    after = {info.path: files.read(info.path) for info in files.list("")}
+    assert before.keys() - after.keys() == {info.path for info in plan.deleted}
+    records = {path for path in before if path.endswith(("published.json", "CURRENT.json", "store.json"))}
+    changed = {path for path in before.keys() & after.keys() if before[path] != after[path]} - records
+    assert changed == {info.path for info in (*plan.rewritten, *plan.changed)}
+    assert plan.bytes_rewritten == sum(len(before[info.path]) for info in (*plan.rewritten, *plan.published))
+
+
+def test_part_files_are_written_anew_in_groups_of_bounded_size(files, three_nights, monkeypatch):
+    monkeypatch.setattr(purge_module, "GROUP_BYTES", 1)
+    test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they_were(files, None)
+
+
+def test_a_log_that_another_program_shortened_is_kept_readable(files, three_nights):
+    for name in TABLES:
+        RecordTable(files, name).create_checkpoint()
+    last = publications(files)[-1]
+    for number in range(last.items):
+        files.delete(f"items/_delta_log/{number:020d}.json")
+    assert readable(files, publications(files)) == {last.run_id}
+    done = purge(files, [GONE], no_index, silent)
+    assert (done.plan.versions, done.unreadable) == ((last.run_id,), ())
+    assert {key[0] for key in rows_for_others(files, last, "items")} == {"a.jpg", "z.jpg", "b.jpg", "people/zoe.jpg"}
+    assert traces(files, GONE) == []
 
 
 @pytest.mark.parametrize(
@@ -263,6 +426,16 @@ def test_short_names_and_numbers_count_only_as_a_whole_or_in_quotes():
         "item [purged]: broken",
         "stage 7",
     ]
+
+
+def test_of_many_names_with_one_beginning_each_is_found_where_it_is_one():
+    few = ["ab/cd", "ab/cd.jpg", "ab/ce (1).jpg", "ab/cd.jpg two", "zz+.png"]
+    nested = ["x" * length for length in range(4, 400)]
+    names = ItemNames([*few, *nested])
+    for name in (*few, *nested):
+        assert name in names.found_in(f"could not read /pictures/{name}: odd")
+        assert names.removed_from(f"read {name}") == "read [purged]"
+    assert names.found_in(["ab/c", "ab/cdx", "ab/ce.jpg", "x" * 401, "zzz.png"]) == frozenset()
 
 
 def test_a_file_that_is_no_text_is_not_written_over(files, three_nights):

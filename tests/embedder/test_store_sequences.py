@@ -78,10 +78,16 @@ class Model:
         vacuum(self.files, keep_days=self.random.choice([0, 7]), keep_versions=self.random.randint(1, 3))
 
     def purge(self) -> None:
-        items = set(self.random.sample(ITEMS, 2))
+        known = [item for item in ITEMS if item in self.now or item in self.purged]
+        items = set(self.random.sample(known, min(2, len(known))))
         purge(self.files, items, no_index, silent)
         self.purged |= items
-        self.now = {item: vector for item, vector in self.now.items() if item not in items}
+        self.now = self.without(self.now, items)
+        self.versions = {run_id: self.without(rows, items) for run_id, rows in self.versions.items()}
+
+    @staticmethod
+    def without(rows: dict, items: set) -> dict:
+        return {item: vector for item, vector in rows.items() if item not in items}
 
     def check(self) -> None:
         """Compare the store with what it should hold."""

@@ -1,0 +1,78 @@
+"""Ids that a store does not know, told with those that may have been meant."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.maintenance import table_at
+
+MAX_TOLD = 10
+MAX_COMPARED = 3
+"""Unknown ids that others are looked for which resemble them: a file of thousands is no misspelling."""
+MAX_KNOWN = 20_000
+"""Items that they are compared with: a second's work."""
+
+
+def refuse_unknown(files: StoreFiles, unknown: Mapping[str, Sequence[str]], num_asked: int) -> None:
+    """Refuse to purge items some of which are not there: to whoever asked, that would look like success.
+
+    Args:
+        files: the store.
+        unknown: ids that are not there -> texts in which they stand as words.
+        num_asked: how many items were to be purged.
+
+    Raises:
+        StoreError: some are not.
+    """
+    if not unknown:
+        return
+    known = _known_items(files)
+    told = sorted(unknown)[:MAX_TOLD]
+    texts = [
+        repr(each) + _hint(near_ids(each, known) if place < MAX_COMPARED else [], unknown[each])
+        for place, each in enumerate(told)
+    ]
+    more = f" and {len(unknown) - len(told):,} more" if len(unknown) > len(told) else ""
+    raise StoreError(
+        f"purge: {len(unknown):,} of {num_asked:,} ids are unknown to store {files.address}, in every version, and "
+        f"were not purged before: {', '.join(texts)}{more}; nothing was purged, not the others either: correct these "
+        "or leave them out"
+    )
+
+
+def _hint(near: Sequence[str], texts: Sequence[str]) -> str:
+    if near:
+        return f" (did you mean {' or '.join(map(repr, near))}?)"
+    return f" (a word of {texts[0]}, no item)" if texts else ""
+
+
+def near_ids(item_id: str, known: Mapping[str, str]) -> list[str]:
+    """Up to two items that may have been meant; pure.
+
+    Args:
+        item_id: an id that nobody knows: misspelt, a URI or path of the item, or a path below or above its own.
+        known: item_id -> URI.
+    """
+    by_path = [
+        each
+        for each, uri in known.items()
+        if item_id == uri or each.endswith(f"/{item_id}") or item_id.endswith(f"/{each}")
+    ]
+    return by_path[:2] or difflib.get_close_matches(item_id, known, n=2, cutoff=0.8)
+
+
+def _known_items(files: StoreFiles) -> dict[str, str]:
+    """The published items, or the first many of them: item_id -> URI."""
+    known: dict[str, str] = {}
+    current = read_current(files)
+    if current is None:
+        return known
+    table = table_at(files, "items", current)
+    for path in table.paths():
+        rows = table.read(["item_id", "uri"], [path]).slice(0, MAX_KNOWN - len(known))
+        known.update(zip(rows["item_id"].to_pylist(), rows["uri"].to_pylist(), strict=True))
+        if len(known) >= MAX_KNOWN:
+            break
+    return known
