@@ -184,9 +184,9 @@ def test_the_rejects_guard_names_the_most_frequent_reasons_with_an_example_each(
     ]
     message = verdicts(candidate(files, *rows, num_items=18, num_rejected=18))["rejects"].message
     assert (
-        "7 x decode UnidentifiedImage (as UnidentifiedImage/0: UnidentifiedImage happened to number 0), "
-        "5 x decode FileNotFound (as FileNotFound/0: FileNotFound happened to number 0), "
-        "3 x decode TimedOut (as TimedOut/0: TimedOut happened to number 0), 3 for 2 other reasons"
+        "7 x decode UnidentifiedImage (as UnidentifiedImage/0: UnidentifiedImage happened\\nto number 0), "
+        "5 x decode FileNotFound (as FileNotFound/0: FileNotFound happened\\nto number 0), "
+        "3 x decode TimedOut (as TimedOut/0: TimedOut happened\\nto number 0), 3 for 2 other reasons"
     ) in message
 
 
