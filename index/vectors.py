@@ -86,7 +86,7 @@ def _spool_blocks(blocks: Iterable[Floats], spool: Path, dim: int | None) -> Vec
     with spool.open("wb") as file:
         for block in blocks:
             check_vectors(block, "vectors", dim=dim, first_row=num_vectors)
-            np.ascontiguousarray(block).tofile(file)
+            file.write(np.ascontiguousarray(block).data)  # not `tofile`, which loses the error of a full disk
             num_vectors, dim = num_vectors + len(block), block.shape[1]
     return VectorTable(num_vectors, dim or 0, spool)
 
