@@ -71,7 +71,7 @@ def execute(
         if limits := describe_limits(config, job.allocation):
             watcher.say(limits)
         with (
-            stop_on_signals(stop.request_soon, watcher.say, stop.notice, stop.can_break),
+            stop_on_signals(stop.note_signal, watcher.say, stop.notice, spread=stop.spread, can_break=stop.can_break),
             stop_at(stop, stop_at_s, watcher.say) as time_up,
             watcher.progress(to_embed.num_rows) as on_progress,
             RunMonitor(run, on_progress) as monitor,

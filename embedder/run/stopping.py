@@ -40,16 +40,19 @@ class Stop:
         self._can_break = False
 
     def request_stop(self) -> None:
-        """Ask the run to take nothing further; where its store can't be written, only this process hears of it."""
+        """Ask the run to take nothing further."""
         self.asked = True
+        self.spread()
+
+    def note_signal(self) -> None:
+        """Let this process take nothing further, and end within `timeout_s`; a signal's handler may call this."""
+        self.deadline_s = time.monotonic() + self.timeout_s
+        self.asked = self.by_signal = True
+
+    def spread(self) -> None:
+        """Ask the run's tasks elsewhere; where its store can't be written, they don't hear of it."""
         with suppress(StoreError, StoreUnavailable):
             self._run.request_stop()
-
-    def request_soon(self) -> None:
-        """Ask it to end within `timeout_s`."""
-        self.deadline_s = time.monotonic() + self.timeout_s
-        self.by_signal = True
-        self.request_stop()
 
     @property
     def notice(self) -> str:
@@ -77,19 +80,22 @@ class Stop:
 
 @contextmanager
 def stop_on_signals(
-    ask: Callable[[], None],
+    note: Callable[[], None],
     announce: Callable[[str], None],
     notice: str = FINISHING,
+    *,
+    spread: Callable[[], None] = lambda: None,
     can_break: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
     """Turn the first signal into a request; the second goes where it would have gone.
 
-    The request is made in a thread, as the interrupted main thread may hold the locks of a display.
+    It is told in a thread, as the interrupted main thread may hold the locks of a display.
 
     Args:
-        ask: makes the request.
-        announce: is told what is waited for, before it is.
+        note: takes note of the signal, and does no more: the main thread was interrupted anywhere.
+        announce: is told what is waited for, before the block ends.
         notice: says that.
+        spread: passes the request on, after that.
         can_break: asked whether the signal may go where it would have gone instead.
     """
     if threading.current_thread() is not threading.main_thread():  # Python takes signals in that one only
@@ -103,12 +109,13 @@ def stop_on_signals(
         if can_break() or presses.is_again():
             hand_on(number, frame, before[number])
         if is_first:
+            note()
             heard.put(number)
 
     def tell() -> None:
         if (number := heard.get()) is not None:
             announce(f"{signal.Signals(number).name}: {notice}; once more stops at once")
-            ask()
+            spread()
 
     thread = threading.Thread(target=tell, name="stop", daemon=True)
     thread.start()
