@@ -17,6 +17,7 @@ from embedding_runs import Quiet, embedded
 from store_samples import begin, publish_rows, row, table
 
 import embedder
+from embedder.embed import embed
 from embedder.errors import ConfigError, StoreError
 from embedder.indexing import versions
 from embedder.indexing.store_index import build_store_index
@@ -97,8 +98,21 @@ def test_source_model_and_store_may_all_lie_in_buckets(make_run, bucket, tiny_mo
         for name in ("image_embedding", "text_embedding", "caption", "content_version"):
             assert found[key][name] == each[name]
     assert embedder.open_store(store).search("a red car", k=1)[0].uri.startswith(there.uri("in"))
-    with pytest.raises(ConfigError, match="lies inside the source"):
-        embedded(make_run([{"path": there.uri("in")}], model=model, store=there.uri("in/store")))
+    before = {info.path for info in there.list("")}
+    with pytest.raises(ConfigError, match="this is the source"):
+        embedded(make_run([{"path": there.uri("in")}], model=model, store=there.uri("in")))
+    assert {info.path for info in there.list("")} == before, "a command that refuses writes nothing"
+
+
+def test_a_store_below_its_source_in_a_bucket_is_never_listed(make_run, bucket, tmp_path):
+    source, there = samples.folder(tmp_path / "in", num_images=3), StoreFiles(f"{bucket}/in")
+    for path in source.rglob("*.*"):
+        there.upload(path, str(path.relative_to(source)))
+    for store in ("one", "deep/two"):
+        config = make_run([{"path": there.uri("")[:-1]}], store=there.uri(store))
+        report, rows = embedded(config)
+        assert (report.num_items, len(rows)) == (3, 3)
+        assert embed(config, Quiet()).outcome == "nothing to do"
 
 
 def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, bucket, tmp_path, monkeypatch):
