@@ -192,7 +192,7 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
 
 def _needs(files: StoreFiles, current: Current | None, held: Mapping[str, _HeldRows]) -> dict[str, frozenset[str]]:
     """Run id of each publication that can be read, the current one among them -> those of the part files it needs."""
-    versions = {version.run_id: version for version in publications(files)}
+    versions: dict[str, Current] = {version.run_id: version for version in publications(files)}
     if current is not None:
         versions[current.run_id] = current
     whole = readable(files, versions.values())
