@@ -1,6 +1,6 @@
 """`embedder purge`: what it will do, told before it is done, and what it did."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,8 @@ def _purge_data(plan: "PurgePlan") -> dict[str, Any]:
         "versions": plan.versions,
         "given_up": plan.given_up,
         "indexes": sorted(plan.indexes),
+        "num_files_deleted": len(plan.deleted),
+        "num_files_changed": len(plan.changed),
         "rewritten": [info.path for info in plan.rewritten],
         "deleted": [info.path for info in plan.deleted],
         "changed": [info.path for info in plan.changed],
@@ -98,12 +100,16 @@ def _planned_purge(plan: "PurgePlan") -> list[str]:
         f"{len(plan.rewritten):,} part files written anew without them, {size_text(plan.bytes_rewritten)}; "
         f"{len(plan.deleted):,} files deleted (part files, journal entries, {len(plan.indexes):,} index versions), "
         f"{len(plan.changed):,} texts and log files changed",
-        f"{len(plan.versions):,} versions hold them and stay readable, without them"
-        + (f": {', '.join(plan.versions)}" if plan.versions else ""),
+        f"{len(plan.versions):,} versions hold them and stay readable, without them{_listed(plan.versions)}",
     ]
     if plan.given_up:
         lines.append(f"not finished, and given up: {', '.join(plan.given_up)}; the next run embeds its items again")
     return lines
+
+
+def _listed(run_ids: Sequence[str]) -> str:
+    more = f" and {len(run_ids) - MAX_TOLD:,} more" if len(run_ids) > MAX_TOLD else ""
+    return f": {', '.join(run_ids[:MAX_TOLD])}{more}" if run_ids else ""
 
 
 def _purged(files: StoreFiles, done: "Purge") -> list[RenderableType]:
@@ -111,16 +117,16 @@ def _purged(files: StoreFiles, done: "Purge") -> list[RenderableType]:
     lines = [
         f"{plan.num_published:,} of {len(plan.items):,} items were published, with {plan.num_vectors:,} vectors; "
         f"{len(plan.rewritten):,} part files written anew ({size_text(plan.bytes_rewritten)}), "
-        f"{len(plan.deleted):,} files deleted, {done.num_files_changed:,} texts and log files cleared of them",
+        f"{len(plan.deleted):,} files deleted, {len(plan.changed):,} texts and log files changed",
         f"searched {scan.num_files:,} files ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in all): "
         "none holds or names them",
     ]
     before = sum(item.was_purged for item in plan.items)
     if before:
         left = "nothing of them was left" if plan.finds_nothing else "what was left of them is gone now"
-        lines.append(f"{before:,} were purged before; {left}")
+        lines.append(f"purged before: {before:,}; {left}")
     if plan.versions:
-        lines.append(f"{len(plan.versions):,} earlier versions stay readable, without them: {', '.join(plan.versions)}")
+        lines.append(f"{len(plan.versions):,} earlier versions stay readable, without them{_listed(plan.versions)}")
     if done.unreadable:
         lines.append(f"can't be read any more: {', '.join(done.unreadable)}")
     if done.published is not None:

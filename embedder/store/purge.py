@@ -37,18 +37,16 @@ GROUP_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Purge:
-    """What a purge did, and what a search of the whole store found afterwards.
+    """A purge that was made, and what a search of the whole store found afterwards.
 
     Attributes:
         plan: what was to be done.
-        num_files_changed: texts and log entries that named the items.
         unreadable: run ids of the publications that can't be read any more, though that was promised.
         published: the new publication, none where the published state did not hold the items.
         scan: the search.
     """
 
     plan: PurgePlan
-    num_files_changed: int
     unreadable: tuple[str, ...]
     published: Published | None
     scan: Scan
@@ -74,7 +72,8 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     _forget_indexes(files, plan.indexes)
     files.confirm_lease()
     _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] not in TABLES])
-    num_changed = scrub_logs(files, plan.names) + scrub_texts(files, plan.names)
+    scrub_logs(files, plan.names)
+    scrub_texts(files, plan.names)
     _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] in TABLES])
     for name in TABLES:
         _rewrite_in_place(files, name, [info for info in plan.rewritten if info.path.startswith(f"{name}/")], plan.ids)
@@ -86,7 +85,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
             f"{', '.join(scan.found_in[:5])}; nothing that is published holds them; purge again, or delete these files"
         )
     lost = before - readable(files, publications(files))
-    return Purge(plan, num_changed, tuple(sorted(lost)), new, scan)
+    return Purge(plan, tuple(sorted(lost)), new, scan)
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice, say: Say) -> Published | None:

@@ -10,8 +10,8 @@ from embedder.store.log_rewrite import Action, change_log, without_bounds
 from embedder.store.schema import TABLES
 
 
-def scrub_texts(files: StoreFiles, names: ItemNames) -> int:
-    """Write `[purged]` over the names in reports, logs and the like; returns how many files were changed.
+def scrub_texts(files: StoreFiles, names: ItemNames) -> None:
+    """Write `[purged]` over the names in reports, logs and the like.
 
     A file that is no text is left as it is; the search afterwards tells of it.
     """
@@ -19,7 +19,6 @@ def scrub_texts(files: StoreFiles, names: ItemNames) -> int:
     named = [info for info in texts if holds(files, info, names) and _is_utf8(files.read(info.path))]
     for info in named:
         files.write(info.path, _without_names(files.read(info.path), names))
-    return len(named)
 
 
 def _without_names(content: bytes, names: ItemNames) -> bytes:
@@ -46,19 +45,15 @@ def is_free_text(info: FileInfo) -> bool:
     return f"/{LOG_FOLDER}/" not in info.path and not name.endswith((".parquet", ".faiss")) and name not in RECORDS
 
 
-def scrub_logs(files: StoreFiles, names: ItemNames) -> int:
+def scrub_logs(files: StoreFiles, names: ItemNames) -> None:
     """Take the names out of the Delta logs, where they stand as the least and greatest id of a part file.
 
     Entries and checkpoints keep everything else, so each version stays what it was.
-
-    Returns:
-        How many files were changed.
     """
     logs = [info for name in TABLES for info in files.list(f"{name}/{LOG_FOLDER}")]
     named = [info for info in logs if holds(files, info, names)]
     for info in named:
         change_log(files, info.path, lambda action: _scrubbed(action, names))
-    return len(named)
 
 
 def _scrubbed(action: Action, names: ItemNames) -> Action:

@@ -106,7 +106,7 @@ def test_again_is_told_apart_from_unknown_and_asks_nothing(files):
     before = contents(files)
     code, out, _ = purge(files, "anna.jpg", answer=b"n\n")
     assert code == 0
-    assert "1 were purged before; nothing of them was left" in out
+    assert "purged before: 1; nothing of them was left" in out
     assert contents(files) == before
     code, _, errors = purge(files, "anna.jpg", "typo.jpg", "--yes")
     assert code == 2 and "'typo.jpg'" in errors and "'anna.jpg'" not in errors

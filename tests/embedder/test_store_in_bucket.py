@@ -14,7 +14,7 @@ import pytest
 import samples
 from bucket_server import KEY, SECRET
 from embedding_runs import Quiet, embedded
-from store_samples import begin, publish_rows, row, table
+from store_samples import INFO, begin, publish_rows, row, table
 
 import embedder
 from embedder.embed import embed
@@ -25,6 +25,7 @@ from embedder.indexing.versions import list_manifests
 from embedder.range_file import RangeFile
 from embedder.refresh.flow import refresh
 from embedder.refresh.work import Options
+from embedder.store.binding import bind_store
 from embedder.store.files import StoreFiles, WriteConflict
 from embedder.store.layout import read_current
 from embedder.store.object_ranges import BLOCK_BYTES, TAIL_BYTES, ObjectTail
@@ -146,6 +147,7 @@ def test_an_upload_of_an_index_that_was_cut_off_is_no_version_and_its_number_is_
 
 def test_other_programs_read_the_table_of_a_store_in_a_bucket(bucket):
     files = StoreFiles(f"{bucket}/plain/store")  # Polars 2.1 looks for `a%20folder` where a folder's name has a space
+    bind_store(files, INFO)
     publish_rows(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]))
     uri = files.uri("embeddings")
     found = polars.read_delta(uri, storage_options={"allow_http": "true"})
