@@ -28,7 +28,8 @@ def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embe
     assert saved["num_items"] == 13
 
     code, status, _ = run_embedder("index", "status", "--store", store, "--json")
-    assert (code, status["published"], len(status["versions"])) == (0, 1, 1), "the first publication has its index"
+    assert (code, status["published"], len(status["versions"])) == (0, 1, 1), "it came with the publication"
+    assert (status["versions"][0]["kind"], status["versions"][0]["num_vectors"]) == ("flat", 13)
 
     sheet = tmp_path / "sheets" / "hits.png"
     code, found, _ = run_embedder("search", "a red car", "--store", store, "-k", 13, "--sheet", sheet, "--json")
