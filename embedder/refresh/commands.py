@@ -40,6 +40,8 @@ def rejects(config: RunConfig, run_id: str | None, wanted: Mapping[str, str | bo
     found = find_rejects(files, run_id, wanted)
     items = found.items.to_pylist()
     shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
+    if num_left_out := sum(row["state"] == "left_out" for row in items):
+        shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
     if not found.is_published:
         shown.append(f"of run {found.run_id}, which is not published; the command that began it goes on with it")
     if found.pending is not None:
