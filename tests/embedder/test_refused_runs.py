@@ -43,7 +43,7 @@ def collapsed_model(tiny_model, tmp_path):
         (folder / file.name).write_bytes(file.read_bytes())
     tensors = load_file(folder / "model.safetensors")
     zeroed = {
-        name: np.zeros_like(value) if name.startswith("vision_head") else value for name, value in tensors.items()
+        name: np.zeros_like(value) if ".patch_embed." in name else value for name, value in tensors.items()
     }
     save_file(zeroed, folder / "model.safetensors")
     return folder
@@ -55,7 +55,7 @@ def config_file(tmp_path, collapsed_model):
     source = broken_folder(tmp_path / "in")
     path = tmp_path / "nightly.toml"
     path.write_text(
-        f'model = "{collapsed_model}"\nstore = "{tmp_path / "store"}"\nengine = "local"\n'
+        f'model = "{collapsed_model}"\nstore = "{tmp_path / "store"}"\nengine = "local"\nmin_rejects = 1\n'
         f'metrics_file = "{tmp_path / "m.prom"}"\n[[source]]\npath = "{source}"\n'
         f'[on_failure]\ncommand = ["sh", "-c", "cat > {tmp_path / "told.json"}"]\n'
     )
@@ -112,7 +112,7 @@ def test_a_force_that_no_guard_bears_is_a_mistake_before_anything_is_done(config
     for command in (["embed", "--config", config_file], ["refresh", config_file]):
         ended = run_here(*command, "--force", "rejcts")
         assert ended.code == 2
-        assert "the guards are retire, rejects, vectors, retrieval" in ended.stderr
+        assert "the guards are hold, retire, rejects, vectors, retrieval" in ended.stderr
     assert run_here("rejects", "--config", config_file, "--force", "rejects").code == 2
     assert not (tmp_path / "store" / "runs").exists()
 
@@ -138,7 +138,7 @@ def test_operators_are_told_of_every_guard_that_failed(config_file, tmp_path):
 
 def test_a_source_that_is_gone_and_a_run_that_was_refused_before_are_told_together(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_broken=0)
-    config = make_run(source)
+    config = make_run(source, min_rejects=1)
     embed(config, Quiet())
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(BROKEN)
@@ -158,7 +158,7 @@ def test_a_source_that_is_gone_and_a_run_that_was_refused_before_are_told_togeth
 
 def test_a_source_that_is_gone_is_told_alone_while_the_earlier_run_is_not_at_its_end(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_broken=0)
-    config = make_run(source)
+    config = make_run(source, min_rejects=1)
     embed(config, Quiet())
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(BROKEN)
@@ -176,7 +176,7 @@ def test_a_source_that_is_gone_is_told_alone_while_the_earlier_run_is_not_at_its
 def refused_first(make_run, tmp_path):
     """A store whose first run was refused; nothing is published in it."""
     source = broken_folder(tmp_path / "in", num_images=6, num_broken=2)
-    config = make_run(source)
+    config = make_run(source, min_rejects=1)
     with pytest.raises(RunFailed, match="guard rejects: 2 of 8"):
         embed(config, Quiet())
     return config, source, all_runs(StoreFiles(config.store))[-1].run_id
@@ -226,7 +226,7 @@ def test_a_retry_mends_a_first_run_that_was_refused(refused_first):
 
 def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_images=6, num_broken=0)
-    config = make_run(source)
+    config = make_run(source, min_rejects=1)
     embed(config, Quiet())
     for number in range(5):
         (source / f"broken{number}.png").write_bytes(BROKEN)
@@ -245,7 +245,7 @@ def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, 
 
 
 def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, tiny_model):
-    config = make_run(broken_folder(tmp_path / "in", num_images=6, num_broken=2))
+    config = make_run(broken_folder(tmp_path / "in", num_images=6, num_broken=2), min_rejects=1)
     with pytest.raises(RunFailed):
         refresh(config, Quiet(), Options())
     first = all_runs(StoreFiles(config.store))[-1].run_id
