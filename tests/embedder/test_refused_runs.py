@@ -42,9 +42,7 @@ def collapsed_model(tiny_model, tmp_path):
     for file in tiny_model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     tensors = load_file(folder / "model.safetensors")
-    zeroed = {
-        name: np.zeros_like(value) if ".patch_embed." in name else value for name, value in tensors.items()
-    }
+    zeroed = {name: np.zeros_like(value) if ".patch_embed." in name else value for name, value in tensors.items()}
     save_file(zeroed, folder / "model.safetensors")
     return folder
 
