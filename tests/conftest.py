@@ -1,6 +1,7 @@
 """One Ray for the whole session, and how the tests are shared out to two processes."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from embedder.run import machine
 
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
+NUM_CPUS = 2
+RELEASED_WITHIN_S = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +31,26 @@ def starts_ray():
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(starts_ray):
-    """The session's Ray: two CPUs and no GPU, wherever the tests run."""
+def shared_ray(starts_ray):
+    """Starts the session's Ray: two CPUs and no GPU, wherever the tests run."""
     import ray
 
     from embedder.run.ray_session import start_ray
 
-    start_ray(num_cpus=2, num_gpus=0)
+    start_ray(num_cpus=NUM_CPUS, num_gpus=0)
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def ray_cluster(shared_ray):
+    """The session's Ray; fails a test after which CPUs stay reserved, for which a later one would wait for ever."""
+    yield shared_ray
+    deadline_s = time.monotonic() + RELEASED_WITHIN_S
+    while shared_ray.available_resources().get("CPU") != NUM_CPUS:
+        if time.monotonic() > deadline_s:
+            pytest.fail(f"the test left CPUs reserved; free: {shared_ray.available_resources()}")
+        time.sleep(0.1)
 
 
 def pytest_xdist_auto_num_workers(config):

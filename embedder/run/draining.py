@@ -1,7 +1,8 @@
-"""The end of a Ray Data run that is asked to stop: what is inside the stages is finished, nothing else is waited for.
+"""The end of a Ray Data run that is asked to stop or fails: what is waited for, and that its stages give way.
 
 Left to itself, Ray would start a task for each block that is not decoded yet, and wait for stages that still load their
-weights, before the last rows that are finished came together in a part file.
+weights, before the last rows that are finished came together in a part file. It would also leave a stage that hangs
+with the CPUs and the GPU that it reserved until what it does is over.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ray.data._internal.execution.execution_callback import ExecutionCallback
+from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
 from ray.data.exceptions import ExecutionTimeoutError
 
 from embedder.run.stopping import Stop
@@ -61,6 +63,29 @@ class DrainOnStop(ExecutionCallback):  # type: ignore[misc]  # Ray tells no type
         stages = list(executor._topology)[NUM_BEFORE_STAGES:-1]
         if stop.is_overdue or not (_are_busy(stages, write) or write.num_active_tasks()):
             raise Drained(_blocks_before(write, state))
+
+
+class EndStagesOnFailure(ExecutionCallback):  # type: ignore[misc]  # Ray tells no types
+    """Ends the processes of the stages at once where an execution fails or is stopped, whatever they do."""
+
+    def before_execution_starts(self, executor: "StreamingExecutor") -> None:
+        """Take the place of the executor's shutdown; Ray calls no callback between the failure and that."""
+        shutdown = executor.shutdown
+
+        def end(force: bool, exception: Exception | None = None) -> None:
+            vars(executor).pop("shutdown", None)
+            if exception is not None:
+                for operator in executor._topology:
+                    if isinstance(operator, ActorPoolMapOperator):
+                        _kill_at_shutdown(operator._actor_pool)
+            shutdown(force=force, exception=exception)
+
+        executor.shutdown = end
+
+
+def _kill_at_shutdown(pool: Any) -> None:
+    shutdown = pool.shutdown
+    pool.shutdown = lambda force=False: shutdown(force=True)
 
 
 def _are_busy(stages: list[Any], write: Any) -> bool:

@@ -138,7 +138,7 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     """Settings of Ray Data that a run needs, for its duration."""
     from ray.data import DataContext
 
-    from embedder.run.draining import DrainOnStop
+    from embedder.run.draining import DrainOnStop, EndStagesOnFailure
     from embedder.run.pace import CalmScheduling
     from embedder.run.pool_scaling import SteadyPools
 
@@ -149,6 +149,7 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
             CalmScheduling,
             SteadyPools,
             DrainOnStop,
+            EndStagesOnFailure,
         ],
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
