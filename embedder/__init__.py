@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedder.predictor import BatchPredictor
-    from embedder.retrieval.following import FollowingStore, follow_store
-    from embedder.retrieval.opened_store import Store, open_store
+    from embedder.retrieval.store_api import Store, open_store
+    from embedder.retrieval.store_follower import FollowingStore, follow_store
 
 __all__ = ["BatchPredictor", "FollowingStore", "Store", "follow_store", "open_store"]
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
-    "FollowingStore": "embedder.retrieval.following",
-    "Store": "embedder.retrieval.opened_store",
-    "follow_store": "embedder.retrieval.following",
-    "open_store": "embedder.retrieval.opened_store",
+    "FollowingStore": "embedder.retrieval.store_follower",
+    "Store": "embedder.retrieval.store_api",
+    "follow_store": "embedder.retrieval.store_follower",
+    "open_store": "embedder.retrieval.store_api",
 }
 
 

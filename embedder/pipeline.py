@@ -1,7 +1,7 @@
 """The Ray Data graph, whole: listed items -> decode and tokenise -> stage 0 -> stage 1 -> stage 2 -> part files.
 
     items   blocks of listed items, made by the driver
-    decode  CPU tasks; each hands on batches of rows (`embedder.rows`)
+    decode  CPU tasks; each hands on batches of rows (`embedder.batch_schema`)
     stages  one pool of actors a shard; batches pass whole from stage to stage
     write   tasks that gather rows into part files and journal them
 
@@ -19,17 +19,17 @@ from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError, RayTaskError
 from ray.util.annotations import RayDeprecationWarning
 
+from embedder.engine.block_size import cut_listing, items_per_block
+from embedder.engine.datasink import PartSink, with_rows
+from embedder.engine.draining import Drained, draining
+from embedder.engine.job import Job, largest_bytes_per_row
+from embedder.engine.resources import Allocation
+from embedder.engine.signals import Stop
 from embedder.errors import EmbedderError, RunFailed
-from embedder.run.blocks import cut_listing, items_per_block
-from embedder.run.draining import Drained, draining
-from embedder.run.job import Job, largest_bytes_per_row
-from embedder.run.resources import Allocation
-from embedder.run.stopping import Stop
-from embedder.sink import PartSink, with_rows
-from embedder.steps.decode_process import decode_behind
-from embedder.steps.stage_process import StageProcess
+from embedder.steps.ray_decode import decode_behind
+from embedder.steps.stage_actor import StageProcess
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.parts import LAST_TASK, write_part
+from embedder.store.part_writer import LAST_TASK, write_part
 from embedder.store.runs import Run
 from shards.errors import ModelError
 
@@ -42,7 +42,7 @@ warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", cat
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None) -> None:
-    """Run the graph to its end; Ray must be up (`embedder.run.ray_session`).
+    """Run the graph to its end; Ray must be up (`embedder.engine.ray_session`).
 
     Args:
         listing: listed items.

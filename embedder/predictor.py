@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
+from embedder.batch_schema import CARRIED, TENSOR
 from embedder.config import load_config
+from embedder.engine import hardware
+from embedder.engine.int8_check import check_int8
+from embedder.engine.job import Model, decode_spec, make_plan, open_model, stage_specs
+from embedder.engine.resources import Available, allocate
 from embedder.errors import ConfigError
 from embedder.media.sniff import sniff
-from embedder.rows import CARRIED, TENSOR
-from embedder.run import machine
-from embedder.run.int8 import check_int8
-from embedder.run.job import Model, decode_spec, make_plan, open_model, stage_specs
-from embedder.run.resources import Available, allocate
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
-from embedder.steps.tensors import pack
-from embedder.steps.trace import measure, trace_column
+from embedder.store.arrow_tensors import pack
+from embedder.store.step_metrics import measure, trace_column
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -69,7 +69,7 @@ class BatchPredictor:
         if not ray.is_initialized():
             raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
         total = ray.cluster_resources()
-        available = Available(num_cpus=total.get("CPU", machine.num_cpus()), num_gpus=total.get("GPU", 0.0))
+        available = Available(num_cpus=total.get("CPU", hardware.num_cpus()), num_gpus=total.get("GPU", 0.0))
         plan = make_plan(self.config, self.model)
         allocation = allocate(self.config, available, plan.stages)
         check_int8(self.config, self.model)
@@ -160,7 +160,7 @@ def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str
 
 def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> Content:
     if isinstance(image, np.ndarray):
-        from embedder.media.sheet import encode_png
+        from embedder.media.contact_sheet import encode_png
 
         image = encode_png(image)
     if isinstance(image, dict):  # Hugging Face datasets keep pictures as {bytes, path}

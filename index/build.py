@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from index.atomic_folder import sweep_leftovers, whole_folder
+from index.autotune import Meter, Truths, best_point, find_truths
 from index.choose import Choice, Say, Wish, choose
-from index.clock import StepClock
 from index.constraints import Constraints
 from index.designs import Design
 from index.errors import RetrievalError
 from index.ids import check_ids
 from index.manifest import Manifest
-from index.measuring import Meter, Truths, best_point, find_truths
 from index.queries import CAPTIONS, split_queries
 from index.ranking import point_keeps
+from index.step_timer import StepClock
 from index.vectors import Floats, VectorTable, collect_vectors
 from index.version_files import Contents, Measured, Origin, write_version
-from index.workspace import sweep_leftovers, whole_folder
 
 if TYPE_CHECKING:
     import faiss
@@ -74,13 +74,13 @@ def build_index(
         RetrievalError: vectors, ids, queries or constraints break a rule, no design keeps the constraints, or `out`
             exists.
     """
-    from index import engine
+    from index import faiss_build
 
     clock = StepClock()
     out, say = Path(out), say or _silent
     constraints = constraints or Constraints()
     sweep_leftovers(out.parent)
-    with whole_folder(out) as folder, engine.threads(num_threads):
+    with whole_folder(out) as folder, faiss_build.threads(num_threads):
         spool = folder / _SPOOL_NAME
         with clock.step("collect"):
             table = collect_vectors(vectors, spool)
@@ -90,7 +90,7 @@ def build_index(
             choice = choose(table, sets, Wish(kind), constraints, measure_all=measure_all, say=say)
         with clock.step("exact answers"):
             truths = find_truths(table, sets.measured)
-        built = _build_best(choice, table, truths, constraints, fill or engine.build, say, clock)
+        built = _build_best(choice, table, truths, constraints, fill or faiss_build.build, say, clock)
         origin = Origin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
@@ -114,7 +114,7 @@ def _build_best(
     Raises:
         RetrievalError: none does; the best is named.
     """
-    from index import engine
+    from index import faiss_build
 
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
@@ -125,7 +125,7 @@ def _build_best(
         with clock.step("tune"):
             curve = meter.curve(truths.asked, constraints.recall)
         built = Measured(meter, tuple(curve), best_point(curve, constraints.recall), truths)
-        if not choice.trials or point_keeps(built.point, engine.num_bytes(index), constraints):
+        if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
             return built
         missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
     raise RetrievalError(

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from index.autotune import Meter, best_point
 from index.constraints import Constraints
 from index.designs import Design, Kind, candidate_designs, default_design, parse_design
 from index.errors import RetrievalError
 from index.manifest import Trial
-from index.measuring import Meter, best_point
 from index.projection import QueryDirections
 from index.queries import QuerySets, RecallQueries, sampled_queries
 from index.ranking import judge, keeps, rank
@@ -113,17 +113,17 @@ class _Tester:
     def __init__(
         self, sample: VectorTable, asked: RecallQueries, num_vectors: int, constraints: Constraints, choice: Choice
     ) -> None:
-        from index import engine
+        from index import faiss_build
 
         self._sample, self._num_vectors, self._constraints, self._choice = sample, num_vectors, constraints, choice
-        self._truth = find_truth(sample, asked, engine.nearest_in_table)
+        self._truth = find_truth(sample, asked, faiss_build.nearest_in_table)
 
     def measure(self, design: Design) -> Trial:
-        from index import engine
+        from index import faiss_build
 
         started = time.perf_counter()
         on_sample = _with_fewer_lists(design, self._sample.num_vectors)
-        index = engine.build(on_sample, self._sample, self._choice.projection(design))
+        index = faiss_build.build(on_sample, self._sample, self._choice.projection(design))
         build_s = time.perf_counter() - started
         points = Meter(index, on_sample, self._sample.take).curve(self._truth, self._constraints.recall)
         point = best_point(points, self._constraints.recall)
@@ -135,7 +135,7 @@ class _Tester:
             recall_at_10=point.recall_at_10,
             latency_ms=point.latency_ms,
             expected_latency_ms=round(point.latency_ms * size ** _GROWTH[design.kind], 5),
-            expected_bytes=round(engine.num_bytes(index) * size),
+            expected_bytes=round(faiss_build.num_bytes(index) * size),
             build_s=round(build_s, 3),
             is_efficient=False,
             verdict="",

@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from index.engine import innermost
+from index.faiss_build import innermost
 from index.faiss_search import Selector, decode, search_exactly, search_rows, vectors
 from index.vectors import Floats, Rows
 

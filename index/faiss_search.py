@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from index.engine import innermost, nearest
+from index.faiss_build import innermost, nearest
 from index.vectors import Floats, Mask, Rows
 
 # Rows that a filtered exact search decodes at once: 16 MiB at 256 dimensions.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from index.errors import RetrievalError
 from index.manifest import Manifest, read_manifest
-from index.opening import read_contents, read_index
+from index.read_version import read_contents, read_index
 from index.vectors import Floats, Mask, Rows, check_vectors
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Index:
             RetrievalError: the queries have another width, are not finite or not of unit norm, k is below 1, or the
                 mask has another length.
         """
-        from index import engine, faiss_search
+        from index import faiss_build, faiss_search
 
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for 1 result or more")
@@ -103,7 +103,7 @@ class Index:
             return Hits(np.empty((len(queries_QE), 0), np.float32), np.empty((len(queries_QE), 0), np.int64))
         if parameters is None:
             parameters = self.manifest.parameters if profile == "text" else self.manifest.image_parameters
-        with engine.threads(num_threads):
+        with faiss_build.threads(num_threads):
             if parameters is None or k * EXACT_SHARE >= num_allowed:
                 return _ordered(*faiss_search.search_exactly(self._index, queries_QE, k, selector))
             if among is not None and selector is not None:

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from index.clock import StepClock
+from index.atomic_folder import sweep_leftovers, whole_folder
+from index.autotune import Meter, Truths, best_point
 from index.designs import parse_design
 from index.errors import RebuildNeeded
 from index.ids import check_ids
 from index.manifest import QUERIES_NAME, Manifest, read_manifest
-from index.measuring import Meter, Truths, best_point
-from index.opening import read_checked, read_contents, read_index
+from index.read_version import read_checked, read_contents, read_index
 from index.recall import NUM_KEPT, Truth, change_truth, find_truth, replace_answers
+from index.step_timer import StepClock
 from index.vectors import Floats, Mask, VectorTable, collect_vectors
 from index.version_files import Contents, Measured, Origin, bind_version, read_queries, write_version
-from index.workspace import sweep_leftovers, whole_folder
 
 MAX_MASKED_SHARE = 0.25  # a search passes over masked rows, so it takes by so much longer
 MAX_GROWTH = 2.0  # times the vectors that the structure was made for
@@ -58,7 +58,7 @@ def update_index(
         RebuildNeeded: too much is masked, has been added since the build, or can't be found well; the message says why.
         RetrievalError: the version is damaged, vectors or ids break a rule, or `out` exists.
     """
-    from index import engine
+    from index import faiss_build
 
     clock = StepClock()
     previous, out = Path(previous), Path(out)
@@ -66,7 +66,7 @@ def update_index(
     if QUERIES_NAME not in before.sha256:
         raise RebuildNeeded("an earlier release built it, without the queries that an update is measured on")
     sweep_leftovers(out.parent)
-    with whole_folder(out) as folder, engine.threads(num_threads):
+    with whole_folder(out) as folder, faiss_build.threads(num_threads):
         if added_ids.num_rows == 0 and not removed.any():
             return bind_version(previous, folder, before, embeddings_version, clock)
         spool = folder / _SPOOL_NAME
@@ -116,15 +116,15 @@ def _change_index(
     previous: Path, before: Manifest, table: VectorTable, contents: Contents, clock: StepClock
 ) -> tuple[Measured, Floats]:
     """Add the vectors and measure; also gives the mean of what was built, (E,)."""
-    from index import engine, faiss_search
+    from index import faiss_build, faiss_search
 
     # Into memory: an index that is mapped takes no vectors.
     with clock.step("read"):
         index = read_index(previous, before, map_large=False)
-    imbalance = engine.imbalance(index)
+    imbalance = faiss_build.imbalance(index)
     with clock.step("add"):
-        engine.add(index, table.blocks())
-    if engine.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
+        faiss_build.add(index, table.blocks())
+    if faiss_build.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
         raise RebuildNeeded("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)
     selector = None if contents.is_live is None else faiss_search.Selector(contents.is_live)
@@ -141,12 +141,12 @@ def _change_index(
 
 def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: Contents) -> Truth:
     """Bring exact answers up to date: search the added vectors alone, and the whole index where too many went."""
-    from index import engine, faiss_search
+    from index import faiss_build, faiss_search
 
     num_before = contents.ids.num_rows - table.num_vectors
     added = None
     if table.num_vectors:
-        added = find_truth(table, replace(truth.queries, own_rows=None), engine.nearest_in_table)
+        added = find_truth(table, replace(truth.queries, own_rows=None), faiss_build.nearest_in_table)
         added = replace(added, rows=np.where(added.rows >= 0, added.rows + num_before, -1))
     is_live = np.ones(num_before, dtype=bool) if contents.is_live is None else contents.is_live[:num_before]
     changed, unknown = change_truth(truth, is_live, added)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from index.clock import StepClock
+from index.autotune import Meter, Truths, best_point
 from index.manifest import (
     IDS_NAME,
     INDEX_NAME,
@@ -25,9 +25,9 @@ from index.manifest import (
     Trial,
     write_manifest,
 )
-from index.measuring import Meter, Truths, best_point
 from index.queries import RecallQueries
 from index.recall import Truth
+from index.step_timer import StepClock
 from index.vectors import Floats, Mask
 
 
@@ -83,12 +83,12 @@ class Origin:
 
 def write_version(folder: Path, measured: Measured, contents: Contents, origin: Origin) -> Manifest:
     """Write index, ids, queries with their answers, mask, and last the manifest."""
-    from index import engine, faiss_search
+    from index import faiss_build, faiss_search
     from index.faiss_scan import RowScan
 
     meter, truths = measured.meter, measured.truths
     with origin.clock.step("write"):
-        engine.write(meter.index, folder / INDEX_NAME)
+        faiss_build.write(meter.index, folder / INDEX_NAME)
     faiss_search.prepare(meter.index)
     pq.write_table(contents.ids, folder / IDS_NAME)
     _write_queries(folder / QUERIES_NAME, truths, origin.centre)
@@ -129,7 +129,7 @@ def write_version(folder: Path, measured: Measured, contents: Contents, origin: 
         built_at=datetime.now(UTC).isoformat(timespec="seconds"),
         build_s=origin.clock.total_s,
         steps_s=origin.clock.steps_s,
-        faiss_version=engine.VERSION,
+        faiss_version=faiss_build.VERSION,
     )
     write_manifest(folder, manifest)
     return manifest

@@ -29,7 +29,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from embedder.run import machine
+from embedder.engine import hardware
 from pipeline_bench.bulk import compare_bulk, show_bulk
 from pipeline_bench.contest import hold
 from pipeline_bench.contestants import KEYS, Setup, contestants
@@ -48,7 +48,7 @@ LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "pillow")
 
 def main() -> None:
     options = read_options()
-    num_cores = machine.num_cpus()
+    num_cores = hardware.num_cpus()
     found: dict = {"num_cores": num_cores, "dtype": options.dtype, "rounds": options.rounds, "workloads": {}}
     found["versions"] = {name: version(name) for name in LIBRARIES}
     with tempfile.TemporaryDirectory(prefix="bench-pipeline-", dir=options.folder) as name:

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from embedder.steps.memory import keep_freed_memory
+from embedder.compat.malloc import keep_freed_memory
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.plan import DataMix, plan_placement
 from shards.planning.costs import estimate_costs, estimate_host

@@ -9,9 +9,9 @@ from pathlib import Path
 from shipped_pictures import read_shipped
 
 from embedder.config import RunConfig, load_config
-from embedder.embed import embed
-from embedder.run.job import Model, open_model
-from embedder.run.report import Report
+from embedder.engine.job import Model, open_model
+from embedder.ingest.embed import embed
+from embedder.report.schema import Report
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.towers import init_model
 
@@ -72,7 +72,7 @@ def warm_ray() -> Iterator[None]:
     import ray
     from ray.data import DataContext
 
-    from embedder.run.ray_session import start_ray
+    from embedder.engine.ray_session import start_ray
 
     start_ray()
     DataContext.get_current().wait_for_min_actors_s = 300

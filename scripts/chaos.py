@@ -27,8 +27,8 @@ from bench_runs import Quiet
 from chaos_run.kills import Kill, Victim, plan_kills
 from chaos_run.states import Poller, compare, state_of
 from chaos_run.world import World
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes
 MAX_ATTEMPTS = 3  # to be there when the moment comes

@@ -34,11 +34,11 @@ import pyarrow as pa
 from bench_runs import Items, configured, make_model, run, warm_ray, write_items
 
 from embedder import pipeline
-from embedder.planning.measured import Measured, measure
-from embedder.planning.prediction import Prediction, StageShape, predict
-from embedder.planning.review import host_of
-from embedder.run import machine
-from embedder.run.resources import Available, allocate
+from embedder.engine import hardware
+from embedder.engine.resources import Available, allocate
+from embedder.planning.profile import Measured, measure
+from embedder.report.plan_review import host_of
+from embedder.report.prediction import Prediction, StageShape, predict
 from embedder.sources.listing import list_sources
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
@@ -121,7 +121,7 @@ def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
     sample = write_items(root / "sample", 100, setting.items)
     config, model = configured(folder, sample, root / "store-sample", batch_size=8)
     found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
-    available = Available(machine.num_cpus())
+    available = Available(hardware.num_cpus())
     host = host_of(config, allocate(config, available), available)
     expect = partial(expected, model.config, config.dtype, setting.shares, found, host)
     cuts = {"thirds": thirds(model.config), "planned": best_cut(model.config, expect)}

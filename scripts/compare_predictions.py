@@ -23,14 +23,14 @@ import pyarrow as pa
 from bench_runs import DEMO_MODEL, NUM_WARM, Items, configured, make_model, run, warm_ray, write_items
 
 from embedder.config import RunConfig
-from embedder.planning.engine import EngineShare
-from embedder.planning.measured import measure
-from embedder.planning.prediction import Prediction, predict
-from embedder.planning.review import host_of, shapes_of
-from embedder.run import machine
-from embedder.run.job import Model, make_plan
-from embedder.run.report import Report
-from embedder.run.resources import Available, allocate
+from embedder.engine import hardware
+from embedder.engine.job import Model, make_plan
+from embedder.engine.resources import Available, allocate
+from embedder.planning.profile import measure
+from embedder.planning.ray_overhead import EngineShare
+from embedder.report.plan_review import host_of, shapes_of
+from embedder.report.prediction import Prediction, predict
+from embedder.report.schema import Report
 from embedder.sources.listing import list_sources
 
 PROMISE = 0.20
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def print_engine(rows: list[dict[str, float]]) -> None:
-    """Ray's own share beside what the constants of embedder/planning/engine.py say of such runs."""
+    """Ray's own share beside what the constants of embedder/planning/ray_overhead.py say of such runs."""
     share = EngineShare()
     said = [share.at(row["calls_per_s"], row["window_s"]) for row in rows]
     shown = (f"{row['engine_cores']:.2f} ({each:.2f})" for row, each in zip(rows, said, strict=True))
@@ -106,7 +106,7 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
     config, _ = configured(case.model, source, place / "store", **settings)
     predicted = expected(config, model)  # from a sample of what is run
     # The run is short: starting the processes of its tasks is a part of it.
-    start_s = EngineShare().start_s / machine.num_cpus()
+    start_s = EngineShare().start_s / hardware.num_cpus()
     items_per_s = num_items / (num_items / predicted.items_per_s + start_s)
     report = run(config)
     print_steps(case, predicted, report)
@@ -129,7 +129,7 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
 def expected(config: RunConfig, model: Model) -> Prediction:
     """Measure this machine and a sample of the run's items, and predict the run."""
     found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
-    available = Available(machine.num_cpus())
+    available = Available(hardware.num_cpus())
     allocation = allocate(config, available)
     shapes = shapes_of([stage.spec for stage in make_plan(config, model).stages], allocation)
     host = host_of(config, allocation, available)

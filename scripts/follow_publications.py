@@ -22,18 +22,18 @@ import numpy as np
 import pyarrow as pa
 
 import embedder
-from embedder.indexing.store_index import build_store_index, keep_index, kept_or_built
-from embedder.retrieval.following import FollowingStore
-from embedder.rows import TRACE, VECTOR
-from embedder.store.binding import bind_store
+from embedder.batch_schema import TRACE, VECTOR
+from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.lock import write_lock
-from embedder.store.parts import Stamp, write_part
+from embedder.store.part_writer import Stamp, write_part
 from embedder.store.publish import Order, publish
 from embedder.store.rollback import rollback
 from embedder.store.runs import start_run
+from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import build_store_index, keep_index, kept_or_built
 
 DIM, NUM_ITEMS, NUM_QUERIES, K = 32, 300, 50, 10
 LOOK_EVERY_S = 0.02

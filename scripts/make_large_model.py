@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.costs import count_parameters
-from shards.parameters import model_shapes
+from shards.tensor_shapes import model_shapes
 from shards.towers import init_model
 
 TOKENIZER = Path(__file__).parents[1] / "embedder" / "demo_model" / "tokenizer.json"

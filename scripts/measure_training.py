@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from embedder.cli.render_training import TrainingWatcher
 from embedder.training.config import TrainConfig, load_train_config
-from embedder.training.display import TrainingWatcher
 from embedder.training.run import train
 from shards.config import load_model_config
 from shards.model_folder import resolve_model

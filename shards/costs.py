@@ -9,8 +9,8 @@ from math import prod
 from typing import Literal
 
 from shards.config import CONV_STEM_STRIDE_PX, ModelConfig, TextConfig, VisionConfig
-from shards.parameters import Shape, Shapes, held_dtype, shard_shapes
 from shards.ranges import LayerRange, ShardSpec
+from shards.tensor_shapes import Shape, Shapes, held_dtype, shard_shapes
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 

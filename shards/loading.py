@@ -7,9 +7,9 @@ import torch
 
 from shards.config import ModelConfig
 from shards.errors import ModelError
-from shards.parameters import Shape, held_dtype, shard_shapes
 from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
+from shards.tensor_shapes import Shape, held_dtype, shard_shapes
 from shards.weights import check_names, check_shape, find_weights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,10 +9,10 @@ from shards.config import ModelConfig
 from shards.costs import Dtype, TowerCosts, text_costs, vision_costs
 from shards.planning.costs import ModelCosts, TowerSeconds
 from shards.planning.devices import DeviceType
-from shards.planning.mix import DataMix
 from shards.planning.planner import BOUNDLESS, bare_stage, check_num_stages, plan_of, plan_placement, specs_between
 from shards.planning.plans import PlannedStage, ShardPlan, check_plan
 from shards.planning.problem import Pool, Problem
+from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
 __all__ = [

@@ -15,7 +15,7 @@ Legend: `R` rows (tokens), `I` and `O` input and output channels.
 import torch
 from torch import nn
 
-from shards.parameters import SCALE_SUFFIX
+from shards.tensor_shapes import SCALE_SUFFIX
 
 MAX_INT8 = 127  # -128 stays unused, so that the range is symmetric
 # A block of rows stays in the cache between quantising, product and scaling: 2 to 3 times faster than all rows at once.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shards.errors import ModelError
-from shards.parameters import Shapes
+from shards.tensor_shapes import Shapes
 from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torch import nn
 from shards.activations import Batch, Output, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.loading import activation_dtype, load_tensors
-from shards.parameters import SCALE_SUFFIX
 from shards.ranges import ShardSpec, check_spec
+from shards.tensor_shapes import SCALE_SUFFIX
 
 # BatchNorm counts batches while it trains; nothing that is embedded depends on it.
 BATCH_COUNTER = ".num_batches_tracked"

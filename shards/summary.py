@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.fingerprint import model_fingerprint, tokenizer_fingerprint
-from shards.parameters import OPTIONAL_SHAPES, PARTS, model_shapes, part_of
+from shards.tensor_shapes import OPTIONAL_SHAPES, PARTS, model_shapes, part_of
 from shards.weights import TensorEntry, check_names, check_shape, read_entries
 
 

@@ -18,9 +18,9 @@ from shards.activations import Batch, Output, TowerState
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.heads import build_text_head, build_vision_head, unit_rows
 from shards.loading import load_tensors
-from shards.parameters import LOGIT_SCALE, OPTIONAL_SHAPES, Shape, model_shapes
 from shards.ranges import whole_model
 from shards.saving import MAX_FILE_BYTES, staged_folder, stream_weights
+from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, Shape, model_shapes
 from shards.text import Padding, build_albert, fill_albert_buffers, pool_albert_tokens
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.vision import Normalise, build_vit

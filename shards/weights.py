@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, Validat
 
 from shards.config import CONFIG_FILE, ModelConfig, describe, read_json
 from shards.errors import ModelError
-from shards.parameters import OPTIONAL_SHAPES, Shape, model_shapes
+from shards.tensor_shapes import OPTIONAL_SHAPES, Shape, model_shapes
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from embedder.run import machine
+from embedder.engine import hardware
 
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
@@ -35,7 +35,7 @@ def shared_ray(starts_ray):
     """Starts the session's Ray: two CPUs and no GPU, wherever the tests run."""
     import ray
 
-    from embedder.run.ray_session import start_ray
+    from embedder.engine.ray_session import start_ray
 
     start_ray(num_cpus=NUM_CPUS, num_gpus=0)
     yield ray
@@ -56,7 +56,7 @@ def ray_cluster(shared_ray):
 def pytest_xdist_auto_num_workers(config):
     """One process is enough, and begins sooner, where the command line names single files."""
     several_files = any(Path(argument).is_dir() for argument in config.args)
-    return min(machine.num_cpus(), MAX_WORKERS) if several_files else 0
+    return min(hardware.num_cpus(), MAX_WORKERS) if several_files else 0
 
 
 def pytest_collection_modifyitems(items):

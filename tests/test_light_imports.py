@@ -19,7 +19,7 @@ LIGHT = (
     "shards.config",
     "shards.plan",
     "shards.planning.what_if",
-    "embedder.planning.command",
+    "embedder.planning.answer",
     "index",
     "index.build",
     "index.search",
@@ -50,7 +50,7 @@ shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch
 """
 STAGE_PROCESS = """
 import gc, json, os, sys
-from embedder.steps.stage_process import StageProcess
+from embedder.steps.stage_actor import StageProcess
 from embedder.steps.stage_spec import StageSpec
 from shards.config import load_model_config
 from shards import ranges

@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from embedder.errors import USER_MISTAKES
 from embedder.evaluation.exact import Exact, Ints, Pairs, right_rows, search_exactly
-from embedder.evaluation.figures import GroupFigures, by_group, mean_reciprocal_rank, recalls
 from embedder.evaluation.index_search import Asked, ask_index, index_figures
+from embedder.evaluation.metrics import GroupFigures, by_group, mean_reciprocal_rank, recalls
 from embedder.evaluation.pictures import PictureTable
 from embedder.evaluation.query_file import QueryFile, file_questions, known_only, read_query_file
-from embedder.evaluation.questions import OWN_CAPTIONS, Questions, own_captions
+from embedder.evaluation.query_sets import OWN_CAPTIONS, Questions, own_captions
 from embedder.evaluation.report import Evaluation, ModelFigures, QueryFigures
 from embedder.evaluation.timing import Latency, time_each
-from embedder.retrieval.opened_store import Store
+from embedder.retrieval.store_api import Store
 from embedder.store.tables import RecordTable
 
 # R@10 is known to +-0.02 at worst, and exact search of 1,000,000 pictures takes half a minute.

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
+from embedder.engine.hardware import num_cpus
 from embedder.evaluation.exact import Exact, Floats, Ints, Pairs
-from embedder.evaluation.figures import recalls
+from embedder.evaluation.index_recall import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.intervals import Estimate, mean
+from embedder.evaluation.metrics import recalls
 from embedder.evaluation.pictures import PictureTable
 from embedder.evaluation.report import IndexFigures
 from embedder.evaluation.sweep import CurvePoint, Setting, settings
-from embedder.evaluation.through_index import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.timing import Latency, time_each, time_throughput
-from embedder.indexing.versions import open_version
-from embedder.retrieval.opened_store import Store
-from embedder.run.machine import num_cpus
+from embedder.retrieval.store_api import Store
+from embedder.store_index.versions import open_version
 from index.search import Index
 
 CURVE_DEPTH = 10
@@ -100,7 +100,7 @@ def ask_index(
         right_items: int64 (R,), its item.
         depth: the deepest k that is reported.
     """
-    import index.engine  # noqa: F401  # what FAISS itself takes is not the index's
+    import index.faiss_build  # noqa: F401  # what FAISS itself takes is not the index's
 
     before = psutil.Process().memory_info().rss
     opened = open_version(store.files, number, store.info.model_fingerprint)

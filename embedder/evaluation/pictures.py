@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.indexing.store_index import pictures
-from embedder.steps.tensors import unpack_vectors
+from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import pictures
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from embedder.errors import ConfigError
 from embedder.evaluation.pictures import PictureTable
-from embedder.evaluation.questions import Questions, check_group, group_names, item_groups, table_columns
-from embedder.refresh.sampling import lowest_keys
-from embedder.retrieval.opened_store import Store
+from embedder.evaluation.query_sets import Questions, check_group, group_names, item_groups, table_columns
+from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
 from embedder.sources.table_formats import FORMATS
+from embedder.store.hash_sample import lowest_keys
 
 QUERY, ITEM_ID, GROUP = "query", "item_id", "group"
 TEXT_COLUMNS = frozenset({QUERY, ITEM_ID})

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from embedder.evaluation.figures import GroupFigures
 from embedder.evaluation.intervals import Estimate
+from embedder.evaluation.metrics import GroupFigures
 from embedder.evaluation.sweep import CurvePoint
 from embedder.evaluation.timing import Latency, Throughput
 

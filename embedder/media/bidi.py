@@ -1,6 +1,6 @@
 """The order in which a line of mixed directions is drawn. Pure.
 
-Without explicit marks, which `embedder.printable` has made visible, few rules are left.
+Without explicit marks, which `embedder.storage.printable` has made visible, few rules are left.
 Source: Unicode Standard Annex 9, rules P2, W1 to W7, N1, N2, I1, I2 and L2.
 """
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, features
 
 from embedder.media.bidi import base_direction, levels, visual_order
 from embedder.media.fonts import Face, Fonts, all_fonts
-from embedder.printable import printable
+from embedder.storage.printable import printable
 
 MAX_CHARACTERS = 1_000  # more than any picture shows
 LABEL_SHARE = 0.75  # size of a code point, of the letters'

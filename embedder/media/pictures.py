@@ -20,7 +20,7 @@ from PIL import (
 )
 
 from embedder.media.errors import DecodeError
-from embedder.media.fit import (
+from embedder.media.resize import (
     DRAFT_SCALES,
     PictureFit,
     Size,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from embedder.media.fit import Box, Interpolation, Size
+from embedder.media.resize import Box, Interpolation, Size
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.floating[Any]]

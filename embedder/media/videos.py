@@ -14,10 +14,10 @@ from av.stream import Discard, Disposition
 from av.video.reformatter import VideoReformatter
 from PIL import Image
 
-from embedder.media.containers import declared_bytes
+from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.pictures import check_pixels, fit_picture, to_rgb, upright
+from embedder.media.resize import PictureFit
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.planning.busy import busy_machine
-from embedder.run import machine
-from embedder.run.job import Model, decode_spec
+from embedder.engine import hardware
+from embedder.engine.job import Model, decode_spec
+from embedder.planning.background_load import busy_machine
+from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
-from embedder.sources.shipped import shipped_source
 from embedder.steps.captions import CaptionEncoder
 from embedder.steps.decode import ItemReader
-from shards.planning.mix import DataMix
+from shards.planning.workload import DataMix
 
 NUM_ITEMS = 64
 NUM_WARM = 4  # the first ones start the decoding child
@@ -56,7 +56,7 @@ def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = Non
     listing = listing.take(pa.array(numbers))
     reader = ItemReader(decode_spec(config, model))
     num_warm = min(NUM_WARM, listing.num_rows // 2)
-    with busy_machine(machine.num_cpus()):
+    with busy_machine(hardware.num_cpus()):
         list(reader.decode(listing.slice(0, num_warm), lambda: False))
         ends_s = time.perf_counter() + MAX_S
         tables = list(reader.decode(listing.slice(num_warm), lambda: time.perf_counter() > ends_s))
@@ -97,7 +97,7 @@ def observed_mix(calls: Sequence[dict[str, Any]], num_items: int) -> DataMix:
     """The mix of items that were decoded.
 
     Args:
-        calls: the decode step's `embedder.steps.trace.Measurement` values.
+        calls: the decode step's `embedder.store.step_metrics.Measurement` values.
         num_items: items that they finished.
     """
     num_images, num_captions, num_tokens = (

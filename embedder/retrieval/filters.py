@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import ConfigError
-from embedder.store.parts import VECTOR_COLUMNS
+from embedder.store.part_writer import VECTOR_COLUMNS
 
 if TYPE_CHECKING:
     import duckdb

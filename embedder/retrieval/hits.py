@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
-from embedder.printable import printable
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 from embedder.retrieval.hit import Hit
 from embedder.sources.fetch import Fetcher, FetchError
+from embedder.storage.printable import printable
 
 THUMBNAIL_PX = 160
 MAX_TEXT_CHARACTERS = 500  # of a line under a picture
@@ -43,13 +43,13 @@ class Hits(list[Hit]):
 
     def save_sheet(self, path: str | Path, title: str = "") -> None:
         """Write a contact sheet: pictures with rank, score, caption and time."""
-        from embedder.media.sheet import Cell, save_sheet
+        from embedder.media.contact_sheet import Cell, save_sheet
 
         cells = [Cell(pixels, describe(hit)) for pixels, hit in zip(self.thumbnails(), self, strict=True)]
         save_sheet(Path(path), cells, title)
 
     def _repr_html_(self) -> str:
-        from embedder.media.sheet import encode_png
+        from embedder.media.contact_sheet import encode_png
 
         if not self:
             return f"<p>{_as_html(self.note)}</p>"

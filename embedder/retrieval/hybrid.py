@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedder.retrieval.exact import ExactIndex
+from embedder.retrieval.bm25 import CaptionWords
+from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.fusion import reciprocal_rank_fusion
 from embedder.retrieval.ranking import Ranking
-from embedder.retrieval.words import CaptionWords
 
 if TYPE_CHECKING:
     from index.search import Index

@@ -5,14 +5,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from embedder.retrieval.describing import NO_ROWS, describe_hits
-from embedder.retrieval.folding import fold
+from embedder.retrieval.build_hits import NO_ROWS, describe_hits
 from embedder.retrieval.grouping import best_segments
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.hits import Hits
+from embedder.retrieval.near_duplicates import fold
 from embedder.retrieval.options import SearchOptions
 from embedder.retrieval.ranking import Arranged, Ranking, Scored, deepen
-from embedder.retrieval.version import SearchedVersion
+from embedder.retrieval.snapshot import SearchedVersion
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 

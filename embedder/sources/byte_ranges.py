@@ -5,9 +5,10 @@ import os
 import stat
 from typing import BinaryIO, Protocol
 
-from embedder.range_file import RangeFile
 from embedder.sources.errors import FetchError, from_os_error
-from embedder.sources.uris import is_remote, readable
+from embedder.sources.uris import is_remote
+from embedder.storage.file_adapter import RangeFile
+from embedder.storage.printable import readable
 
 
 class ByteRanges(Protocol):
@@ -58,7 +59,7 @@ def open_ranges(path: str) -> ByteRanges:
         FetchError: the file is missing, no regular file, or may not be read.
     """
     if is_remote(path):
-        from embedder.sources.objects import ObjectRanges
+        from embedder.sources.object_listing import ObjectRanges
 
         return ObjectRanges(path)
     return LocalRanges(path)

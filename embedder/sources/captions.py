@@ -5,8 +5,9 @@ from typing import Any
 
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.errors import FetchError
-from embedder.sources.uris import TarMember, readable, split_uri
-from embedder.sources.value_types import clean_text
+from embedder.sources.type_inference import clean_text
+from embedder.sources.uris import TarMember, split_uri
+from embedder.storage.printable import readable
 
 MAX_CAPTION_BYTES = 1 << 20
 # No `title`: exports of photo services put the file's name there.

@@ -13,7 +13,8 @@ from embedder.sources.captions import read_caption
 from embedder.sources.errors import FetchError, from_os_error
 from embedder.sources.parquet_cells import ParquetCells
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
-from embedder.sources.uris import TableCell, TarMember, is_remote, readable, split_uri
+from embedder.sources.uris import TableCell, TarMember, is_remote, split_uri
+from embedder.storage.printable import readable
 
 __all__ = ["FetchError", "Fetched", "Fetcher"]
 

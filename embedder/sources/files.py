@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import chain, groupby
 
-from embedder.sources.patterns import Found, find_one
-from embedder.sources.rows import Listing, Row, tables_of_rows
+from embedder.sources.globbing import Found, find_one
+from embedder.sources.listing_schema import Listing, Row, tables_of_rows
+from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, Selects, find_selected
-from embedder.sources.uris import is_text, readable
-from embedder.sources.walk import SIDECAR_SUFFIXES, Entry, stem_of
+from embedder.storage.printable import is_text, readable
 
 
 def list_files(path: str, selects: Selects) -> Listing:

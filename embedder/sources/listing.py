@@ -6,12 +6,12 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
-from embedder.rows import CARRIED
+from embedder.sources.detect import detect_kind
 from embedder.sources.files import list_files
-from embedder.sources.kinds import detect_kind
-from embedder.sources.rows import ROW_SCHEMA, Listing
+from embedder.sources.listing_schema import ROW_SCHEMA, Listing
 from embedder.sources.selection import LeftOut, Selection
 from embedder.sources.uris import normalise_source
 from embedder.store.schema import EMBEDDINGS

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embedder.errors import SourceError
-from embedder.sources.patterns import expand_braces, glob_regex
+from embedder.sources.globbing import expand_braces, glob_regex
 
 _MAGIC = re.compile(r"[*?\[\]]")
 

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedder.range_file import RangeFile
 from embedder.sources.byte_ranges import local_version, open_ranges
 from embedder.sources.errors import FetchError
-from embedder.sources.uris import TableCell, is_remote, readable
+from embedder.sources.uris import TableCell, is_remote
+from embedder.storage.file_adapter import RangeFile
+from embedder.storage.printable import readable
 
 # A row group's column is kept whole up to this size, so that its cells cost one read in any order; a larger one is
 # streamed, which is cheap only where its cells are asked for in order.

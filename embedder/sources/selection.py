@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from embedder.batch_schema import UNREADABLE_KIND
 from embedder.config import SourceConfig
-from embedder.rows import UNREADABLE_KIND
 from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
+from embedder.sources.globbing import Found, find_entries
+from embedder.sources.local_listing import Entry
 from embedder.sources.name_patterns import compile_patterns
-from embedder.sources.patterns import Found, find_entries
 from embedder.sources.uris import is_remote, name_in
-from embedder.sources.walk import Entry
 from embedder.store.schema import MARKS
 
 MAX_KINDS_SHOWN = 6

@@ -9,11 +9,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from embedder.errors import SourceError
-from embedder.sources.kinds import TABLE_SUFFIXES, is_delta, is_hidden
-from embedder.sources.rows import time_text
+from embedder.sources.detect import TABLE_SUFFIXES, is_delta, is_hidden
+from embedder.sources.listing_schema import time_text
+from embedder.sources.local_listing import Entry
 from embedder.sources.selection import Selects, find_selected, take_all
-from embedder.sources.uris import file_url_path, is_remote, is_text, is_uri, readable
-from embedder.sources.walk import Entry
+from embedder.sources.uris import file_url_path, is_remote, is_uri
+from embedder.storage.printable import is_text, readable
 from shards.object_stores import explain, storage_options
 
 

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from embedder.errors import SourceError
-from embedder.range_file import RangeFile
 from embedder.sources.byte_ranges import open_file, open_ranges
 from embedder.sources.errors import FetchError
-from embedder.sources.patterns import listing_error
-from embedder.sources.rows import ROWS_PER_TABLE
-from embedder.sources.uris import readable
-from embedder.sources.value_types import (
+from embedder.sources.globbing import listing_error
+from embedder.sources.listing_schema import ROWS_PER_TABLE
+from embedder.sources.type_inference import (
     SAMPLE_ROWS,
     arrow_columns,
     infer_json_type,
@@ -26,6 +24,8 @@ from embedder.sources.value_types import (
     json_value,
     text_value,
 )
+from embedder.storage.file_adapter import RangeFile
+from embedder.storage.printable import readable
 
 PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # a JSON Lines row beyond this is a file without line ends, not a row

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
-from embedder.sources.rows import Listing, Row, table_of_rows, time_text
+from embedder.sources.listing_schema import Listing, Row, table_of_rows, time_text
 from embedder.sources.selection import Selects
 from embedder.sources.table_files import Table, TableFile, find_table
 from embedder.sources.table_formats import FORMATS, Chunk

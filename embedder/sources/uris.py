@@ -130,22 +130,3 @@ def normalise_source(path: str) -> str:
 def file_url_path(url: str) -> str:
     """Turn `file:///a%20b` into `/a b`."""
     return url2pathname(url.removeprefix("file://").removeprefix("localhost"))
-
-
-def is_text(name: str) -> bool:
-    """Whether a name can be stored as UTF-8; file systems also hold names that can't."""
-    if name.isascii():
-        return True
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def readable(name: str) -> str:
-    r"""Write a name that is no UTF-8 so that people can read it: its stray bytes become escapes (`caf\xe9.jpg`)."""
-    try:
-        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # lone surrogates that stand for no byte, as JSON can hold them
-        return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -10,17 +10,18 @@ import pyarrow as pa
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.byte_ranges import ByteRanges, open_ranges
+from embedder.sources.detect import PACKED_TAR_SUFFIXES
 from embedder.sources.errors import FetchError
 from embedder.sources.file_names import sort_of
-from embedder.sources.kinds import PACKED_TAR_SUFFIXES
-from embedder.sources.patterns import Found, listing_error
-from embedder.sources.rows import ROWS_PER_TABLE, Listing, Row, table_of_rows
-from embedder.sources.samples import Problem, Sample, Samples
+from embedder.sources.globbing import Found, listing_error
+from embedder.sources.listing_schema import ROWS_PER_TABLE, Listing, Row, table_of_rows
+from embedder.sources.local_listing import Entry
 from embedder.sources.selection import LeftOut, Selects, find_selected
 from embedder.sources.tar_scan import BrokenTarError, compression_of, scan_members
-from embedder.sources.uris import is_text, member_uri, readable, row_uri
-from embedder.sources.value_types import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
-from embedder.sources.walk import Entry
+from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
+from embedder.sources.uris import member_uri, row_uri
+from embedder.sources.webdataset_samples import Problem, Sample, Samples
+from embedder.storage.printable import is_text, readable
 
 RowWithMetadata = tuple[Row, dict[str, Any]]
 

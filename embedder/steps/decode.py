@@ -9,16 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.batch_schema import DECODED, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.media.sniff import is_own_sheet, sniff, unreadable_kind
-from embedder.rows import DECODED, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
 from embedder.sources.uris import name_in
 from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
-from embedder.steps.tensors import pack
-from embedder.steps.trace import Measurement, measure, trace_column
+from embedder.store.arrow_tensors import pack
 from embedder.store.runs import Run
+from embedder.store.step_metrics import Measurement, measure, trace_column
 
 TOKEN_BYTES = 4  # int32
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows

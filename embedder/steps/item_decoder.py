@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 from embedder.steps.captions import CaptionEncoder
 
 Values = dict[str, Any]

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from embedder.batch_schema import TENSOR
+from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
-from embedder.rows import TENSOR
-from embedder.steps.batch_size import BatchSize
-from embedder.steps.fitting import FittingEncoder
-from embedder.steps.memory import keep_freed_memory
+from embedder.steps.batch_size_tuner import BatchSize
+from embedder.steps.oom_backoff import FittingEncoder
 from embedder.steps.stage_spec import StageSpec
-from embedder.steps.tensors import pack_flat, pack_vectors, unpack
-from embedder.steps.trace import LOAD, Measurement, measure, trace_column
+from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
+from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.model_folder import resolve_model

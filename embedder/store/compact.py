@@ -8,7 +8,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal import Part
 from embedder.store.layout import Current, Published, RunInfo
 from embedder.store.maintenance import Say, begin, parts_at, publish_files, table_at, writable
-from embedder.store.parts import rewritten_name, store_part
+from embedder.store.part_writer import rewritten_name, store_part
 from embedder.store.runs import unfinished_runs
 
 MIN_SAVED = 32

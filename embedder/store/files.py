@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from embedder.errors import StoreError
-from embedder.range_file import RangeFile
-from embedder.sources.uris import is_text
+from embedder.storage.file_adapter import RangeFile
+from embedder.storage.printable import is_text
+from embedder.store.errors import local_problem, remote_problem
 from embedder.store.object_ranges import BLOCK_BYTES, ObjectTail
-from embedder.store.problems import local_problem, remote_problem
 from shards.object_stores import ObjectStoreError, explain, is_remote, open_place, split_place, storage_options
 
 NUM_READERS = 16

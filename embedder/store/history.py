@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from embedder.errors import StoreError
+from embedder.store.delta_log import whole_versions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_current, read_record
-from embedder.store.log_replay import whole_versions
 from embedder.store.runs import all_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from embedder.errors import RunFailed, StoreError
+from embedder.store.errors import StoreUnavailable
 from embedder.store.files import StoreFiles, Tag, WriteConflict
 from embedder.store.layout import CURRENT_FILE, utc_now
-from embedder.store.problems import StoreUnavailable
 
 LOCK_FILE = ".lock"
 LEASE_S = 60.0

@@ -7,13 +7,13 @@ also mends what an unfinished commit of somebody else left behind.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from embedder.store.binding import MODEL_FIELDS, check_writable, published, read_store_info, served_info
+from embedder.store.current import swap_current
 from embedder.store.files import StoreFiles
 from embedder.store.journal import Part
 from embedder.store.layout import Current, Kind, Published, RunInfo, utc_now
 from embedder.store.runs import begin_operation
 from embedder.store.schema import TABLES
-from embedder.store.swap import swap_current
+from embedder.store.store_info import MODEL_FIELDS, check_writable, published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 
 IndexChoice = Callable[[Current], int | None]

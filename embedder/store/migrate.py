@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from embedder.store.binding import read_store_info, served_info
 from embedder.store.files import StoreFiles
 from embedder.store.layout import FORMAT_VERSION, STORE_FILE, Published, read_current, write_record
 from embedder.store.maintenance import Say, parts_at, publish_files
 from embedder.store.runs import begin_operation, unfinished_runs
 from embedder.store.schema import TABLES
+from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables import RecordTable
 
 

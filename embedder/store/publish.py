@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedder.item_ids import without_items
-from embedder.store.binding import MODEL_FIELDS
+from embedder.store.arrow_lookup import without_items
+from embedder.store.current import swap_current
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, Part, parts_of, read_entries, read_finished
 from embedder.store.layout import (
@@ -30,12 +30,12 @@ from embedder.store.layout import (
     utc_now,
     write_record,
 )
-from embedder.store.moves import MOVED, moved, moves_file, read_moves
-from embedder.store.parts import Stamp, rewritten_name, store_part
+from embedder.store.metadata_updates import MOVED, moved, moves_file, read_moves
+from embedder.store.part_writer import Stamp, rewritten_name, store_part
+from embedder.store.recover import settle
 from embedder.store.runs import Run, is_published, last_run
 from embedder.store.schema import TABLES, with_carryover
-from embedder.store.settle import settle
-from embedder.store.swap import swap_current
+from embedder.store.store_info import MODEL_FIELDS
 from embedder.store.tables import Change, RecordTable
 
 IndexBuilder = Callable[[int], int | None]

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
-from embedder.printable import printable
-from embedder.store.binding import published, read_store_info
+from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, publications
 from embedder.store.journal import JournalEntry, read_entries, read_finished, read_keys
 from embedder.store.layout import Current, RunInfo, read_current, read_record, run_file
 from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
 from embedder.store.schema import ITEMS, with_nulls
+from embedder.store.store_info import published, read_store_info
 from embedder.store.tables import RecordTable
 
 MAX_REASONS = 3  # told in one line

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from embedder.rows import LEFT_OUT
+from embedder.batch_schema import LEFT_OUT
+from embedder.training.example_cache import Feed
 from embedder.training.examples import Example
-from embedder.training.feed import Feed
 from embedder.training.items import Items
-from embedder.training.order import drawn_captions, epoch_order, num_batches
+from embedder.training.sampler import drawn_captions, epoch_order, num_batches
 from shards.training.batch import TrainBatch
 
 Rejects = dict[str, tuple[str, str, str]]

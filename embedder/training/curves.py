@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embedder.printable import printable
+from embedder.storage.printable import printable
 
 Metrics = Sequence[dict[str, Any]]
 

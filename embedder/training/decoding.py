@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from embedder.local import ahead
-from embedder.run.blocks import FEW_ITEMS
-from embedder.run.engine import Choice
-from embedder.run.resources import decode_cpus
+from embedder.engine.block_size import FEW_ITEMS
+from embedder.engine.choose_engine import Choice
+from embedder.engine.local import ahead
+from embedder.engine.resources import decode_cpus
 from embedder.training.config import TrainConfig
+from embedder.training.example_cache import Decode
 from embedder.training.examples import ExampleSpec, decode_examples
-from embedder.training.feed import Decode
 from shards.planning.costs import STARTUP_S
 
 # A careful guess of what one core decodes.
@@ -47,7 +47,7 @@ def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator
 
         yield decode_locally
         return
-    from embedder.run.ray_session import ray_session
+    from embedder.engine.ray_session import ray_session
 
     with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
         from embedder.training.stream import decode_on_ray

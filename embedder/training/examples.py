@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedder.rows import CARRIED, TENSOR
+from embedder.batch_schema import CARRIED, TENSOR
 from embedder.steps.captions import CaptionEncoder
 from embedder.steps.decode import ItemReader
 from embedder.steps.item_decoder import DecodeSpec

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.batch_schema import CARRIED
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
-from embedder.rows import CARRIED
 from embedder.sources.listing import list_sources
 from embedder.training.config import TrainConfig
-from embedder.training.order import Keys, epoch_order, is_held_out
+from embedder.training.sampler import Keys, epoch_order, is_held_out
 from shards.training.batch import item_key
 
 VALIDATION_EPOCH = -1

@@ -11,9 +11,9 @@ from embedder.errors import RunFailed, SourceError
 from embedder.training.batches import Tally
 from embedder.training.config import TrainConfig
 from embedder.training.curves import draw_curves
-from embedder.training.order import num_batches
 from embedder.training.outputs import Outputs
-from embedder.training.state import Standing, to_plain
+from embedder.training.progress import Standing, to_plain
+from embedder.training.sampler import num_batches
 from embedder.training.validation import Retrieval
 from shards.training.checkpoint import save_checkpoint
 from shards.training.trainer import StepMetrics

@@ -11,29 +11,29 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from embedder.batch_schema import CARRIED
 from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.job import Model, decode_spec, open_model
+from embedder.engine.resources import Available
+from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError
-from embedder.rows import CARRIED
-from embedder.run import machine
-from embedder.run.job import Model, decode_spec, open_model
-from embedder.run.resources import Available
-from embedder.run.stopping import stop_on_signals
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.item_decoder import DecodeSpec
+from embedder.training.backends import learning
 from embedder.training.batches import Tally, numbered_pairs
 from embedder.training.config import TrainConfig
 from embedder.training.decoding import choose_feed, decoding
+from embedder.training.example_cache import Decode, Feed
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
-from embedder.training.feed import Decode, Feed
 from embedder.training.items import Items, list_items, split_items
-from embedder.training.learners import learning
 from embedder.training.loop import Loop, Stop, Watcher, epochs_of
 from embedder.training.outputs import Outputs
-from embedder.training.places import allocate_workers
-from embedder.training.prepared import Prepared
-from embedder.training.state import Standing, check_identity, from_plain, identity_of
+from embedder.training.progress import Standing, check_identity, from_plain, identity_of
+from embedder.training.setup import Prepared
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.validation import Validation
+from embedder.training.worker_resources import allocate_workers
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.training.checkpoint import load_checkpoint
 from shards.training.trainer import Trainer
@@ -106,7 +106,7 @@ def train(config: TrainConfig, watcher: Watcher, *, resume: bool = False) -> Tra
 
 
 def _use_threads(config: TrainConfig) -> None:
-    torch.set_num_threads(config.num_threads or machine.num_cpus())
+    torch.set_num_threads(config.num_threads or hardware.num_cpus())
 
 
 def _check_out(outputs: Outputs, resume: bool) -> None:
@@ -117,7 +117,7 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
 
 
 def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool) -> Prepared:
-    choice = choose_feed(config, len(train_items), machine.num_cpus(), has_ray=find_spec("ray") is not None)
+    choice = choose_feed(config, len(train_items), hardware.num_cpus(), has_ray=find_spec("ray") is not None)
     _check_workers(config, len(train_items))
     trainer, spec = _trainer(config, outputs, train_items)
     identity = identity_of(config, train_items, held_out)
@@ -145,7 +145,7 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
             f"{config.batch_size}; lower batch_size, or train with one worker"
         )
     if config.ray_address is None:
-        allocate_workers(config, Available(machine.num_cpus(), torch.cuda.device_count()))
+        allocate_workers(config, Available(hardware.num_cpus(), torch.cuda.device_count()))
 
 
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:

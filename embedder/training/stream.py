@@ -1,7 +1,7 @@
 """The decode step of training on Ray Data: listed items -> decode and tokenise (CPU tasks) -> the training process.
 
 Decoding has its own tasks on whatever CPUs the cluster has, and runs ahead of the model as far as Ray's back-pressure
-lets it. Several training workers share one such stream (`embedder.training.team`).
+lets it. Several training workers share one such stream (`embedder.training.worker_group`).
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -15,7 +15,7 @@ from ray.data import Dataset
 from embedder.pipeline import MAX_RETRIES
 from embedder.training.decoding import slices
 from embedder.training.examples import ExampleSpec, decode_examples
-from embedder.training.shares import decode_share
+from embedder.training.rank_batches import decode_share
 
 BLOCKS_AHEAD = 4  # decoded blocks that are fetched before they are asked for
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from embedder.training.batches import Pair
-from embedder.training.order import Keys
+from embedder.training.sampler import Keys
 from shards.training.batch import TrainBatch
 from shards.training.forward import caption_features, image_features
 from shards.training.metrics import retrieval_at

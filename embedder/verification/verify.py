@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunConfig
+from embedder.engine.int8_check import stage_threads
+from embedder.engine.job import Model, decode_spec, make_plan, open_model, rows_per_batch
 from embedder.errors import ConfigError, SourceError
-from embedder.run.int8 import stage_threads
-from embedder.run.job import Model, decode_spec, make_plan, open_model, rows_per_batch
+from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
-from embedder.sources.shipped import shipped_source
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
-from embedder.steps.tensors import unpack_vectors
+from embedder.store.arrow_tensors import unpack_vectors
 from embedder.verification.compare import Comparison, Limit, Vectors, compare, cosines
 from shards.costs import Dtype, weight_bytes
 from shards.plan import ShardPlan, ShardSpec
@@ -34,7 +34,7 @@ from shards.ranges import whole_model
 from shards.training.metrics import retrieval_at
 
 if TYPE_CHECKING:
-    from shards.gain import Gain
+    from shards.int8_benefit import Gain
 
 LIMITS = {
     "float32": Limit(max_difference=1e-6),
@@ -159,7 +159,7 @@ def verify(
     )
     if config.dtype != "int8":
         return verification
-    from shards.gain import measure_gain
+    from shards.int8_benefit import measure_gain
 
     precisions = tuple(_precision(runner, rows, plan, dtype, expected.vectors) for dtype in COMPARED)
     return replace(

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from embedder.media.door import DecodeDoor
-from embedder.media.fit import PictureFit
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 from shards.training.batch import item_key
 
 STYLES = ("twemoji", "openmoji", "fluent-flat", "fluent-modern")

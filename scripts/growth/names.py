@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from embedder.batch_schema import DECODED, VECTOR
 from embedder.config import RunConfig, load_config
-from embedder.refresh.inputs import open_inputs
-from embedder.rows import DECODED, VECTOR
-from embedder.store.binding import bind_store
-from embedder.store.parts import Stamp, write_part
+from embedder.ingest.inputs import open_inputs
+from embedder.store.part_writer import Stamp, write_part
 from embedder.store.publish import publish
 from embedder.store.runs import start_run
+from embedder.store.store_info import bind_store
 
 MODEL = Path(__file__).parents[2] / "embedder" / "demo_model"
 PER_FOLDER = 1000

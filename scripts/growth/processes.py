@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
-from embedder.run import machine
-from embedder.run.cpu_use import Identity
-from embedder.run.peak_memory import PeakMemory
+from embedder.engine import hardware
+from embedder.engine.cpu_use import Identity
+from embedder.engine.peak_memory import PeakMemory
 
 COMMAND, DAEMONS, TASKS, WORKERS, OTHERS = "command", "Ray's daemons", "tasks", "other workers", "others"
 STEPS_IN_TASKS = ("decode", "write")
@@ -47,7 +47,7 @@ class MemoryLooks(PeakMemory):
                 self.seen[identity] = Seen(process.ppid(), " ".join(process.cmdline()).strip()[:TITLE_CHARACTERS])
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            held[identity] = machine.pss_bytes([process])
+            held[identity] = hardware.pss_bytes([process])
         self.looks.append((time.time(), held))
         return sum(held.values())
 

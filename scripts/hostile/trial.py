@@ -13,8 +13,8 @@ from peak_rss import peak_rss_bytes
 
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.item_decoder import DecodeSpec

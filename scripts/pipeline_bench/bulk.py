@@ -66,11 +66,11 @@ def run(task: Task, *, keep_all: bool) -> None:
     """Embed all items through the stages, and write their vectors."""
     import ray
 
+    from embedder.engine.job import decode_spec, make_plan, stage_specs
+    from embedder.engine.ray_session import cluster, start_ray
+    from embedder.engine.resources import allocate
     from embedder.pipeline import through_stages
     from embedder.predictor import BatchPredictor, decode_columns
-    from embedder.run.job import decode_spec, make_plan, stage_specs
-    from embedder.run.ray_session import cluster, start_ray
-    from embedder.run.resources import allocate
 
     start_ray()
     ray.data.DataContext.get_current().enable_progress_bars = False

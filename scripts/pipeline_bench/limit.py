@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from embedder.steps.memory import keep_freed_memory
+from embedder.compat.malloc import keep_freed_memory
 from pipeline_bench.plain import Pair, PlainDecoder, as_batch, embed_batch, load_whole
 from pipeline_bench.task import FinishLog, Task, write_vectors
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embedder.run.ray_session import start_ray
+from embedder.engine.ray_session import start_ray
 from pipeline_bench.task import VECTORS_FOLDER, FinishLog, Task
 
 Row = dict[str, Any]

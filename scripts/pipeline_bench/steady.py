@@ -53,7 +53,7 @@ def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
     """When the last stage of a run handed on its batches.
 
     Args:
-        calls: measurements of a run's steps (`embedder.steps.trace.Measurement`).
+        calls: measurements of a run's steps (`embedder.store.step_metrics.Measurement`).
     """
     stages = [call for call in calls if call["step"].startswith("stage ")]
     last = max((call["step"] for call in stages), key=lambda step: int(step.split()[1]))

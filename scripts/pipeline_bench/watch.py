@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from embedder.run.cpu_use import CpuUse
-from embedder.run.peak_memory import PeakMemory
+from embedder.engine.cpu_use import CpuUse
+from embedder.engine.peak_memory import PeakMemory
 
 INTERVAL_S = 0.5
 SCRIPTS = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from index import engine
+from index import faiss_build
 from index.search import Index, open_index
 from retrieval_bench.measures import Find, K, in_process, latencies_ms, rates, recall, table
 
@@ -36,7 +36,7 @@ def compare(folder: Path, num_pictures: int, autofaiss: str | None) -> dict:
     ours, theirs = open_index(ours_path), faiss.read_index(str(theirs_path))
     effort, their_recall = effort_for(theirs, queries, exact)
     contestants = {"ours": finder(ours), "theirs": their_finder(theirs, effort)}
-    with engine.threads(1):
+    with faiss_build.threads(1):
         per_s = rates(contestants, queries[:NUM_TIMED])
         single_ms = latencies_ms(contestants, queries[:NUM_TIMED])
     our_memory, their_memory = (

@@ -9,10 +9,10 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from embedder.retrieval.exact import ExactIndex
 from embedder.retrieval.filters import RowFilter
-from embedder.steps.tensors import pack_vectors
-from index import engine
+from embedder.retrieval.flat_index import ExactIndex
+from embedder.store.arrow_tensors import pack_vectors
+from index import faiss_build
 from index.search import open_index
 from retrieval_bench.build_ours import ids
 from retrieval_bench.measures import K, latencies_ms, recall, table
@@ -45,7 +45,7 @@ def compare_filters(folder: Path, num_pictures: int) -> list[dict]:
             return passing[faiss.knn(asked, pictures[passing], K, metric=faiss.METRIC_INNER_PRODUCT)[1]]
 
         contestants = {"ours": ours, "exact": exact, "bare": bare}
-        with engine.threads(1):
+        with faiss_build.threads(1):
             times = latencies_ms(contestants, queries)
             recall_at_10 = recall(ours(queries), bare(queries))
         found.append(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, VisionConfig, describe, load_model_config, read_json
 from shards.convert.albert import import_text_config
-from shards.convert.names import IGNORED, their_names, uses_new_names
+from shards.convert.key_mapping import IGNORED, their_names, uses_new_names
 from shards.convert.pictures import PROCESSOR_FILE, export_processor, import_processor
 from shards.convert.tokenisers import (
     TOKENIZER_CONFIG_FILE,
@@ -21,8 +21,8 @@ from shards.convert.tokenisers import (
 )
 from shards.errors import ModelError
 from shards.model_folder import resolve_model
-from shards.parameters import LOGIT_SCALE, Shape, model_shapes
 from shards.saving import staged_folder, write_weights
+from shards.tensor_shapes import LOGIT_SCALE, Shape, model_shapes
 from shards.weights import find_weights
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from shards.convert.albert import import_text_config, rename_albert
 from shards.convert.tokenisers import import_tokenizer, max_caption_tokens
 from shards.errors import ModelError
 from shards.model_folder import resolve_model
-from shards.parameters import LOGIT_SCALE, model_shapes
 from shards.saving import staged_folder, write_weights
+from shards.tensor_shapes import LOGIT_SCALE, model_shapes
 from shards.weights import find_weights
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
+from shards.planning.dual_prices import Offer
 from shards.planning.grid import Flags, Grid, row_blocks
-from shards.planning.offers import Offer
-from shards.planning.paths import Steps
+from shards.planning.label_setting import Steps
 from shards.planning.resources import TIE, Floats, Ints, Resources, Stages
 
 

@@ -10,7 +10,7 @@ from shards.config import ModelConfig, TextConfig, VisionConfig, describe
 from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, text_costs, vision_costs
 from shards.errors import ModelError
 from shards.planning.devices import DeviceType
-from shards.planning.mix import DataMix
+from shards.planning.workload import DataMix
 from shards.ranges import STRICT, LayerRange
 
 Source = Literal["measured", "estimated"]

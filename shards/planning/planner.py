@@ -22,7 +22,7 @@ from shards.planning.problem import Problem, StageLoad
 from shards.ranges import LayerRange, ShardSpec
 
 if TYPE_CHECKING:
-    from shards.planning.preference import Placement
+    from shards.planning.tie_break import Placement
 
 # Numbers of stages that are tried for "the nearest that can".
 MAX_STAGES_TRIED = 16

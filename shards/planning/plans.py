@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shards.config import ModelConfig, describe
 from shards.errors import ModelError
-from shards.planning.mix import DataMix
+from shards.planning.workload import DataMix
 from shards.ranges import STRICT, LayerRange, ShardSpec, check_spec
 
 

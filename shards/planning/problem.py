@@ -12,11 +12,11 @@ from shards.costs import (
     tensor_bytes,
     weight_bytes,
 )
-from shards.parameters import held_dtype, model_shapes, part_of
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.devices import DeviceType, Fleet
-from shards.planning.mix import DataMix
+from shards.planning.workload import DataMix
 from shards.ranges import ShardSpec
+from shards.tensor_shapes import held_dtype, model_shapes, part_of
 
 ROWS_PER_BATCH = 32
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from shards.planning.bounds import GridAt
+from shards.planning.dual_prices import best_offer
+from shards.planning.feasibility import better_prices, narrowed, parts_at, path_at
 from shards.planning.grid import make_grid
-from shards.planning.offers import best_offer
-from shards.planning.paths import Steps
-from shards.planning.preference import Placement, preferable
-from shards.planning.probe import better_prices, narrowed, parts_at, path_at
+from shards.planning.label_setting import Steps
 from shards.planning.problem import Problem
 from shards.planning.resources import Floats, Ints, Resources, Stages
+from shards.planning.tie_break import Placement, preferable
 
 # Throughputs are told apart down to this.
 STEP = 1e-9

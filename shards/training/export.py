@@ -13,8 +13,8 @@ from shards.delta import DELTA_FILE, DELTA_FORMAT, read_delta
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.loading import read_tensor, torch_dtype
-from shards.parameters import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.saving import staged_folder, write_weights
+from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.towers import INITIAL_LOGIT_SCALE
 from shards.weights import WEIGHTS_FILE, find_weights, read_header
 

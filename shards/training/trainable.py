@@ -1,7 +1,7 @@
 """Which tensors learn; decided on names alone."""
 
 from shards.config import ModelConfig
-from shards.parameters import LOGIT_SCALE
+from shards.tensor_shapes import LOGIT_SCALE
 from shards.training.settings import TrainSettings
 
 # Stand beside the towers while they learn.

@@ -23,8 +23,8 @@ from torch import nn
 
 from shards.config import TOKENIZER_FILE, ModelConfig
 from shards.errors import ModelError
-from shards.parameters import LOGIT_SCALE
 from shards.shard import BATCH_COUNTER
+from shards.tensor_shapes import LOGIT_SCALE
 from shards.towers import TwinTower, fresh_tensors, load_towers
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.export import export_model, read_logit_scale, write_delta

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 import embedder
-from embedder.embed import embed
+from embedder.ingest.embed import embed
 
 
 class Quiet:

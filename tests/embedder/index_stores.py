@@ -8,12 +8,12 @@ from store_samples import INFO, row, table
 from store_states import new_store, silent
 
 from embedder.config import IndexConfig
-from embedder.indexing.store_index import NO_WISHES, build_store_index, keep_index
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
-from embedder.store.parts import Stamp, write_part
+from embedder.store.part_writer import Stamp, write_part
 from embedder.store.publish import Order, publish
 from embedder.store.runs import start_run
+from embedder.store_index.keep_index import NO_WISHES, build_store_index, keep_index
 
 DIM = 16
 NO_FIRST_INDEX = IndexConfig(build=False)

@@ -14,9 +14,9 @@ from command_runs import run_here
 
 import embedder
 from embedder import pipeline
-from embedder.run.ray_session import start_ray
-from embedder.steps.decode_process import decode_behind
-from embedder.steps.stage_process import StageProcess
+from embedder.engine.ray_session import start_ray
+from embedder.steps.ray_decode import decode_behind
+from embedder.steps.stage_actor import StageProcess
 
 FOLDER = "EMBEDDER_TEST_NOTES"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from embedding_runs import Quiet
 
 import embedder
-from embedder.operations.operation import RUNS_FILE
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
+from embedder.observability.run_observer import RUNS_FILE
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.tables import RecordTable

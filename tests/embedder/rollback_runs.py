@@ -6,10 +6,10 @@ import samples
 from refresh_runs import refreshed
 from store_states import silent
 
-from embedder.indexing.store_index import kept_or_built
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
 from embedder.store.rollback import release, rollback
+from embedder.store_index.keep_index import kept_or_built
 
 
 def change(source, night: int):

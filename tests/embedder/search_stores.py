@@ -7,10 +7,10 @@ import pyarrow as pa
 from store_samples import begin, row, table
 from store_states import new_store
 
-from embedder.indexing.store_index import build_store_index
-from embedder.retrieval.opened_store import Store, open_store
-from embedder.store.parts import write_part
+from embedder.retrieval.store_api import Store, open_store
+from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
+from embedder.store_index.keep_index import build_store_index
 
 
 def towards(degrees: float) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
-from embedder.rows import CARRIED, TRACE, VECTOR
+from embedder.batch_schema import CARRIED, TRACE, VECTOR
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
-from embedder.store.parts import Stamp, write_part
+from embedder.store.part_writer import Stamp, write_part
 from embedder.store.publish import publish
 from embedder.store.runs import Run, start_run
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 from store_samples import INFO, table
 
-from embedder.store.binding import bind_store, differing, published, read_store_info
 from embedder.store.files import StoreFiles
-from embedder.store.parts import Stamp, write_part
+from embedder.store.part_writer import Stamp, write_part
 from embedder.store.publish import Order, publish
 from embedder.store.runs import start_run
+from embedder.store.store_info import bind_store, differing, published, read_store_info
 from embedder.store.tables import RecordTable
 
 

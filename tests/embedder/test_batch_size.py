@@ -1,6 +1,6 @@
 import pytest
 
-from embedder.steps.batch_size import MAX_S, NUM_TRIALS, BatchSize
+from embedder.steps.batch_size_tuner import MAX_S, NUM_TRIALS, BatchSize
 
 
 def run_until_chosen(batch_size, cost_s, num_rows=10_000):

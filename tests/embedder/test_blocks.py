@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.config import load_config
-from embedder.run.blocks import FEW_ITEMS, FIRST_ITEMS, MAX_FILE_BYTES, cut_listing, items_per_block
+from embedder.engine.block_size import FEW_ITEMS, FIRST_ITEMS, MAX_FILE_BYTES, cut_listing, items_per_block
 
 KIB = 1 << 10
 

@@ -18,9 +18,9 @@ from embedder.config import SourceConfig
 from embedder.errors import SourceError, StoreError
 from embedder.sources.errors import FetchError
 from embedder.sources.listing import list_sources
-from embedder.sources.objects import find_object
+from embedder.sources.object_listing import find_object
+from embedder.store.errors import StoreUnavailable
 from embedder.store.files import StoreFiles
-from embedder.store.problems import StoreUnavailable
 from embedder.store.tables import RecordTable
 from shards import object_stores
 from shards.errors import ModelError

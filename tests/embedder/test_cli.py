@@ -9,7 +9,7 @@ import samples
 import torch
 from PIL import Image
 
-from embedder.run import machine
+from embedder.engine import hardware
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")
 def test_doctor_says_why_gpus_of_the_driver_are_of_no_use(run_embedder, monkeypatch):
-    monkeypatch.setattr(machine, "num_gpus", lambda: 2)
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 2)
     _, found, _ = run_embedder("doctor", "--json")
     assert re.match(r"2, and torch can't use them \(.+\): mend the driver, or write device = \"cpu\"", found["gpus"])
     assert "0.5 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cuda")

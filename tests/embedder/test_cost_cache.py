@@ -3,10 +3,10 @@
 import pytest
 import samples
 
-from embedder.planning import cache, measured
+from embedder.engine.job import open_model
+from embedder.planning import cache, profile
 from embedder.planning.cache import cached
 from embedder.planning.sample import sample_items
-from embedder.run.job import open_model
 from embedder.sources.listing import list_sources
 from shards.planning.costs import HostCosts
 
@@ -47,7 +47,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 def test_costs_are_measured_on_the_machine_and_kept(make_run, tiny_model, tmp_path, monkeypatch):
     config, model = make_run(tmp_path, batch_size=4, rows_per_part=32), open_model(str(tiny_model))
-    model_costs, host = measured.measured_costs(config, model)
+    model_costs, host = profile.measured_costs(config, model)
     assert (model_costs.model_fingerprint, model_costs.source, host.source) == (
         model.fingerprint,
         "measured",
@@ -57,9 +57,9 @@ def test_costs_are_measured_on_the_machine_and_kept(make_run, tiny_model, tmp_pa
     assert 1e-5 < host.decode_s_per_image < 1e-1
     assert 0 < host.tokenise_s_per_caption < host.decode_s_per_image
     assert min(host.write_s_per_item, host.engine_s_per_item, model_costs.call_s, model_costs.send_s_per_byte) > 0
-    monkeypatch.setattr(measured, "measure_call", never)
-    monkeypatch.setattr(measured, "measure_write", never)
-    assert measured.measured_costs(config, model) == (model_costs, host)
+    monkeypatch.setattr(profile, "measure_call", never)
+    monkeypatch.setattr(profile, "measure_write", never)
+    assert profile.measured_costs(config, model) == (model_costs, host)
 
 
 def test_a_sample_of_the_run_s_own_items_tells_their_mix(make_run, tiny_model, tmp_path):
@@ -79,7 +79,7 @@ def test_captions_alone_have_no_decode_costs_of_pictures(make_run, tiny_model, t
         (tmp_path / "in" / f"{number:02d}.txt").write_text(caption)
     config = make_run(tmp_path / "in")
     (listing,) = list_sources(config.source)
-    found = measured.measure(config, open_model(str(tiny_model)), listing)
+    found = profile.measure(config, open_model(str(tiny_model)), listing)
     assert (found.mix.images_per_item, found.mix.captions_per_item) == (0.0, 1.0)
     assert found.host.decode_s_per_image > 0, "from shipped pictures, for what-if questions"
     assert found.mix.caption_tokens == found.model.caption_tokens

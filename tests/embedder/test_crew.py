@@ -4,7 +4,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from embedder.crew import Crew, encode_all
+from embedder.engine.local_threads import Crew, encode_all
 
 
 def tables(number):

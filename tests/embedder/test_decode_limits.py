@@ -6,7 +6,7 @@ import pytest
 import samples
 
 from embedder.config import SourceConfig
-from embedder.run.job import decode_spec, open_model
+from embedder.engine.job import decode_spec, open_model
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader

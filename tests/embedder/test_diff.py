@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from embedder.run.diff import KNOWN, MODEL_CHANGED, diff, gone
+from embedder.ingest.diff import KNOWN, MODEL_CHANGED, diff, gone
 
 
 def listing(**items):

@@ -13,8 +13,8 @@ import samples
 from embedding_runs import Quiet, embedded
 
 import embedder
-from embedder.embed import embed
 from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.ingest.embed import embed
 
 
 def unit(vector):

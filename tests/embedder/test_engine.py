@@ -6,8 +6,8 @@ import samples
 
 import embedder
 from embedder.config import load_config
-from embedder.run import machine
-from embedder.run.engine import choose_engine
+from embedder.engine import hardware
+from embedder.engine.choose_engine import choose_engine
 from shards.config import load_model_config
 from shards.plan import plan_shards
 
@@ -79,8 +79,8 @@ class Driver:
     ("visible", "expected"), [(None, 3), ("", 0), ("NoDevFiles", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3)]
 )
 def test_gpus_are_counted_as_ray_counts_them(visible, expected, monkeypatch):
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: Driver())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.num_gpus() == expected
+    assert hardware.num_gpus() == expected

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from embedder.evaluation import intervals
-from embedder.evaluation.figures import SMALL_GROUP, by_group, mean_reciprocal_rank
+from embedder.evaluation.index_recall import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.intervals import mean, share
-from embedder.evaluation.through_index import IndexedItems, find_items, found_shares, ranks_among
+from embedder.evaluation.metrics import SMALL_GROUP, by_group, mean_reciprocal_rank
 from embedder.evaluation.timing import time_each
 
 

@@ -13,13 +13,13 @@ from store_states import new_store, silent
 from typer.testing import CliRunner
 
 from embedder.cli import app
+from embedder.cli.evaluate_command import save
+from embedder.cli.render_evaluation import evaluation_parts
 from embedder.errors import ConfigError, EmbedderError, StoreError
-from embedder.evaluation.command import save
 from embedder.evaluation.evaluate import Options, evaluate
 from embedder.evaluation.report import Evaluation
-from embedder.evaluation.show import evaluation_parts
-from embedder.indexing.store_index import build_store_index
-from embedder.retrieval.opened_store import Store
+from embedder.retrieval.store_api import Store
+from embedder.store_index.keep_index import build_store_index
 from index.errors import RetrievalError
 
 NUM = 40

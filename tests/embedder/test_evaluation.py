@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedder.evaluation.own_texts import caption_recall, text_recall
-from embedder.rows import VECTOR
+from embedder.batch_schema import VECTOR
+from embedder.evaluation.caption_recall import caption_recall, text_recall
 
 NUM = 20
 

@@ -14,11 +14,11 @@ import samples
 from embedding_runs import Quiet, embedded
 
 import embedder
-from embedder import local
-from embedder.embed import embed
+from embedder.engine import local
 from embedder.errors import RunFailed, StoreError
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.embed import embed
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 from embedder.store import runs as store_runs
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable

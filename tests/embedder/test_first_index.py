@@ -19,18 +19,18 @@ from store_states import heard, new_store, silent
 import embedder
 from embedder.config import IndexConfig
 from embedder.errors import RunFailed
-from embedder.indexing import making as index_making
-from embedder.indexing import recall_queries as queries_module
-from embedder.indexing.store_index import keep_index
-from embedder.indexing.versions import list_manifests, manifest_of
-from embedder.refresh import ending
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
-from embedder.retrieval.opened_store import open_store
+from embedder.ingest import publish_or_refuse
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
+from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
+from embedder.store_index import build_or_update as index_making
+from embedder.store_index import recall_queries as queries_module
+from embedder.store_index.keep_index import keep_index
+from embedder.store_index.versions import list_manifests, manifest_of
 
 
 class Listener(Quiet):
@@ -191,7 +191,7 @@ def test_a_first_publication_that_died_with_its_index_half_made_is_ended_with_on
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(ending, "keep_index", dying)
+        patch.setattr(publish_or_refuse, "keep_index", dying)
         embedded(config)
     assert read_current(StoreFiles(config.store)) is None
     report, rows = embedded(config)

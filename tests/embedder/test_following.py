@@ -13,11 +13,11 @@ from store_states import new_store, night
 
 import embedder
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index
-from embedder.retrieval.following import MAX_DOUBLINGS
+from embedder.retrieval.store_follower import MAX_DOUBLINGS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import build_store_index
 from embedder.training.tokenizer import train_tokenizer
 from index.errors import RetrievalError
 from shards.towers import init_model

@@ -6,8 +6,8 @@ from itertools import chain, permutations
 import pytest
 
 from embedder.config import load_config
-from embedder.run.gpus import UNITS, devices_needed, part_of_device, share_gpus, whole_units
-from embedder.run.resources import Available, allocate
+from embedder.engine.gpus import UNITS, devices_needed, part_of_device, share_gpus, whole_units
+from embedder.engine.resources import Available, allocate
 from shards.plan import PlannedStage
 from shards.ranges import LayerRange, ShardSpec
 

@@ -12,16 +12,16 @@ from safetensors.numpy import load_file, save_file
 from store_samples import begin, publish_rows, row, table
 
 from embedder.config import RunConfig, load_config
-from embedder.embed import embed
 from embedder.errors import ConfigError, RunFailed
-from embedder.refresh.candidate import Candidate
-from embedder.refresh.guards import force, judge, judge_retire
-from embedder.refresh.judging import refusal
-from embedder.refresh.sampling import hash_of, lowest_keys
+from embedder.ingest.candidate import Candidate
+from embedder.ingest.embed import embed
+from embedder.ingest.guards import force, judge, judge_retire
+from embedder.ingest.judging import refusal
 from embedder.store.files import StoreFiles
+from embedder.store.hash_sample import hash_of, lowest_keys
 from embedder.store.journal import read_finished
 from embedder.store.layout import CURRENT_FILE, read_current
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.runs import Run, all_runs
 
 LIMITS = RunConfig()

@@ -13,18 +13,18 @@ from store_states import Killed, dying, no_index, silent
 
 import embedder
 from embedder.errors import ConfigError
-from embedder.indexing.store_index import built_without
-from embedder.refresh.dry_run import forecast
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.dry_run import forecast
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications
 from embedder.store.layout import CURRENT_FILE, Current, read_current
 from embedder.store.lock import write_lock
-from embedder.store.purge import purge
+from embedder.store.purge.purge import purge
 from embedder.store.rollback import release, rollback
 from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import built_without
 
 REFRESH = Options(kind="refresh")
 

@@ -24,8 +24,8 @@ from rich.table import Table
 
 import embedder
 from embedder.cli import main
-from embedder.printable import printable
-from embedder.terminal import Terminal
+from embedder.cli.terminal import Terminal
+from embedder.storage.printable import printable
 
 NUM_ROWS, NUM_BROKEN, NUM_FILES = 1_000, 60, 60
 SHEET_HITS = 60

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailed, StoreError
-from embedder.indexing.store_index import build_store_index
-from embedder.indexing.versions import list_manifests
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.rollback import rollback
+from embedder.store_index.keep_index import build_store_index
+from embedder.store_index.versions import list_manifests
 from index.errors import GateRefused
 
 runner = CliRunner()

@@ -8,16 +8,16 @@ from store_states import heard, new_store, rows_now, silent
 
 from embedder.config import IndexConfig
 from embedder.errors import RunFailed, StoreError
-from embedder.indexing import making as index_making
-from embedder.indexing import rows as index_rows
-from embedder.indexing.making import Making, make_index
-from embedder.indexing.rows import IndexRows
-from embedder.indexing.store_index import build_store_index, keep_index, update_store_index
-from embedder.indexing.versions import list_manifests, manifest_of
-from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
+from embedder.store_index import build_or_update as index_making
+from embedder.store_index import rows as index_rows
+from embedder.store_index.build_or_update import Making, make_index
+from embedder.store_index.keep_index import build_store_index, keep_index, update_store_index
+from embedder.store_index.rows import IndexRows
+from embedder.store_index.versions import list_manifests, manifest_of
 from index.errors import GateRefused
 
 

@@ -6,13 +6,13 @@ import numpy as np
 from index_stores import indexed_night, indexed_store, item
 from store_states import Killed, dying, silent
 
-from embedder.indexing.store_index import build_store_index, built_without, kept_or_built, update_store_index
-from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.purge import Purge
-from embedder.store.purge import purge as run_purge
+from embedder.store.purge.purge import Purge
+from embedder.store.purge.purge import purge as run_purge
 from embedder.store.rollback import rollback
+from embedder.store_index.keep_index import build_store_index, built_without, kept_or_built, update_store_index
 
 ITEM = item(50)
 ID = ITEM["item_id"]

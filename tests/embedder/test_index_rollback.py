@@ -12,17 +12,17 @@ from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.errors import StoreError
-from embedder.indexing import store_index
-from embedder.indexing.rollback import rollback_index
-from embedder.indexing.store_index import build_store_index
-from embedder.retrieval.opened_store import open_store
-from embedder.store import swap as swap_module
+from embedder.retrieval.store_api import open_store
+from embedder.store import current as swap_module
 from embedder.store import vacuum as vacuum_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.rollback import rollback
 from embedder.store.vacuum import needed_indexes, vacuum
+from embedder.store_index import keep_index
+from embedder.store_index.keep_index import build_store_index
+from embedder.store_index.rollback import rollback_index
 from index.errors import RetrievalError
 
 QUERY = np.array([0.0, 1.0], np.float32)
@@ -141,7 +141,7 @@ def test_a_replaced_index_stays_for_its_time_however_old_its_publication_is(file
 def test_an_index_whose_build_died_before_the_swap_goes_after_its_time(files, monkeypatch):
     build_store_index(files)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(store_index, "swap_index", dying_swap)
+        patch.setattr(keep_index, "swap_index", dying_swap)
         build_store_index(files)
     vacuum(files)
     assert (index_folders(files), read_current(files).index) == ({1, 2}, 1)

@@ -7,8 +7,8 @@ import sys
 import pyarrow as pa
 import pytest
 
-from embedder.run.diff import MODEL_CHANGED, diff
-from embedder.run.known import NOTHING_FINISHED, PUBLISHED, Policy, known_items
+from embedder.ingest.diff import MODEL_CHANGED, diff
+from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, Policy, known_items
 
 
 def published(*rows):
@@ -61,8 +61,8 @@ def test_nothing_is_kept_of_what_is_outdated():
 
 COMPARE = """
 import pyarrow as pa
-from embedder.run.diff import diff, gone
-from embedder.run.known import NOTHING_FINISHED, PUBLISHED, Policy, known_items
+from embedder.ingest.diff import diff, gone
+from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, Policy, known_items
 number = 200_000
 row = {"source": "", "size_bytes": 1, "modified": "2000-01-01T00:00:00.000000000Z", "attempts": 1, "state": "embedded",
        "transient": None, "stale": False, "content_version": "0" * 32, "num_vectors": 1}

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from shards.config import load_model_config
 from shards.errors import ModelError
-from shards.parameters import OPTIONAL_SHAPES, model_shapes, shard_shapes
 from shards.plan import plan_shards
 from shards.saving import stream_weights
 from shards.shard import load_shard
 from shards.summary import describe_model
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes, shard_shapes
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_large_model.py"
 

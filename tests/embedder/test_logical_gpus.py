@@ -13,9 +13,9 @@ from embedding_runs import embedded
 
 import embedder
 from embedder.config import load_config
-from embedder.query_encoder import QueryEncoder
-from embedder.run.job import open_model
-from embedder.run.resources import Available, allocate
+from embedder.engine.job import open_model
+from embedder.engine.query_encoder import QueryEncoder
+from embedder.engine.resources import Available, allocate
 
 PROGRAM = Path(__file__).with_name("logical_gpu_run.py")
 

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from embedder.run.niceness import MAX_STEPS, niceness_by_work
+from embedder.engine.cpu_priority import MAX_STEPS, niceness_by_work
 from shards.plan import PlannedStage, ShardSpec
 from shards.ranges import LayerRange
 

@@ -14,16 +14,16 @@ from embedding_runs import Quiet
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.config import OnFailure, load_config
-from embedder.embed import embed
+from embedder.engine import ray_metrics
 from embedder.errors import ConfigError, RunFailed
-from embedder.operations import operation as operation_module
-from embedder.operations import ray_metrics
-from embedder.operations.metrics import metrics_text, write_metrics
-from embedder.operations.notify import call_webhook, run_command
-from embedder.operations.operation import operation
-from embedder.operations.secrets import mask
+from embedder.ingest.embed import embed
+from embedder.observability import run_observer as operation_module
+from embedder.observability.metrics import metrics_text, write_metrics
+from embedder.observability.notify import call_webhook, run_command
+from embedder.observability.redaction import mask
+from embedder.observability.run_observer import operation
 from embedder.store.files import StoreFiles
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.runs import Run, all_runs
 
 SUMMARY = {"kind": "refresh", "store": "s", "message": "the disk is gone", "exit_code": 1}

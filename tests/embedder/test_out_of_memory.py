@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 import torch
 
+from embedder.batch_schema import DECODED
 from embedder.errors import RunFailed
-from embedder.rows import DECODED
-from embedder.steps.fitting import FittingEncoder
+from embedder.steps.oom_backoff import FittingEncoder
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.steps.tensors import pack, unpack_vectors
+from embedder.store.arrow_tensors import pack, unpack_vectors
 from shards.config import load_model_config
 from shards.ranges import whole_model
 
@@ -104,7 +104,7 @@ import json, resource, sys
 sys.path[:0] = json.loads(sys.argv[3])
 import numpy as np, psutil, torch
 from test_out_of_memory import decoded_rows, stage_of
-from embedder.steps.tensors import unpack_vectors
+from embedder.store.arrow_tensors import unpack_vectors
 
 torch.set_num_threads(1)
 rows = decoded_rows(256, num_frames=8)

@@ -10,8 +10,8 @@ from people_folder import CAPTIONS, NAMES, NUM_CLIPS, NUM_ITEMS, NUM_JUNK, OTHER
 from refresh_runs import items_of, refreshed
 
 import embedder
-from embedder.embed import embed
 from embedder.errors import SourceError
+from embedder.ingest.embed import embed
 
 
 class Heard(Quiet):

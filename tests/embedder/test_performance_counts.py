@@ -9,9 +9,9 @@ import samples
 from embedding_runs import embedded
 
 from embedder import pipeline
-from embedder.rows import TENSOR
-from embedder.run.blocks import cut_listing, items_per_block
-from embedder.run.job import largest_bytes_per_row
+from embedder.batch_schema import TENSOR
+from embedder.engine.block_size import cut_listing, items_per_block
+from embedder.engine.job import largest_bytes_per_row
 from embedder.steps.decode import decode
 
 NUM_ITEMS = 256

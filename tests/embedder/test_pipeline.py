@@ -12,13 +12,13 @@ import samples
 from embedding_runs import embedded
 
 import embedder
+from embedder.engine.datasink import PartSink
+from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.query_encoder import QueryEncoder
+from embedder.engine.ray_session import ray_session
+from embedder.engine.resources import Available
 from embedder.errors import ConfigError, RunFailed
 from embedder.pipeline import embed_on_ray, embedding_graph
-from embedder.query_encoder import QueryEncoder
-from embedder.run.job import make_plan, open_model, plan_job, store_info
-from embedder.run.ray_session import ray_session
-from embedder.run.resources import Available
-from embedder.sink import PartSink
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
@@ -165,7 +165,7 @@ def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray
         embed_on_ray(listing, stuck)
 
 
-@pytest.mark.parametrize("module", ["embedder.pipeline", "embedder.sink", "embedder.steps.decode"])
+@pytest.mark.parametrize("module", ["embedder.pipeline", "embedder.engine.datasink", "embedder.steps.decode"])
 def test_the_driver_and_the_processes_of_tasks_load_no_model_library(module):
     program = f"import sys, {module}; print(sorted({{'torch', 'timm', 'transformers', 'faiss'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,10 +8,10 @@ import pytest
 import samples
 
 from embedder.config import load_config
+from embedder.engine.job import make_plan, open_model
+from embedder.engine.resources import Available, allocate
 from embedder.errors import ConfigError
 from embedder.planning.options import items_in, parse_size
-from embedder.run.job import make_plan, open_model
-from embedder.run.resources import Available, allocate
 from shards.plan import PlannedStage, ShardPlan
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedder.run.pool_scaling import SustainedDemand
+from embedder.compat.actor_pool_scaling import SustainedDemand
 
 STEP_S = 0.25
 

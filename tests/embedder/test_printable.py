@@ -13,20 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from embedder.cli import main
-from embedder.cli_options import json_line, print_result
-from embedder.commands import Result
+from embedder.cli.commands import Result
+from embedder.cli.options import json_line, print_result
+from embedder.cli.render import TerminalWatcher
+from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal
 from embedder.config import load_config
-from embedder.display import TerminalWatcher
 from embedder.errors import ConfigError, StoreError
-from embedder.operations.log import RunLog
-from embedder.operations.metrics import metrics_text
-from embedder.operations.operation import operation
-from embedder.printable import printable, shortened
+from embedder.observability.log import RunLog
+from embedder.observability.metrics import metrics_text
+from embedder.observability.run_observer import operation
 from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
+from embedder.storage.printable import printable, shortened
 from embedder.store.files import StoreFiles
-from embedder.store.item_names import ItemNames
-from embedder.terminal import MAX_CELL_CHARACTERS, Terminal
+from embedder.store.purge.id_matcher import ItemNames
 
 TEXTS = hostile_texts.texts(1_000)
 DRAWN_SIGNS = {0x600, 0x601, 0x602, 0x603, 0x604, 0x605, 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
@@ -310,7 +310,7 @@ def test_a_terminal_without_unicode_shows_escapes(monkeypatch):
 
 
 def test_a_query_that_is_no_utf8_is_a_mistake(tiny_model):
-    from embedder.query_encoder import QueryEncoder
+    from embedder.engine.query_encoder import QueryEncoder
 
     encoder = QueryEncoder.__new__(QueryEncoder)
     with pytest.raises(ConfigError, match="not valid UTF-8"):

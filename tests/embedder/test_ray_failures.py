@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 import samples
 
+from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.ray_session import ray_session
+from embedder.engine.resources import Available
 from embedder.errors import RunFailed, StoreError
 from embedder.pipeline import as_ours, embed_on_ray
-from embedder.run.job import make_plan, open_model, plan_job, store_info
-from embedder.run.ray_session import ray_session
-from embedder.run.resources import Available
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run

@@ -6,15 +6,15 @@ import samples
 from index_stores import indexed_store
 from refresh_runs import refreshed
 
-from embedder.indexing.recall_queries import recall_queries
-from embedder.indexing.rows import IndexRows
-from embedder.indexing.store_index import build_store_index
-from embedder.indexing.versions import list_manifests
-from embedder.query_encoder import QueryEncoder
-from embedder.run.job import open_model
-from embedder.store.binding import read_store_info
+from embedder.engine.job import open_model
+from embedder.engine.query_encoder import QueryEncoder
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
+from embedder.store.store_info import read_store_info
+from embedder.store_index.keep_index import build_store_index
+from embedder.store_index.recall_queries import recall_queries
+from embedder.store_index.rows import IndexRows
+from embedder.store_index.versions import list_manifests
 
 
 @pytest.fixture

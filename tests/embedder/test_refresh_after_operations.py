@@ -10,18 +10,18 @@ from store_states import no_index, silent
 
 import embedder
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index, built_without, kept_or_built
-from embedder.refresh.dry_run import forecast
-from embedder.refresh.work import Options
+from embedder.ingest.dry_run import forecast
+from embedder.ingest.work import Options
 from embedder.store import compact as compact_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.purge import purge
-from embedder.store.purged import allow_again
+from embedder.store.purge.purge import purge
+from embedder.store.purge.tombstones import allow_again
 from embedder.store.rollback import release, rollback
+from embedder.store_index.keep_index import build_store_index, built_without, kept_or_built
 from embedder.training.tokenizer import train_tokenizer
 from shards.towers import init_model
 

@@ -12,17 +12,17 @@ from refresh_runs import contents, items_of, refreshed, rows_of, touch
 from store_states import silent
 
 import embedder
-from embedder.indexing.store_index import built_without
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.purge import purge
+from embedder.store.purge.purge import purge
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import built_without
 
-HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "embedder.local", "embedder.steps.stage"}
+HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "embedder.engine.local", "embedder.steps.stage"}
 SHOW_MODULES = """
 import json, sys
 from embedder import cli

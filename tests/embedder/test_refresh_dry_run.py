@@ -3,9 +3,9 @@
 import samples
 from refresh_runs import contents, refreshed, rows_of, touch
 
-from embedder.refresh.dry_run import forecast
-from embedder.refresh.estimate import from_reports
-from embedder.refresh.work import Options
+from embedder.ingest.dry_run import forecast
+from embedder.ingest.eta import from_reports
+from embedder.ingest.work import Options
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
 

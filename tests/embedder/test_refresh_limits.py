@@ -15,13 +15,12 @@ from refresh_runs import contents, items_of, refreshed, rows_of
 
 import embedder
 from embedder.config import load_config
+from embedder.engine.signals import stop_at
 from embedder.errors import ConfigError, RunFailed, SourceError
-from embedder.operations.operation import RUNS_FILE
-from embedder.refresh import flow
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
-from embedder.run import execute
-from embedder.run.stopping import stop_at
+from embedder.ingest import execute, flow
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
+from embedder.observability.run_observer import RUNS_FILE
 from embedder.sources.fetch import Fetcher
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock

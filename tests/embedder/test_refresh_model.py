@@ -15,14 +15,14 @@ from embedding_runs import Quiet
 from refresh_runs import contents, items_of, refreshed, rows_of
 
 import embedder
-from embedder.embed import embed
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.embed import embed
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import build_store_index
 from embedder.training.tokenizer import train_tokenizer
 from index.manifest import read_manifest
 from shards.towers import init_model
@@ -154,14 +154,14 @@ class Killed(Exception):
 def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
     make_run, tmp_path, new_model, monkeypatch, moment
 ):
-    from embedder.refresh import ending
-    from embedder.store import swap
+    from embedder.ingest import publish_or_refuse
+    from embedder.store import current
 
     source = samples.folder(tmp_path / "in", num_images=4)
     refreshed(make_run(source))
     new = make_run(source, model=new_model)
-    commit, keep = RecordTable.commit, ending.keep_index
-    write, swap_file = swap.write_record, swap.write_current
+    commit, keep = RecordTable.commit, publish_or_refuse.keep_index
+    write, swap_file = current.write_record, current.write_current
 
     def dying_commit(self, *arguments):
         version = commit(self, *arguments)
@@ -186,9 +186,9 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordTable, "commit", dying_commit)
-        patch.setattr(swap, "write_record", dying_write)
-        patch.setattr(swap, "write_current", dying_swap)
-        patch.setattr(ending, "keep_index", dying_index)
+        patch.setattr(current, "write_record", dying_write)
+        patch.setattr(current, "write_current", dying_swap)
+        patch.setattr(publish_or_refuse, "keep_index", dying_index)
         with pytest.raises(Killed):
             refresh(new, Quiet(), Options(kind="refresh"))
     served = embedder.open_store(new.store)

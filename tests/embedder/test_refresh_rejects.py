@@ -4,8 +4,8 @@ import pytest
 import samples
 from refresh_runs import items_of, refreshed, touch
 
+from embedder.cli.refresh_commands import rejects, retry
 from embedder.errors import ConfigError
-from embedder.refresh.commands import rejects, retry
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
 

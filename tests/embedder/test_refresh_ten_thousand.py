@@ -7,11 +7,11 @@ import store_samples
 from refresh_runs import contents
 from store_samples import table
 
-from embedder.refresh.inputs import open_inputs
-from embedder.store.binding import bind_store
-from embedder.store.parts import Stamp, write_part
+from embedder.ingest.inputs import open_inputs
+from embedder.store.part_writer import Stamp, write_part
 from embedder.store.publish import Order, publish
 from embedder.store.runs import start_run
+from embedder.store.store_info import bind_store
 
 NUM_ITEMS, ROWS_PER_PART = 10_000, 512
 

@@ -10,7 +10,7 @@ from command_runs import run_here
 from embedding_runs import Quiet
 
 from embedder.config import load_config
-from embedder.embed import embed
+from embedder.ingest.embed import embed
 
 RUN = 'model = "{model}"\nengine = "local"\n[[source]]\npath = "photos"\n'
 CONFIGS = {

@@ -13,12 +13,12 @@ from embedding_runs import Quiet
 from safetensors.numpy import load_file, save_file
 
 import embedder
+from embedder.cli.refresh_commands import rejects, retry
 from embedder.config import load_config
-from embedder.embed import embed
 from embedder.errors import ConfigError, RunFailed, StoreError
-from embedder.refresh.commands import rejects, retry
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
+from embedder.ingest.embed import embed
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.runs import all_runs

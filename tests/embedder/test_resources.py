@@ -3,8 +3,8 @@
 import pytest
 
 from embedder.config import load_config
+from embedder.engine.resources import Available, allocate, describe_devices, describe_limits, object_store_bytes
 from embedder.errors import ConfigError
-from embedder.run.resources import Available, allocate, describe_devices, describe_limits, object_store_bytes
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])

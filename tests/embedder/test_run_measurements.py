@@ -9,10 +9,10 @@ import psutil
 import pytest
 from store_samples import begin
 
-from embedder.planning.engine import EngineShare, EngineUse, engine_uses, fitted
-from embedder.run.cpu_use import CpuUse, beside_steps
-from embedder.run.replicas import replica_seconds, timeline
-from embedder.run.report import step_reports
+from embedder.engine.cpu_use import CpuUse, beside_steps
+from embedder.planning.ray_overhead import EngineShare, EngineUse, engine_uses, fitted
+from embedder.report.replica_timeline import replica_seconds, timeline
+from embedder.report.schema import step_reports
 from embedder.store.files import StoreFiles
 from embedder.store.layout import run_file
 

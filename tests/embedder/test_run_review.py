@@ -7,17 +7,17 @@ import pyarrow as pa
 import pytest
 import samples
 
-from embedder.display import replicas_over_time, review_parts
-from embedder.planning.prediction import Host, StageShape, predict
-from embedder.planning.review import Observed, review_run
-from embedder.run.job import make_plan, open_model, plan_job, store_info
-from embedder.run.report import StepReport
-from embedder.run.resources import Available
+from embedder.cli.render import replicas_over_time, review_parts
+from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.resources import Available
+from embedder.report.plan_review import Observed, review_run
+from embedder.report.prediction import Host, StageShape, predict
+from embedder.report.schema import StepReport
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
 from shards.plan import ShardPlan, plan_specs
 from shards.planning.costs import HostCosts, ModelCosts, TowerSeconds
-from shards.planning.mix import DataMix
+from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
 # A picture's layer takes 10 ms and a caption's 2 ms, and all else nothing, so that sums are easy to see.

@@ -11,8 +11,8 @@ from search_stores import QUERY, picture, searchable, towards, video
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.embed import embed
-from embedder.retrieval.opened_store import open_store
+from embedder.ingest.embed import embed
+from embedder.retrieval.store_api import open_store
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
-from embedder.indexing.versions import cache_folder, drop_copies
-from embedder.retrieval import catalogue, version, words_cache
+from embedder.retrieval import bm25_cache, row_metadata, snapshot
+from embedder.retrieval.bm25 import CaptionWords, build_bm25, words_in
 from embedder.retrieval.fusion import reciprocal_rank_fusion
-from embedder.retrieval.opened_store import open_store
 from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.words import CaptionWords, build_bm25, words_in
+from embedder.retrieval.store_api import open_store
+from embedder.store_index.versions import cache_folder, drop_copies
 
 CAPTIONS = ["a red car", "the sea", None, "STRASSE im Regen", "a blue boat on the sea", "", "车"]
 
@@ -123,7 +123,7 @@ def kept() -> list:
 def test_the_next_process_builds_nothing(store, monkeypatch):
     expected = hybrid(store, "sea boat")
     assert len(kept()) == 1
-    monkeypatch.setattr(words_cache, "build_bm25", None)
+    monkeypatch.setattr(bm25_cache, "build_bm25", None)
     assert hybrid(open_store(store.files.address), "sea boat") == expected
 
 
@@ -168,8 +168,8 @@ def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeyp
     fresh = open_store(store.files.address)
     fresh.searcher.prepare(store.searcher)
     for name in ("open_words", "Catalogue", "ExactIndex", "open_version", "ItemRows"):
-        monkeypatch.setattr(version, name, None)
-    monkeypatch.setattr(catalogue, "RowFilter", None)
+        monkeypatch.setattr(snapshot, name, None)
+    monkeypatch.setattr(row_metadata, "RowFilter", None)
     assert hybrid(fresh, "sea", where="segment = 0") == hybrid(store, "sea", where="segment = 0")
 
 

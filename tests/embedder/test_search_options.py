@@ -8,10 +8,10 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
 from store_samples import reject
 
+from embedder.compat.locked_property import made_once
 from embedder.errors import ConfigError
-from embedder.once import made_once
-from embedder.retrieval.folding import fold
 from embedder.retrieval.grouping import best_segments
+from embedder.retrieval.near_duplicates import fold
 from embedder.retrieval.ranking import Ranking
 from index.errors import RetrievalError
 

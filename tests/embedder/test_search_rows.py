@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
-from embedder.retrieval.catalogue import Catalogue, match_keys
-from embedder.retrieval.exact import ExactIndex, largest
+from embedder.retrieval.flat_index import ExactIndex, largest
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.options import SearchOptions
+from embedder.retrieval.row_metadata import Catalogue, match_keys
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError
 

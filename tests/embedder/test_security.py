@@ -30,13 +30,13 @@ from typer.testing import CliRunner
 import embedder
 from embedder.cli import app
 from embedder.config import DecodeConfig, SourceConfig
-from embedder.embed import embed
 from embedder.errors import EmbedderError, RunFailed
+from embedder.ingest.embed import embed
 from embedder.media import pictures, videos
-from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -189,9 +189,9 @@ def test_weights_are_safetensors(tiny_model):
 def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run, tmp_path):
     reading = [where for where, name, _ in calls("faiss.read_index", "deserialize_index")]
     # Parts of one build go from its own tasks into a folder of its own, and are read before anybody else could.
-    assert {where.split(":")[0] for where in reading} == {"index/engine.py", "index/faiss_parts.py"}
+    assert {where.split(":")[0] for where in reading} == {"index/faiss_build.py", "index/faiss_merge.py"}
     callers = [where for where, _, _ in calls("engine.read", "engine.map_file")]
-    assert callers and all(where.startswith("index/opening.py") for where in callers), callers
+    assert callers and all(where.startswith("index/read_version.py") for where in callers), callers
     config = make_run(samples.folder(tmp_path / "in"))
     embed(config, Quiet())
     (path,) = (tmp_path / "store" / "index").rglob("*.faiss")
@@ -248,7 +248,7 @@ def test_a_link_out_of_the_root_is_a_reject_and_nobody_reads_it(tmp_path):
 
 LISTENING = """
 import json, psutil, ray
-from embedder.run.ray_session import start_ray
+from embedder.engine.ray_session import start_ray
 start_ray(num_cpus=1)
 ray.get(ray.remote(num_cpus=0.1)(lambda: 1).remote())
 me = psutil.Process()

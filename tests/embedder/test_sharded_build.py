@@ -7,14 +7,14 @@ from index_stores import DIM, indexed_night, item, vector_of
 from store_samples import INFO
 from store_states import heard, new_store
 
-from embedder.indexing import making as index_making
-from embedder.indexing.making import Making, build_anew
-from embedder.indexing.rows import IndexRows
-from embedder.indexing.sharded_build import ROWS_PER_PART, ClusterFiller, Group, cluster_filler, plan_groups
-from embedder.indexing.store_index import NO_WISHES
-from embedder.indexing.versions import version_folder
 from embedder.store.layout import read_current
-from index import engine
+from embedder.store_index import build_or_update as index_making
+from embedder.store_index.build_or_update import Making, build_anew
+from embedder.store_index.keep_index import NO_WISHES
+from embedder.store_index.rows import IndexRows
+from embedder.store_index.sharded_build import ROWS_PER_PART, ClusterFiller, Group, cluster_filler, plan_groups
+from embedder.store_index.versions import version_folder
+from index import faiss_build
 from index.designs import parse_design
 from index.search import open_index
 from index.vectors import VectorTable
@@ -39,11 +39,11 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
     rows, said = IndexRows(files, read_current(files).embeddings), []
     vectors = np.concatenate(list(rows.vectors()))
     table, design = VectorTable(len(vectors), DIM, vectors), parse_design("IVF8,SQ8,Refine(SQfp16)")
-    with engine.threads(1):
-        whole = engine.build(design, table)
-        engine.write(whole, tmp_path / "whole")
+    with faiss_build.threads(1):
+        whole = faiss_build.build(design, table)
+        faiss_build.write(whole, tmp_path / "whole")
         filler = ClusterFiller(files, rows, 2, heard(said), rows_per_part=100)
-        engine.write(filler(design, table, None), tmp_path / "merged")
+        faiss_build.write(filler(design, table, None), tmp_path / "merged")
     assert (tmp_path / "merged").read_bytes() == (tmp_path / "whole").read_bytes()
     assert len(said) >= 4 and said[-1].startswith("index: 400 of 400 vectors in parts")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedder.rows import TRACE
+from embedder.batch_schema import TRACE
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.steps.tensors import pack, pack_flat
+from embedder.store.arrow_tensors import pack, pack_flat
 from shards.config import load_model_config
 from shards.ranges import LayerRange, ShardSpec
 

@@ -7,7 +7,7 @@ import sys
 # it keeps it may have to lay out anew for some batches before each finds a place: so there are many.
 PROGRAM = """
 import resource, torch
-from embedder.steps.memory import keep_freed_memory
+from embedder.compat.malloc import keep_freed_memory
 if {keeps}: keep_freed_memory()
 def batch(): [torch.ones(10 << 20) for _ in range(3)]  # 40 MiB each
 for _ in range(5): batch()

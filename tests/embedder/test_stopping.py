@@ -16,11 +16,11 @@ from command_runs import run_here
 from embedding_runs import Quiet, embedded
 from test_killed_runs import assert_same
 
-from embedder.embed import embed
+from embedder.engine.interrupts import SAME_S, Interrupted, held, interruptible
+from embedder.engine.job import decode_spec, open_model
 from embedder.errors import RunFailed
-from embedder.refresh import ending
-from embedder.run.interrupts import SAME_S, Interrupted, held, interruptible
-from embedder.run.job import decode_spec, open_model
+from embedder.ingest import publish_or_refuse
+from embedder.ingest.embed import embed
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
@@ -208,7 +208,7 @@ def assert_one_line(ended, number, *words):
 
 
 def test_a_signal_while_sources_are_listed_leaves_no_store(make_run, tmp_path, monkeypatch):
-    from embedder.refresh import inputs
+    from embedder.ingest import inputs
 
     config = make_run(samples.folder(tmp_path / "in"))
     once(monkeypatch, inputs, "list_sources", press)
@@ -230,7 +230,7 @@ def test_a_signal_while_publishing_loses_nothing(make_run, tmp_path, monkeypatch
     source = samples.folder(tmp_path / "in", num_images=12)
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
     config = make_run(source)
-    once(monkeypatch, ending, step, press)
+    once(monkeypatch, publish_or_refuse, step, press)
     assert_one_line(run_here(*arguments(config)), signal.SIGINT)
     monkeypatch.undo()
     assert num_kept(config) == 12
@@ -302,8 +302,8 @@ def test_a_second_signal_ends_the_command_and_all_that_it_started(make_run, tmp_
 @pytest.mark.parametrize("rows_per_part", [8, 10_000])
 def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
     from embedder import pipeline
-    from embedder.run import draining
-    from embedder.steps.stage_process import StageProcess
+    from embedder.engine import draining
+    from embedder.steps.stage_actor import StageProcess
 
     class Waiting(StageProcess):
         """So that not all items are through before anybody has looked."""
@@ -344,8 +344,8 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
 
 def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
-    from embedder.run import draining
-    from embedder.steps.stage_process import StageProcess
+    from embedder.engine import draining
+    from embedder.steps.stage_actor import StageProcess
 
     class Hanging(StageProcess):
         def __call__(self, table):
@@ -375,8 +375,8 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
 
 def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
-    from embedder.run import draining
-    from embedder.steps.stage_process import StageProcess
+    from embedder.engine import draining
+    from embedder.steps.stage_actor import StageProcess
 
     class NeverUp(StageProcess):
         def __init__(self, spec, run=None):

@@ -12,15 +12,15 @@ from store_samples import begin, row, table
 from store_states import Killed, dying, new_store, night, rows_now, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index
-from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact, compact_if_needed, plan_groups
 from embedder.store.history import past_runs, publications
 from embedder.store.journal import Part
 from embedder.store.layout import read_current
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import build_store_index
 
 TARGET = PartTarget(num_rows=100, size_bytes=1000)
 

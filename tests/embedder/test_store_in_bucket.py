@@ -17,20 +17,20 @@ from embedding_runs import Quiet, embedded
 from store_samples import INFO, begin, publish_rows, row, table
 
 import embedder
-from embedder.embed import embed
 from embedder.errors import ConfigError, StoreError
-from embedder.indexing import versions
-from embedder.indexing.store_index import build_store_index
-from embedder.indexing.versions import list_manifests
-from embedder.range_file import RangeFile
-from embedder.refresh.flow import refresh
-from embedder.refresh.work import Options
-from embedder.store.binding import bind_store
+from embedder.ingest.embed import embed
+from embedder.ingest.flow import refresh
+from embedder.ingest.work import Options
+from embedder.storage.file_adapter import RangeFile
 from embedder.store.files import StoreFiles, WriteConflict
 from embedder.store.layout import read_current
 from embedder.store.object_ranges import BLOCK_BYTES, TAIL_BYTES, ObjectTail
-from embedder.store.parts import store_part, write_part
+from embedder.store.part_writer import store_part, write_part
+from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
+from embedder.store_index import versions
+from embedder.store_index.keep_index import build_store_index
+from embedder.store_index.versions import list_manifests
 from index.errors import RetrievalError
 from shards import model_folder
 from shards.object_stores import open_place

@@ -17,19 +17,19 @@ from store_states import Killed, dying, heard, no_index, rows_now, silent, state
 
 import embedder
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index
-from embedder.store.binding import bind_store, read_store_info
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs, publications
 from embedder.store.layout import FORMAT_VERSION, read_current
 from embedder.store.migrate import migrate
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
-from embedder.store.purge import purge
+from embedder.store.purge.purge import purge
 from embedder.store.rollback import rollback
 from embedder.store.runs import unfinished_runs
+from embedder.store.store_info import bind_store, read_store_info
 from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import build_store_index
 
 OLD = Path(__file__).parent / "data" / "store_format_1.tar.gz"
 

@@ -6,19 +6,19 @@ from store_samples import row
 from store_states import new_store, night, no_index, silent, state_now
 from test_store_sequences import Model
 
-from embedder.indexing.store_index import build_store_index, built_without, kept_or_built
-from embedder.indexing.versions import list_manifests
-from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs
 from embedder.store.layout import read_current, utc_now
 from embedder.store.lease import LeaseLost
 from embedder.store.lock import write_current, write_lock
-from embedder.store.purge import purge
+from embedder.store.purge.purge import purge
 from embedder.store.rollback import release, rollback
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import build_store_index, built_without, kept_or_built
+from embedder.store_index.versions import list_manifests
 
 UP, DOWN = [0.0, 1.0], [0.0, -1.0]
 DIFFER = ("run_id", "embedded_at", "updated_at")

@@ -11,8 +11,7 @@ from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 
 from embedder.errors import ConfigError, StoreError
-from embedder.store import swap as swap_module
-from embedder.store.binding import bind_store, read_store_info
+from embedder.store import current as swap_module
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
     PUBLISHED_FILE,
@@ -25,10 +24,11 @@ from embedder.store.layout import (
     write_record,
 )
 from embedder.store.lock import write_lock
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.publish import Order, finish_publication, publish
 from embedder.store.runs import finished_items
 from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.store_info import bind_store, read_store_info
 from embedder.store.tables import RecordTable
 
 

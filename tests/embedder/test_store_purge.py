@@ -26,22 +26,22 @@ from store_states import (
 
 import embedder
 from embedder.errors import RunFailed, StoreError
-from embedder.indexing.store_index import build_store_index, built_without
-from embedder.retrieval.opened_store import open_store
-from embedder.store import purge as purge_module
+from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.history import one_before, past_runs, publications, readable
-from embedder.store.item_names import ItemNames
 from embedder.store.layout import read_current
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
-from embedder.store.purge import purge
-from embedder.store.purge_plan import plan_purge
-from embedder.store.purged import allow_again, read_purged, without_purged
+from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.purge.plan import plan_purge
+from embedder.store.purge.purge import purge
+from embedder.store.purge.purge import purge as purge_module
+from embedder.store.purge.tombstones import allow_again, read_purged, without_purged
 from embedder.store.rollback import rollback
 from embedder.store.runs import finished_items
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import build_store_index, built_without
 
 GONE = "people/anna müller.jpg"
 

@@ -8,15 +8,15 @@ from store_samples import INFO, begin, row, table
 from store_states import Killed, dying, heard, new_store, night, no_index, rows_now, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index, kept_or_built
-from embedder.retrieval.opened_store import open_store
-from embedder.store.binding import read_store_info
+from embedder.retrieval.store_api import open_store
 from embedder.store.history import past_runs, publications
 from embedder.store.layout import STORE_FILE, read_current, write_record
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.publish import finish_publication
 from embedder.store.rollback import rollback
+from embedder.store.store_info import read_store_info
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import build_store_index, kept_or_built
 
 UP, DOWN = [0.0, 1.0], [0.0, -1.0]
 

@@ -12,15 +12,15 @@ from store_samples import row
 from store_states import Killed, dying, new_store, night, no_index, rows_at, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
-from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
-from embedder.store.file_scan import scan_store
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs, publications
-from embedder.store.item_names import ItemNames
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
-from embedder.store.purge import purge
+from embedder.store.purge.audit import scan_store
+from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.purge.purge import purge
 from embedder.store.rollback import rollback
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum

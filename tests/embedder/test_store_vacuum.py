@@ -11,16 +11,16 @@ from store_states import Killed, dying, new_store, night, no_index, rows_at, row
 from test_store_history import record
 
 from embedder.errors import StoreError
-from embedder.indexing.store_index import build_store_index
-from embedder.retrieval.opened_store import open_store
+from embedder.retrieval.store_api import open_store
 from embedder.store import vacuum as vacuum_module
 from embedder.store.history import past_runs, publications
 from embedder.store.layout import read_current
-from embedder.store.parts import write_part
+from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
 from embedder.store.rollback import rollback
 from embedder.store.runs import finished_items
 from embedder.store.vacuum import kept_publications, vacuum
+from embedder.store_index.keep_index import build_store_index
 
 NOW = datetime(2026, 3, 10, tzinfo=UTC)
 WEEK = timedelta(days=7)

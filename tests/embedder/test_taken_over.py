@@ -14,7 +14,6 @@ from rollback_runs import back, let_go, nights, repaint
 from store_states import Killed, dying, rows_at, silent
 
 import embedder
-from embedder.indexing.store_index import built_without
 from embedder.steps import decode as decode_module
 from embedder.steps.stage import Stage
 from embedder.store.compact import PartTarget, compact
@@ -23,9 +22,10 @@ from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.publish import finish_publication
-from embedder.store.purge import purge
-from embedder.store.purged import allow_again
+from embedder.store.purge.purge import purge
+from embedder.store.purge.tombstones import allow_again
 from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import built_without
 from embedder.training.tokenizer import train_tokenizer
 from shards.towers import init_model
 
@@ -316,7 +316,7 @@ def test_the_index_of_what_was_taken_over_finds_it(make_run, source):
 
 
 def test_a_store_that_nobody_rolled_back_looks_nowhere(make_run, source, monkeypatch):
-    from embedder.refresh import takeover
+    from embedder.ingest import takeover
 
     monkeypatch.setattr(takeover, "readable", None)
     monkeypatch.setattr(takeover, "read_record", None)

@@ -21,8 +21,8 @@ from train_samples import Watching, metrics, training, weights
 
 import embedder
 from embedder.config import load_config
-from embedder.embed import embed
 from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.ingest.embed import embed
 from embedder.training.run import train
 
 ARCHITECTURE = {
@@ -142,7 +142,7 @@ def test_training_runs_where_ray_is_not_installed(pairs, tiny_model, tmp_path):
 import pickle, sys
 sys.modules["ray"] = None  # as if it weren't there: importing it fails
 import embedder.training.decoding as decoding
-from embedder.training.display import TrainingWatcher
+from embedder.cli.render_training import TrainingWatcher
 from embedder.training.run import train
 decoding.PICTURES_PER_CORE_S = 1e-3  # so slow that `auto` would take Ray
 report = train(pickle.load(sys.stdin.buffer), TrainingWatcher())

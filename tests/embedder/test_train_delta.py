@@ -5,7 +5,7 @@ import train_samples
 from safetensors.torch import load_file
 from train_samples import Watching, training, weights
 
-from embedder.training.display import train_parts
+from embedder.cli.render_training import train_parts
 from embedder.training.run import train
 
 WHO = {"anna": {"vision_layers": [3, 4], "seed": 1}, "ben": {"text_layers": [0, 4], "seed": 2}}

@@ -8,12 +8,12 @@ import train_samples
 from train_samples import training
 
 from embedder.config import RunConfig
-from embedder.run.job import decode_spec, open_model
+from embedder.engine.job import decode_spec, open_model
 from embedder.training.batches import Draw, Tally
 from embedder.training.examples import ExampleSpec, decode_examples, examples_of
 from embedder.training.items import list_items
-from embedder.training.order import epoch_order
-from embedder.training.shares import cut_shares, decode_share, take_share
+from embedder.training.rank_batches import cut_shares, decode_share, take_share
+from embedder.training.sampler import epoch_order
 
 
 def listed(tiny_model, tmp_path, rows, **columns):
@@ -94,8 +94,8 @@ def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_pat
 
 
 def test_pixels_are_those_that_embedding_sees(tiny_model, tmp_path):
-    from embedder.media.door import DecodeDoor
-    from embedder.run.job import picture_fit
+    from embedder.engine.job import picture_fit
+    from embedder.media.sandbox import DecodeDoor
 
     model, found = examples(tiny_model, tmp_path, train_samples.rows_of(range(3)))
     with DecodeDoor() as door:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedder.training.order import drawn_captions, epoch_order, is_held_out, num_batches
+from embedder.training.sampler import drawn_captions, epoch_order, is_held_out, num_batches
 from shards.training.batch import item_key
 
 KEYS = np.array([item_key(f"item-{number}") for number in range(500)], np.int64)
@@ -49,7 +49,7 @@ def test_batches_are_whole_but_for_a_set_smaller_than_one():
 
 
 def test_one_number_is_scrambled_as_many_are():
-    from embedder.training.order import _mixed, _state, scrambled
+    from embedder.training.sampler import _mixed, _state, scrambled
 
     many = scrambled(KEYS, 7, 3, 1)
     state = _state(7, 3, 1)

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from train_samples import Watching, metrics, training, weights
 
+from embedder.engine.resources import Available
 from embedder.errors import ConfigError, RunFailed
-from embedder.run.resources import Available
-from embedder.training.places import Places, allocate_workers
 from embedder.training.run import train
+from embedder.training.worker_resources import Places, allocate_workers
 
 pytestmark = pytest.mark.timeout(600)  # each run starts five processes, and they share what is left of two cores
 TOGETHER = {"engine": "auto", "num_workers": 2, "decode": {"num_cpus": 0.5}, "no_progress_timeout_s": 150}

@@ -10,14 +10,14 @@ from command_runs import run_here
 from safetensors.torch import load_file, save_file
 
 from embedder.config import load_config
+from embedder.engine.int8_check import check_int8
+from embedder.engine.job import open_model
 from embedder.errors import ConfigError, SourceError
-from embedder.run.int8 import check_int8
-from embedder.run.job import open_model
 from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.gain import Gain, measure_gain
+from shards.int8_benefit import Gain, measure_gain
 from shards.plan import LayerRange, ShardSpec, plan_specs
 from shards.towers import init_model
 

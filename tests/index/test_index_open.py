@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from index_samples import Build, make_ids, make_vectors
 
-from index import engine
+from index import faiss_build
 from index.errors import RebuildNeeded, RetrievalError
 from index.search import open_index
 from index.update import update_index
@@ -27,7 +27,7 @@ def version(build: Build) -> Path:
 def faiss_reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every file that FAISS is given to read."""
     reads: list[Any] = []
-    monkeypatch.setattr(engine, "read", reads.append)
+    monkeypatch.setattr(faiss_build, "read", reads.append)
     return reads
 
 
@@ -65,7 +65,7 @@ def test_a_truncated_file_is_refused_before_faiss_reads(
 
 
 def test_a_large_file_is_checked_and_read_through_one_open_file(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.opening.READ_ONCE_BYTES", 100)
+    monkeypatch.setattr("index.read_version.READ_ONCE_BYTES", 100)
     queries = make_vectors(300)[:5]
     assert open_index(version).search(queries, 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
     flip_bit(version / "index.faiss", 500)
@@ -79,15 +79,15 @@ def test_a_file_swapped_between_check_and_read_is_not_what_is_read(
 ) -> None:
     version, _ = build()
     other, _ = build(make_vectors(300, seed=1), out=tmp_path / "other")
-    monkeypatch.setattr("index.opening.READ_ONCE_BYTES", read_once_bytes)
+    monkeypatch.setattr("index.read_version.READ_ONCE_BYTES", read_once_bytes)
     for name in ("read", "map_file"):
-        read = getattr(engine, name)
+        read = getattr(faiss_build, name)
 
         def swap_then_read(file: Any, read: Any = read) -> Any:
             (other / "index.faiss").replace(version / "index.faiss")
             return read(file)
 
-        monkeypatch.setattr(engine, name, swap_then_read)
+        monkeypatch.setattr(faiss_build, name, swap_then_read)
     assert open_index(version).search(make_vectors(300)[:5], 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 

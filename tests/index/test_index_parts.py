@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from index_samples import make_vectors
 
-from index import engine, faiss_parts
+from index import faiss_build, faiss_merge
 from index.designs import parse_design
 from index.vectors import VectorTable
 
@@ -34,24 +34,24 @@ def in_parts(template, table, folder):
     parts = []
     for number, rows in enumerate(ROWS):
         parts.append(folder / f"{number}.faiss")
-        assert faiss_parts.build_part(path, [table.take(some) for some in np.array_split(rows, 2)], parts[-1]) == len(
+        assert faiss_merge.build_part(path, [table.take(some) for some in np.array_split(rows, 2)], parts[-1]) == len(
             rows
         )
-    assert faiss_parts.merge_parts(path, parts, out) == table.num_vectors
+    assert faiss_merge.merge_parts(path, parts, out) == table.num_vectors
     return out
 
 
 @pytest.mark.parametrize("design", MERGED)
 def test_parts_merged_are_the_file_of_one_go(design, table, tmp_path):
-    with engine.threads(1):
-        template = engine.train(parse_design(design), table, PROJECTION if "LeanVec" in design else None)
-        assert faiss_parts.can_be_merged(template)
+    with faiss_build.threads(1):
+        template = faiss_build.train(parse_design(design), table, PROJECTION if "LeanVec" in design else None)
+        assert faiss_merge.can_be_merged(template)
         merged = in_parts(template, table, tmp_path)
-        engine.add(template, table.blocks())
-        engine.write(template, tmp_path / "whole.faiss")
+        faiss_build.add(template, table.blocks())
+        faiss_build.write(template, tmp_path / "whole.faiss")
     if "LeanVec" not in design:  # BLAS projects blocks of another size with other roundings, 6e-8 apart
         assert merged.read_bytes() == (tmp_path / "whole.faiss").read_bytes()
-    mapped, whole = engine.map_file(merged), engine.map_file(tmp_path / "whole.faiss")
+    mapped, whole = faiss_build.map_file(merged), faiss_build.map_file(tmp_path / "whole.faiss")
     queries = make_vectors(20, DIM, seed=1)
     (scores, rows), (whole_scores, whole_rows) = mapped.search(queries, 10), whole.search(queries, 10)
     assert np.array_equal(rows, whole_rows)
@@ -61,17 +61,17 @@ def test_parts_merged_are_the_file_of_one_go(design, table, tmp_path):
 def test_few_filled_lists_are_written_as_such(tmp_path):
     near = np.repeat(make_vectors(2, DIM), 50, axis=0)
     table = VectorTable(100, DIM, near)
-    template = engine.train(parse_design("IVF16,Flat"), VectorTable(3000, DIM, make_vectors(3000, DIM)))
+    template = faiss_build.train(parse_design("IVF16,Flat"), VectorTable(3000, DIM, make_vectors(3000, DIM)))
     path = tmp_path / "template.faiss"
     faiss.write_index(template, str(path))
     for number in range(2):
-        faiss_parts.build_part(path, [near[number * 50 : number * 50 + 50]], tmp_path / str(number))
-    faiss_parts.merge_parts(path, [tmp_path / "0", tmp_path / "1"], tmp_path / "merged")
-    engine.add(template, table.blocks())
-    engine.write(template, tmp_path / "whole")
+        faiss_merge.build_part(path, [near[number * 50 : number * 50 + 50]], tmp_path / str(number))
+    faiss_merge.merge_parts(path, [tmp_path / "0", tmp_path / "1"], tmp_path / "merged")
+    faiss_build.add(template, table.blocks())
+    faiss_build.write(template, tmp_path / "whole")
     assert (tmp_path / "merged").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 @pytest.mark.parametrize("design", ["Flat", "HNSW8,Flat", "IVF16,PQ4x4fs,Refine(SQfp16)"])
 def test_what_has_no_plain_lists_is_not_offered(design, table):
-    assert not faiss_parts.can_be_merged(engine.train(parse_design(design), table))
+    assert not faiss_merge.can_be_merged(faiss_build.train(parse_design(design), table))

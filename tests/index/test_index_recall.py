@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from index_samples import Build, make_pictures_and_captions, make_vectors
 
-from index import engine
+from index import faiss_build
 from index.constraints import Constraints
 from index.designs import parse_design
 from index.queries import MAX_MEASURED, RecallQueries, sampled_queries, split_queries, text_like_queries
@@ -123,7 +123,7 @@ def test_brute_force_over_blocks_is_brute_force_over_the_whole(monkeypatch: pyte
     monkeypatch.setattr("index.vectors.BLOCK_ROWS", 64)
     table, queries = make_table(make_vectors(1000)), make_vectors(50, seed=4)
     assert len(list(table.blocks())) == 16
-    assert (engine.nearest_in_table(table, queries, k)[1] == brute_force(table, queries, k)[1]).all()
+    assert (faiss_build.nearest_in_table(table, queries, k)[1] == brute_force(table, queries, k)[1]).all()
 
 
 def test_an_exact_index_is_measured_too(build: Build) -> None:
@@ -136,7 +136,7 @@ def test_text_like_queries_are_as_hard_as_captions() -> None:
     pictures, captions = make_pictures_and_captions(6000, 400)
     made = text_like_queries(pictures[:400], captions[200:])
     assert np.linalg.norm(made, axis=1) == pytest.approx(1, abs=1e-6)
-    index = engine.build(parse_design("IVF64,Flat"), make_table(pictures))
+    index = faiss_build.build(parse_design("IVF64,Flat"), make_table(pictures))
     recalls = {}
     for name, queries in {"pictures": pictures[:200], "captions": captions[:200], "made": made[:200]}.items():
         index.nprobe = 4

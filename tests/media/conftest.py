@@ -9,8 +9,8 @@ import clips
 import pytest
 from PIL import Image
 
-from embedder.media.door import DecodeDoor
 from embedder.media.limits import DecodeLimits
+from embedder.media.sandbox import DecodeDoor
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

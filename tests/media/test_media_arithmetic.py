@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from embedder.media.containers import declared_bytes
-from embedder.media.fit import PictureFit, draft_size, kept_box, long_cut, scaled_size
+from embedder.media.declared_size import declared_bytes
+from embedder.media.resize import PictureFit, draft_size, kept_box, long_cut, scaled_size
 from embedder.media.segments import FrameClock, SegmentRule, TimedFrame, pick_segments
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 
 FIT = PictureFit(16)
 ORANGE = (250, 120, 10)
@@ -355,8 +355,8 @@ def test_several_doors_work_in_threads_that_come_and_go(encode_picture):
 
 PARENT = """
 import sys, time
-from embedder.media.door import DecodeDoor
-from embedder.media.fit import PictureFit
+from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import PictureFit
 door = DecodeDoor()
 door.picture(bytes.fromhex(sys.argv[1]), PictureFit(8))
 print(door.child_pid, flush=True)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
 from embedder.media.pictures import to_rgb
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 
 RED, GREEN, BLUE, YELLOW, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (255, 255, 255)
 LOSSLESS = ["PNG", "GIF", "BMP", "TIFF"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embedder.media.door import DecodeDoor
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
 from embedder.media.resample import filter_blocks, resample
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 
 FILTERS = ("bilinear", "bicubic", "lanczos")
 SIZES = [  # width, height -> width, height

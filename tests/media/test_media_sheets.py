@@ -15,9 +15,9 @@ from PIL import Image, ImageDraw, ImageFont, features
 from embedder.media import fonts as fonts_module
 from embedder.media import lettering as lettering_module
 from embedder.media.bidi import base_direction, levels, visual_order
+from embedder.media.contact_sheet import CELL_PX, MARGIN_PX, Cell, save_sheet
 from embedder.media.fonts import Fonts
 from embedder.media.lettering import Lettering, clusters
-from embedder.media.sheet import CELL_PX, MARGIN_PX, Cell, save_sheet
 
 SIZE_PX, WIDTH_PX = 12, 160
 SCRIPTS = {
@@ -308,7 +308,7 @@ def test_a_sheet_is_the_same_in_every_process(tmp_path, shipped):
     here = sheet(tmp_path / "a.png", lines, title="Größe", fonts=shipped)
     code = (
         "import sys, numpy as np; from pathlib import Path; from embedder.media.fonts import Fonts\n"
-        "from embedder.media.sheet import Cell, save_sheet\n"
+        "from embedder.media.contact_sheet import Cell, save_sheet\n"
         f"cells = [Cell(np.full((160, 160, 3), 90, np.uint8), {lines!r}), Cell(None, {lines!r})]\n"
         "save_sheet(Path(sys.argv[1]), cells, 'Größe', Fonts(system=False))\n"
         "assert 'matplotlib' not in sys.modules"

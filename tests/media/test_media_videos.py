@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embedder.media.door import DecodeDoor
 from embedder.media.errors import DecodeError
-from embedder.media.fit import PictureFit
 from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 
 FIT = PictureFit(16)
 KINDS = [

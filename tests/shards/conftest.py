@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.parameters import model_shapes
 from shards.saving import write_weights
+from shards.tensor_shapes import model_shapes
 from shards.towers import init_model
 
 SENTENCES = (

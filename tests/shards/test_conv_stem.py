@@ -11,10 +11,10 @@ from shards.activations import Batch, TowerState
 from shards.config import VisionConfig
 from shards.costs import vision_costs, weight_bytes
 from shards.fingerprint import model_fingerprint
-from shards.parameters import model_shapes, shard_shapes
 from shards.plan import plan_shards
 from shards.ranges import vision_only, whole_model
 from shards.shard import BATCH_COUNTER, load_shard
+from shards.tensor_shapes import model_shapes, shard_shapes
 from shards.towers import init_model, load_towers
 
 STEM = {"stem": "conv", "class_token": False, "pool": "avg"}

@@ -11,8 +11,8 @@ from shards.errors import ModelError
 from shards.planning.costs import HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, parse_devices
 from shards.planning.grid import make_grid
-from shards.planning.mix import DataMix
 from shards.planning.problem import make_problem
+from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
 

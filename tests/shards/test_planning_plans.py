@@ -12,12 +12,12 @@ from shards.plan import ShardPlan, check_plan, plan_placement, plan_shards
 from shards.planning.compare import best_rate_of_cut, compare_with_equal_parts, equal_parts
 from shards.planning.costs import estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
-from shards.planning.mix import DataMix
 from shards.planning.planner import placed_stages
 from shards.planning.predict import predict
 from shards.planning.problem import make_problem
 from shards.planning.search import best_placement
 from shards.planning.what_if import what_if
+from shards.planning.workload import DataMix
 
 VISION = {"width": 384, "depth": 12, "num_heads": 6, "image_size": 224, "patch_size": 16}
 TEXT = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}

@@ -10,9 +10,9 @@ import pytest
 from shards.costs import cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
 from shards.planning.costs import ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DeviceType, parse_devices
-from shards.planning.mix import DataMix
 from shards.planning.problem import Pool, Problem
 from shards.planning.search import best_placement
+from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
 SHARES = (1, 2, 4, 8)

@@ -9,11 +9,11 @@ import torch
 
 from shards.activations import Batch, TowerState
 from shards.costs import cut_bytes_per_image, weight_bytes
-from shards.parameters import shard_shapes
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.quantised import BLOCK_ROWS, Int8Linear, quantise_rows, quantise_weight
 from shards.ranges import whole_model
 from shards.shard import load_shard
+from shards.tensor_shapes import shard_shapes
 from shards.towers import init_model, load_towers
 
 

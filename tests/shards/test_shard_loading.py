@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from shards.costs import weight_bytes
 from shards.errors import ModelError
-from shards.parameters import OPTIONAL_SHAPES, model_shapes, shard_shapes
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.ranges import text_only, vision_only, whole_model
 from shards.shard import load_shard
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes, shard_shapes
 from shards.towers import TwinTower, init_model, load_towers
 
 FIRST = ShardSpec(LayerRange(0, 2), LayerRange(0, 0))

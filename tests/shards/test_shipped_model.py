@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from embedder.media.door import DecodeDoor
-from embedder.media.fit import PictureFit
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox import DecodeDoor
 from embedder.steps.captions import CaptionEncoder
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config

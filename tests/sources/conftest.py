@@ -15,8 +15,8 @@ from xml.sax.saxutils import escape
 import pyarrow as pa
 import pytest
 
+from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig
-from embedder.rows import CARRIED
 from embedder.sources.listing import list_sources
 
 ListItems = Callable[..., dict[str, dict[str, object]]]
@@ -156,7 +156,7 @@ class _Bucket(BaseHTTPRequestHandler):
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Bucket]]:
     """An empty bucket `s3://team` behind a real S3 client."""
-    from embedder.sources import objects
+    from embedder.sources import object_listing
 
     handler = type("Bucket", (_Bucket,), {"objects": {}, "log": [], "forbidden": set()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -167,8 +167,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Bucket]]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    objects.bucket_store.cache_clear()
+    object_listing.bucket_store.cache_clear()
     yield handler
-    objects.bucket_store.cache_clear()
+    object_listing.bucket_store.cache_clear()
     server.shutdown()
     server.server_close()

@@ -9,9 +9,9 @@ import pytest
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
-from embedder.sources import walk
+from embedder.sources import local_listing
 from embedder.sources.listing import list_sources
-from embedder.sources.rows import time_text
+from embedder.sources.listing_schema import time_text
 
 
 def test_ids_are_relative_posix_paths_with_their_suffix(make_files, list_items):
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_read_ends_the_listing(make_files, list_items, m
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
-    monkeypatch.setattr(walk.os, "scandir", refuse)
+    monkeypatch.setattr(local_listing.os, "scandir", refuse)
     with pytest.raises(SourceError, match=r"root/closed/: Permission denied; a listing must be complete"):
         list_items(root)
 
@@ -194,10 +194,10 @@ def test_a_file_deleted_while_it_is_listed_is_left_out_but_a_vanished_root_is_an
             (root / "b.jpg").unlink()
         return lstat(path, **settings)
 
-    monkeypatch.setattr(walk.os, "lstat", deleting)
-    assert [entry.name for entry in walk.walk_folder(str(root))] == ["a.jpg", "sub/c.jpg"]
+    monkeypatch.setattr(local_listing.os, "lstat", deleting)
+    assert [entry.name for entry in local_listing.walk_folder(str(root))] == ["a.jpg", "sub/c.jpg"]
     monkeypatch.undo()
-    entries = walk.walk_folder(str(root))
+    entries = local_listing.walk_folder(str(root))
     assert next(entries).name == "a.jpg"
     root.rename(root.with_name("unmounted"))
     with pytest.raises(SourceError, match="No such file"):

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedder.errors import SourceError
-from embedder.sources import objects, parquet_cells
+from embedder.sources import object_listing, parquet_cells
 from embedder.sources.fetch import Fetcher, FetchError
-from embedder.sources.patterns import glob_regex
+from embedder.sources.globbing import glob_regex
 from shards.object_stores import explain
 
 
@@ -97,14 +97,14 @@ def test_large_objects_go_to_a_file_that_is_deleted(bucket, monkeypatch):
 def test_an_object_replaced_during_a_download_is_no_mixture(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     bucket.objects["big.mp4"] = b"1" * (9 << 20)
-    read_at = objects.ObjectRanges.read_at
+    read_at = object_listing.ObjectRanges.read_at
 
     def replacing(self, offset, length):
         data = read_at(self, offset, length)
         bucket.objects["big.mp4"] = b"2" * (9 << 20)
         return data
 
-    monkeypatch.setattr(objects.ObjectRanges, "read_at", replacing)
+    monkeypatch.setattr(object_listing.ObjectRanges, "read_at", replacing)
     with Fetcher() as fetcher, pytest.raises(FetchError) as caught:
         fetcher.fetch("s3://team/big.mp4", max_bytes=1000)
     assert (caught.value.error_type, caught.value.transient) == ("Changed", True)

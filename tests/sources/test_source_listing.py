@@ -5,12 +5,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
-from embedder.rows import CARRIED
-from embedder.sources.kinds import detect_kind
+from embedder.sources.detect import detect_kind
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
-from embedder.sources.rows import Row, table_of_rows
+from embedder.sources.listing_schema import Row, table_of_rows
 from embedder.sources.selection import take_all
 from embedder.store.schema import EMBEDDINGS
 

@@ -2,9 +2,10 @@ import pyarrow as pa
 import pytest
 
 from embedder.errors import SourceError
-from embedder.sources.patterns import expand_braces, fixed_root
-from embedder.sources.uris import TableCell, TarMember, cell_prefix, looks_like_part, member_uri, readable, split_uri
-from embedder.sources.value_types import infer_json_type, infer_text_type, json_value, text_value
+from embedder.sources.globbing import expand_braces, fixed_root
+from embedder.sources.type_inference import infer_json_type, infer_text_type, json_value, text_value
+from embedder.sources.uris import TableCell, TarMember, cell_prefix, looks_like_part, member_uri, split_uri
+from embedder.storage.printable import readable
 
 
 @pytest.mark.parametrize("path", ["/a b/x.tar", "s3://team/x#y.tar", "/x%20?.tar", "/new\nline.tar"])

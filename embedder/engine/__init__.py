@@ -1,0 +1,1 @@
+"""Engines that run the pipeline, locally or on Ray: resources, sessions, signals, monitoring."""

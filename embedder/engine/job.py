@@ -1,0 +1,220 @@
+"""A run, fully decided before anything starts: the model, the cut, the resources, what each step is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from embedder.config import RunConfig
+from embedder.engine.cpu_priority import niceness_by_work
+from embedder.engine.resources import Allocation, Available, allocate
+from embedder.errors import ConfigError
+from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
+from embedder.steps.item_decoder import DecodeSpec
+from embedder.steps.stage_spec import StageSpec
+from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
+from embedder.store.part_writer import Stamp
+from embedder.store.runs import Run
+from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.fingerprint import model_fingerprint, preprocess_fingerprint
+from shards.model_folder import resolve_model
+from shards.plan import ShardPlan, check_plan, plan_shards
+from shards.planning.problem import ROWS_PER_BATCH
+
+SMALLER_BATCHES = (16, 8)  # rows; where the layers' activations are too large for the caches
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model folder, read as far as planning needs."""
+
+    uri: str
+    folder: Path
+    config: ModelConfig
+    tokenizer_json: str
+    fingerprint: str
+
+
+def open_model(uri: str) -> Model:
+    """Fetch the folder if it is remote, and read its configuration and tokeniser.
+
+    Raises:
+        shards.ModelError: it is no whole model folder.
+        ConfigError: its tokeniser is missing.
+    """
+    folder = resolve_model(uri)
+    config = load_model_config(folder)
+    tokenizer = folder / TOKENIZER_FILE
+    if not tokenizer.is_file():
+        raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
+    uri = str(folder.absolute()) if Path(uri).exists() else uri
+    return Model(uri, folder, config, tokenizer.read_text(encoding="utf-8"), model_fingerprint(folder))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that an engine needs."""
+
+    config: RunConfig
+    model: Model
+    plan: ShardPlan
+    decode: DecodeSpec
+    allocation: Allocation
+    stages: tuple[StageSpec, ...]
+    run: Run
+    stamp: Stamp
+
+    @property
+    def files(self) -> StoreFiles:
+        """The store."""
+        return self.run.files
+
+
+def plan_job(
+    config: RunConfig, model: Model, plan: ShardPlan, available: Available, run: Run, carryover: pa.Schema
+) -> Job:
+    """Decide the run.
+
+    Raises:
+        ConfigError: the resources asked for do not exist.
+    """
+    allocation = allocate(config, available, plan.stages)
+    stamp = Stamp(
+        run_id=run.run_id,
+        session=run.session,
+        model_fingerprint=run.info.model_fingerprint,
+        preprocess_fingerprint=run.info.preprocess_fingerprint,
+        carryover=carryover,
+    )
+    stages = stage_specs(config, model, plan, allocation)
+    return Job(config, model, plan, decode_spec(config, model), allocation, stages, run, stamp)
+
+
+def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
+    """What each stage's replicas are told."""
+    niceness = niceness_by_work(plan.stages)
+    return tuple(
+        StageSpec(
+            index=index,
+            model=model.uri,
+            shard=stage.spec,
+            dtype=config.dtype,
+            device=resources.device,
+            num_threads=resources.num_threads,
+            batch_sizes=batch_sizes(config),
+            niceness=niceness[index],
+        )
+        for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
+    )
+
+
+def rows_per_batch(config: RunConfig) -> int:
+    """The most rows that a stage computes together."""
+    return max(batch_sizes(config))
+
+
+def batch_sizes(config: RunConfig) -> tuple[int, ...]:
+    """Rows that a stage may compute together; none needs more memory than the plan has counted."""
+    return (ROWS_PER_BATCH, *SMALLER_BATCHES) if config.batch_size == "auto" else (config.batch_size,)
+
+
+def make_plan(config: RunConfig, model: Model) -> ShardPlan:
+    """The pinned plan, or a new one by estimated operations.
+
+    Raises:
+        ConfigError: the plan file is missing, or made for other weights.
+        shards.ModelError: it is no plan, or not one for this model.
+    """
+    if config.plan is None:
+        return plan_shards(model.config, config.num_stages, dtype=config.dtype, model_fingerprint=model.fingerprint)
+    try:
+        plan = ShardPlan.from_json(Path(config.plan).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"plan {config.plan}: {error.strerror}; make one with `embedder plan --out`") from None
+    if plan.model_fingerprint not in (None, model.fingerprint):
+        raise ConfigError(
+            f"plan {config.plan}: made for model {plan.model_fingerprint}, and {model.folder} is {model.fingerprint}; "
+            "make a new one with `embedder plan --out`"
+        )
+    if plan.dtype not in (None, config.dtype):
+        raise ConfigError(
+            f"plan {config.plan}: made for {plan.dtype}, and the run computes in {config.dtype}; "
+            f"run with --dtype {plan.dtype}, or make a new one with `embedder plan --dtype {config.dtype} --out`"
+        )
+    check_plan(plan, model.config)
+    if config.stage and len(config.stage) != len(plan.stages):
+        raise ConfigError(
+            f"plan {config.plan}: it has {len(plan.stages)} stages, and there are {len(config.stage)} [[stage]]; "
+            "write one entry a stage, or none"
+        )
+    return plan
+
+
+def bytes_per_row(model: Model, plan: ShardPlan) -> int:
+    """Bytes of one picture with its caption over all cuts together, its pixels included."""
+    return sum(_handed_on_bytes(model, plan))
+
+
+def largest_bytes_per_row(model: Model, plan: ShardPlan) -> int:
+    """Bytes of one picture with its caption where they are largest between two steps."""
+    return max(_handed_on_bytes(model, plan))
+
+
+def _handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
+    """Bytes of one picture with its caption as each step hands them on: pixels first, then over each cut."""
+    pixels = 3 * model.config.preprocess.image_size**2
+    return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
+
+
+def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
+    """What the decode step is told."""
+    limits = config.decode
+    return DecodeSpec(
+        fit=picture_fit(model),
+        limits=DecodeLimits(
+            timeout_s=limits.timeout_s,
+            video_timeout_s=limits.video_timeout_s,
+            memory_bytes=limits.memory_bytes,
+            max_pixels=limits.max_pixels,
+            max_file_bytes=limits.max_file_bytes,
+            max_video_bytes=limits.max_video_bytes,
+        ),
+        tokenizer_json=model.tokenizer_json,
+        max_caption_tokens=model.config.preprocess.max_caption_tokens,
+        segment_s=config.segment_s,
+        frames_per_segment=config.frames_per_segment,
+        rows_per_batch=rows_per_batch(config),
+    )
+
+
+def picture_fit(model: Model) -> PictureFit:
+    """How the model wants its pictures."""
+    preprocess = model.config.preprocess
+    return PictureFit(
+        image_size=preprocess.image_size,
+        resize=preprocess.resize,
+        interpolation=preprocess.interpolation,
+        reduced_decode=preprocess.reduced_decode,
+        resampler=preprocess.resampler,
+    )
+
+
+def preprocessing_of(config: RunConfig, model: Model) -> str:
+    """Fingerprint of all that turns an item's bytes into the towers' input."""
+    return preprocess_fingerprint(
+        model.config.preprocess, model.tokenizer_json.encode(), config.segment_s, config.frames_per_segment
+    )
+
+
+def store_info(config: RunConfig, model: Model) -> StoreInfo:
+    """What a store made by this configuration is bound to."""
+    return StoreInfo(
+        model=model.uri,
+        model_fingerprint=model.fingerprint,
+        preprocess_fingerprint=preprocessing_of(config, model),
+        segment_s=config.segment_s,
+        frames_per_segment=config.frames_per_segment,
+        dtype=config.dtype,
+    )

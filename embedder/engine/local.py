@@ -1,0 +1,165 @@
+"""The local engine: the same steps as on Ray, in one process; decoding runs ahead of the threads that encode.
+
+Where every item may turn out to be equal to what is published, stages are loaded when the first row needs them; else
+before the first item, so that start-up and steady work are measured apart.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.batch_schema import VECTOR
+from embedder.engine import hardware
+from embedder.engine.job import Job
+from embedder.engine.local_threads import encode_all
+from embedder.engine.signals import Stop
+from embedder.steps.decode import VERSIONS, decode, forget_reader
+from embedder.store.part_writer import write_part
+
+if TYPE_CHECKING:
+    from embedder.steps.stage import Stage
+
+INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
+
+BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
+POLL_S = 0.1  # between two looks whether anybody still waits
+PATIENCE_S = 1.0  # for an item that is being decoded when a stop is asked for; most take less, some never end
+
+
+def embed_locally(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None) -> None:
+    """Decode, encode and write all listed items, or what is finished when a stop is asked for."""
+    listing = list(listing)
+    stop = stop or Stop(job.run, timeout_s=math.inf)
+    stages = _Stages(job, stop)
+    if not all(may_be_equal(table) for table in listing):
+        with stop.breakable():
+            stages.load()
+    rows: list[pa.Table] = []
+    task = 0
+    with closing(ahead(_decoded(listing, job), lambda: stop.asked)) as decoded:
+        for table in encode_all(decoded, stages.encode, hardware.num_cpus()):
+            if not table.num_rows:
+                continue
+            rows.append(table)
+            if sum(part.num_rows for part in rows) >= job.config.rows_per_part:
+                write_part(job.files, job.stamp, task, concat_rows(rows))
+                rows, task = [], task + 1
+    if stop.asked:
+        forget_reader()  # a thread that was not waited for may still use it
+    if rows:
+        write_part(job.files, job.stamp, task, concat_rows(rows))
+
+
+def may_be_equal(listing: pa.Table) -> bool:
+    """Whether all of a listing's items have rows that may stay or be taken over."""
+    versions = [listing[name] for name in VERSIONS if name in listing.schema.names]
+    return bool(versions) and pc.coalesce(*versions).null_count == 0
+
+
+def concat_rows(tables: list[pa.Table]) -> pa.Table:
+    """One table of tables whose columns stand in different orders."""
+    return pa.concat_tables([table.select(tables[0].schema.names) for table in tables])
+
+
+class _Stages:
+    """All stages of a job, one after the other; several threads may use them at once."""
+
+    def __init__(self, job: Job, stop: Stop) -> None:
+        self._job, self._stop = job, stop
+        self._loaded: list[Stage] = []
+        self._loading = threading.Lock()
+
+    def load(self) -> "list[Stage]":
+        """Load them, once."""
+        from embedder.steps.stage import Stage
+
+        with self._loading:
+            self._loaded = self._loaded or [Stage(replace(spec, num_threads=1)) for spec in self._job.stages]
+        return self._loaded
+
+    def encode(self, table: pa.Table) -> pa.Table:
+        """Replace what goes into the towers by embeddings; rows without any need no stage.
+
+        A table that is not begun when a stop is asked for gives no row, nor does one that is not through in time.
+        """
+        if self._stop.asked:
+            return table.slice(0, 0)
+        if all(table[name].null_count == table.num_rows for name in INPUTS):
+            for name, output in INPUTS.items():
+                table = table.drop_columns([name]).append_column(output, pa.nulls(table.num_rows, VECTOR))
+            return table
+        for stage in self.load():
+            if self._stop.is_overdue:
+                return table.slice(0, 0)
+            table = stage(table)
+        return table
+
+
+def _decoded(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]:
+    for items in listing:
+        yield from decode(items, spec=job.decode, run=job.run)
+
+
+def ahead(
+    tables: Iterator[pa.Table], should_stop: Callable[[], bool] = lambda: False
+) -> Generator[pa.Table, None, None]:
+    """Run the iterator in a thread of its own, a few tables ahead of the consumer; its error is raised here.
+
+    Args:
+        tables: made in the thread.
+        should_stop: asked before each table, and while there is none; what is being made then is not waited for.
+    """
+    done = object()
+    ready: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)
+    stopped = threading.Event()
+
+    def produce() -> None:
+        try:
+            for table in tables:
+                if not _put(ready, table, stopped):
+                    return
+            _put(ready, done, stopped)
+        except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
+            _put(ready, error, stopped)
+
+    thread = threading.Thread(target=produce, name="decode", daemon=True)
+    thread.start()
+    try:
+        while not should_stop() and (got := _get(ready, should_stop)) not in (done, None):
+            if isinstance(got, BaseException):
+                raise got
+            yield got
+    finally:
+        stopped.set()
+        given_up_s = time.monotonic() + PATIENCE_S
+        while thread.is_alive() and not (should_stop() and time.monotonic() > given_up_s):
+            thread.join(POLL_S)
+
+
+def _put(ready: "queue.Queue[Any]", item: object, stopped: threading.Event) -> bool:
+    """Wait for room, but not once the consumer has gone."""
+    while not stopped.is_set():
+        try:
+            ready.put(item, timeout=POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _get(ready: "queue.Queue[Any]", should_stop: Callable[[], bool]) -> Any:
+    """Wait for a table, but not for one that nobody wants any more: then there is none."""
+    while True:
+        try:
+            return ready.get(timeout=POLL_S)
+        except queue.Empty:
+            if should_stop():
+                return None

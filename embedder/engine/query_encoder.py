@@ -1,0 +1,128 @@
+"""Queries into the shared space, in this process and without Ray; only the tower that is asked for is loaded."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embedder.compat.locked_property import made_once
+from embedder.engine.job import Model, picture_fit
+from embedder.errors import ConfigError
+from embedder.media.errors import DecodeError
+from embedder.media.sandbox import DecodeDoor
+from embedder.steps.captions import CaptionEncoder
+from embedder.storage.printable import is_text
+
+if TYPE_CHECKING:
+    from shards.ranges import ShardSpec
+    from shards.shard import Shard
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+BATCH_ROWS = 32
+
+
+class QueryEncoder:
+    """Encodes texts and pictures with the towers of one model."""
+
+    def __init__(self, model: Model, *, dtype: str = "float32", device: str = "cpu") -> None:
+        self.model, self.dtype, self.device = model, dtype, device
+        self._turn = threading.Lock()  # a door serves one thread at a time
+
+    def encode_text(self, texts: Sequence[str]) -> Floats:
+        """Embed captions or queries.
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: a text is empty, or no UTF-8.
+        """
+        if not all(text.strip() for text in texts):
+            raise ConfigError("the query is empty; write what the pictures should show")
+        for text in texts:
+            if not is_text(text):
+                raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
+        return self._in_batches(self._text_batch, [text.strip() for text in texts])
+
+    def encode_image(self, images: Sequence[str | Path | bytes]) -> Floats:
+        """Embed pictures, given as paths or as file contents.
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: a picture can't be read.
+        """
+        return self._in_batches(
+            self._image_batch, [image if isinstance(image, bytes) else Path(image) for image in images]
+        )
+
+    def load_like(self, other: "QueryEncoder") -> None:
+        """Load what another encoder has loaded, so that no query waits for it."""
+        for name in ("_captions", "_text_tower", "_vision_tower"):
+            if name in vars(other):
+                getattr(self, name)
+
+    def _in_batches(self, encode: Any, queries: list[Any]) -> Floats:
+        width = self.model.config.embedding_dim
+        parts = [encode(queries[start : start + BATCH_ROWS]) for start in range(0, len(queries), BATCH_ROWS)]
+        return np.concatenate([np.empty((0, width), np.float32), *parts])
+
+    def _text_batch(self, texts: list[str]) -> Floats:
+        import torch
+
+        from shards.activations import Batch, TowerState
+
+        ids = [self._captions.encode(text) for text in texts]
+        lengths = torch.tensor([len(each) for each in ids])
+        with torch.inference_mode():
+            state = TowerState(torch.from_numpy(np.concatenate(ids)).to(self.device), lengths)
+            return self._embedding(self._text_tower(Batch(vision=None, text=state)).text)
+
+    def _image_batch(self, images: list[Path | bytes]) -> Floats:
+        import torch
+
+        from shards.activations import Batch, TowerState
+
+        pixels = np.stack([self._pixels(image) for image in images])
+        with torch.inference_mode():
+            state = TowerState(torch.from_numpy(pixels).to(self.device), torch.ones(len(images), dtype=torch.int64))
+            return self._embedding(self._vision_tower(Batch(vision=state, text=None)).vision)
+
+    def _embedding(self, state: Any) -> Floats:
+        return np.asarray(state.values.cpu().numpy(), np.float32)
+
+    def _pixels(self, image: Path | bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        try:
+            with self._turn:
+                return self._door.picture(image, picture_fit(self.model))
+        except DecodeError as error:
+            name = "the picture" if isinstance(image, bytes) else str(image)
+            raise ConfigError(f"{name}: {error.message}; give a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file") from None
+
+    @made_once
+    def _captions(self) -> CaptionEncoder:
+        return CaptionEncoder(self.model.tokenizer_json, self.model.config.preprocess.max_caption_tokens)
+
+    @made_once
+    def _text_tower(self) -> "Shard":
+        from shards.ranges import text_only
+
+        return self._load(text_only(self.model.config))
+
+    @made_once
+    def _vision_tower(self) -> "Shard":
+        from shards.ranges import vision_only
+
+        return self._load(vision_only(self.model.config))
+
+    def _load(self, spec: "ShardSpec") -> "Shard":
+        from shards.shard import load_shard
+
+        return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)
+
+    @made_once
+    def _door(self) -> DecodeDoor:
+        return DecodeDoor()

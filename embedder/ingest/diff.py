@@ -1,0 +1,114 @@
+"""What is new or changed since the store saw it, and what is gone. Pure: Arrow tables in, Arrow tables out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.store.arrow_lookup import places, taken, without_items
+
+NEW = "new"
+CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn out to be equal
+MODEL_CHANGED = "model changed"
+PREPROCESSING_CHANGED = "preprocessing changed"
+REJECTED_BEFORE = "rejected before"
+
+KNOWN = pa.schema(
+    {
+        "item_id": pa.string(),
+        "size_bytes": pa.int64(),
+        "modified": pa.string(),
+        "attempts": pa.int32(),
+        "why": pa.string(),  # why the item is embedded again even if it looks the same; null: it is not
+        "known_version": pa.string(),  # content of its published rows, null where those are not whole
+        "known_vectors": pa.int32(),  # their number
+    }
+)
+COMPARED = ("size_bytes", "modified", "attempts", "why")
+FACTS = ("attempts", "known_version", "known_vectors")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One listing, sorted by what is to be done."""
+
+    to_embed: pa.Table
+    num_unchanged: int
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How many items are embedded for which reason."""
+        counts = pc.value_counts(self.to_embed["reason"]).to_pylist()
+        return {count["values"]: count["counts"] for count in sorted(counts, key=lambda count: -count["counts"])}
+
+    @property
+    def num_new(self) -> int:
+        """Items that nobody has seen yet."""
+        return self.reasons.get(NEW, 0)
+
+    @property
+    def num_changed(self) -> int:
+        """Items whose size or time differ."""
+        return self.reasons.get(CONTENT_CHANGED, 0)
+
+    def first(self, limit: int | None) -> "Difference":
+        """At most so many items; what was rejected before comes last, so that it never keeps the others waiting."""
+        if limit is None or self.to_embed.num_rows <= limit:
+            return self
+        is_retry = pc.equal(self.to_embed["reason"], REJECTED_BEFORE)
+        fresh, retries = self.to_embed.filter(pc.invert(is_retry)), self.to_embed.filter(is_retry)
+        return replace(self, to_embed=pa.concat_tables([fresh, retries]).slice(0, limit))
+
+
+def diff(listing: pa.Table, known: pa.Table) -> Difference:
+    """Sort a listing by comparing size and time of change with what the store knows.
+
+    Args:
+        listing: listed items.
+        known: the items of `KNOWN` that the store or the run's journal holds, each once.
+
+    Returns:
+        The items to embed, with columns `reason`, `attempts` (counted from 1 since the file last changed),
+        `known_version` and `known_vectors`.
+    """
+    place = places(listing["item_id"], known["item_id"])
+    reason = _reasons(listing, {name: taken(known[name], place) for name in COMPARED})
+    is_wanted = pc.is_valid(reason)
+    to_embed, reason, place = listing.filter(is_wanted), reason.filter(is_wanted), place.filter(is_wanted)
+    facts = {name: taken(known[name], place) for name in FACTS}
+    is_retry = pc.equal(reason, REJECTED_BEFORE)
+    columns = {
+        "reason": reason,
+        "attempts": pc.add(pc.if_else(is_retry, facts["attempts"], 0), 1).cast(pa.int32()),
+        "known_version": facts["known_version"],
+        "known_vectors": pc.fill_null(facts["known_vectors"], 0),
+    }
+    for name, column in columns.items():
+        to_embed = to_embed.append_column(name, column)
+    return Difference(to_embed, num_unchanged=listing.num_rows - to_embed.num_rows)
+
+
+def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Why each item is embedded; null where it is not."""
+    why = of_known["why"]
+    same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
+    is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
+    why_again = pc.if_else(pc.or_(pc.and_(same_size, same_time), is_outdated), why, CONTENT_CHANGED)
+    return pc.if_else(pc.is_valid(of_known["attempts"]), why_again, NEW)
+
+
+def same_values(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Equal values, two nulls counted as equal."""
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
+
+
+def gone(listing: pa.Table, held: pa.Table) -> pa.Table:
+    """The items that the store holds, of whatever state, and that are not listed any more.
+
+    Args:
+        listing: listed items.
+        held: items with any columns beside `item_id`; these are kept.
+    """
+    return without_items(held, listing["item_id"])

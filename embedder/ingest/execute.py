@@ -1,0 +1,112 @@
+"""Choose the engine, make it ready, and run the job on it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from embedder.batch_schema import carried_schema
+from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.choose_engine import Choice, choose_engine
+from embedder.engine.cpu_use import CpuUse
+from embedder.engine.job import Job, Model, bytes_per_row, plan_job, rows_per_batch
+from embedder.engine.monitor import RunMonitor
+from embedder.engine.progress import Watcher
+from embedder.engine.resources import Available, describe_devices, describe_limits, object_store_bytes
+from embedder.engine.signals import Stop, stop_at, stop_on_signals
+from embedder.store.runs import Run
+from shards.plan import ShardPlan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine's run came to, beside its journal."""
+
+    job: Job
+    available: Available
+    choice: Choice
+    wall_s: float
+    peak_memory_bytes: int
+    cpu_use: CpuUse
+    out_of_time: bool
+    """Whether it was stopped because its time was up."""
+    stopped: bool = False
+    """Whether a signal stopped it."""
+
+
+def execute(
+    config: RunConfig,
+    model: Model,
+    plan: ShardPlan,
+    run: Run,
+    to_embed: pa.Table,
+    watcher: Watcher,
+    stop_at_s: float | None = None,
+) -> Outcome:
+    """Run the job on the engine that suits it; with nothing to embed, only describe it.
+
+    Args:
+        config: the run.
+        model: its model.
+        plan: the cut.
+        run: where the work is journaled.
+        to_embed: listed items.
+        watcher: is told what happens.
+        stop_at_s: Unix time at which no further items are begun.
+    """
+    choice = choose_engine(config, plan, to_embed.num_rows, hardware.num_cpus(), hardware.num_gpus())
+    if to_embed.num_rows == 0:
+        choice = Choice("local", "nothing to embed")
+    watcher.say(f"engine {choice.engine}: {choice.reason}")
+    stop = Stop(run, config.stop_timeout_s)
+    begun_s = time.perf_counter()
+    store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
+    with _engine(choice.engine, config, store_bytes) as (available, run_job):
+        job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
+        if devices := describe_devices(job.allocation, available):
+            watcher.say(devices)
+        if limits := describe_limits(config, job.allocation):
+            watcher.say(limits)
+        with (
+            stop_on_signals(stop.note_signal, watcher.say, stop.notice, spread=stop.spread, can_break=stop.can_break),
+            stop_at(stop, stop_at_s, watcher.say) as time_up,
+            watcher.progress(to_embed.num_rows) as on_progress,
+            RunMonitor(run, on_progress) as monitor,
+        ):
+            if to_embed.num_rows:
+                run_job([to_embed], job, stop)
+            if stop.is_overdue:
+                watcher.say(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
+    wall_s = time.perf_counter() - begun_s
+    return Outcome(
+        job=job,
+        available=available,
+        choice=choice,
+        wall_s=wall_s,
+        peak_memory_bytes=monitor.peak_memory.num_bytes,
+        cpu_use=monitor.cpu_use,
+        out_of_time=time_up.is_set(),
+        stopped=stop.by_signal,
+    )
+
+
+RunJob = Callable[[list[pa.Table], Job, Stop], None]
+
+
+@contextmanager
+def _engine(name: str, config: RunConfig, store_bytes: int) -> Iterator[tuple[Available, RunJob]]:
+    """Make an engine ready: what it has, and the function that runs a job on it."""
+    if name == "local":
+        from embedder.engine.local import embed_locally
+
+        yield Available(num_cpus=hardware.num_cpus()), embed_locally
+        return
+    from embedder.engine.ray_session import ray_session
+
+    with ray_session(config.ray_address, config.no_progress_timeout_s, store_bytes) as available:
+        from embedder.pipeline import embed_on_ray
+
+        yield available, embed_on_ray

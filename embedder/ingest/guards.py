@@ -1,0 +1,233 @@
+"""Whether what a run would publish is fit for it: judged after the engine's end, before anything is committed.
+
+    hold       a rollback holds the store: asked first of all, and no failure: such a run ends well, and does nothing
+    retire     too much of a source is gone: an unmounted disk must not empty the store
+    rejects    too many items could not be embedded
+    vectors    the new vectors are all alike, or lie on one line
+    retrieval  captions find their own pictures far worse than in what is published
+
+A guard that fails names the figure, the limit and the cure; `--force NAME` overrides that one, which is recorded.
+All that fail are told together (`embedder.ingest.judging.refusal`).
+"""
+
+from collections.abc import Collection, Mapping
+from shlex import quote
+from typing import Any
+
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
+
+from embedder.config import RunConfig
+from embedder.errors import ConfigError
+from embedder.ingest.candidate import Candidate
+from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, spread
+from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_figure, sample_pairs
+from embedder.store.arrow_lookup import without_items
+from embedder.store.layout import Current, describe_hold
+from embedder.store.rejects import describe_reasons, frequent_reasons, rejects_in
+
+GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval")
+# One broken file among a night's three new ones is no sign of a broken pipeline; in a first run all counts.
+MIN_ITEMS_JUDGED = 100
+COLLAPSED = (
+    "the model gives nearly the same for everything: check its weights and the dtype with `embedder verify --model "
+    "DIR`, unless the inputs are really all alike"
+)
+
+
+class Verdict(BaseModel):
+    """What one guard found."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    passed: bool
+    figure: float | None
+    """None where there was too little to judge."""
+    limit: float
+    message: str
+    """What was found; of a guard that failed, with what mends it."""
+    num_judged: int = 0
+    """Items, vectors or pairs that the figure is of."""
+    forced: bool = False
+    """It failed and was overridden."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it keeps the run from publishing."""
+        return not self.passed and not self.forced
+
+
+def judge(candidate: Candidate, limits: RunConfig, forced: Collection[str] = ()) -> list[Verdict]:
+    """Judge rejects, vectors and retrieval.
+
+    Args:
+        candidate: what would be published.
+        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions` and
+            `max_retrieval_drop`.
+        forced: names of guards that are overridden.
+
+    Raises:
+        ConfigError: a forced guard does not exist.
+    """
+    check_forced(forced)
+    verdicts = [judge_rejects(candidate, limits), judge_vectors(candidate, limits)]
+    if candidate.whole.num_rows or len(candidate.retired):
+        verdicts.append(judge_retrieval(candidate, limits.max_retrieval_drop))
+    return [force(verdict, forced) for verdict in verdicts]
+
+
+def check_forced(forced: Collection[str]) -> None:
+    """Refuse names of guards that do not exist.
+
+    Raises:
+        ConfigError: there is no such guard.
+    """
+    unknown = sorted(set(forced) - set(GUARDS))
+    if unknown:
+        raise ConfigError(f"--force {unknown[0]}: there is no such guard; the guards are {', '.join(GUARDS)}")
+
+
+def force(verdict: Verdict, forced: Collection[str]) -> Verdict:
+    """Mark a verdict that failed and is overridden."""
+    return verdict.model_copy(update={"forced": not verdict.passed and verdict.name in forced})
+
+
+def judge_hold(address: str, current: Current | None) -> Verdict | None:
+    """Judge whether anything may be published at all; None where no rollback holds the store."""
+    if current is None or current.hold is None or not current.is_held:
+        return None
+    message = f"{describe_hold(address, current.hold)}, or once with --force hold"
+    return Verdict(name="hold", passed=False, figure=None, limit=0.0, message=message)
+
+
+def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], limit: float) -> Verdict:
+    """Judge a listing, before anything is embedded: in total, and each source by itself.
+
+    Args:
+        num_published: published items by source.
+        num_gone: those of them that are not listed any more.
+        limit: `max_retire_fraction`.
+    """
+    shares = {name: num_gone.get(name, 0) / num for name, num in num_published.items() if num}
+    in_all, lost = sum(num_published.values()), sum(num_gone.values())
+    worst = max(shares, key=lambda name: shares[name], default="")
+    figure = max(shares.get(worst, 0.0), lost / in_all if in_all else 0.0)
+    if figure <= limit:
+        return Verdict(
+            name="retire",
+            passed=True,
+            figure=figure,
+            limit=limit,
+            num_judged=in_all,
+            message=f"{lost:,} of {in_all:,} published items are gone",
+        )
+    where = f"source {worst}: " if worst and len(num_published) > 1 else ""
+    gone, of = (num_gone.get(worst, 0), num_published.get(worst, 0)) if where else (lost, in_all)
+    message = (
+        f"{where}{gone:,} of {of:,} published items are not listed any more, more than max_retire_fraction = {limit:g} "
+        "allows: check that its disk is mounted and its path right; if they are gone for good, allow more with "
+        "--set max_retire_fraction=..."
+    )
+    return Verdict(name="retire", passed=False, figure=figure, limit=limit, num_judged=of, message=message)
+
+
+def are_too_many(candidate: Candidate, figure: float, limits: RunConfig) -> bool:
+    """Whether so many items failed that nothing may be published.
+
+    A few broken files stop no run, unless none at all are allowed, or a first run has nothing else to publish.
+
+    Args:
+        candidate: what would be published.
+        figure: share of its items that were rejected.
+        limits: `max_reject_fraction`, `min_rejects`.
+    """
+    limit, has_embedded = limits.max_reject_fraction, candidate.num_items > candidate.num_rejected
+    if candidate.published is None and candidate.whole.num_rows and not has_embedded and limit < 1:
+        return candidate.num_rejected > 0 or not pc.sum(candidate.whole["num_vectors"]).as_py()
+    is_few = candidate.num_rejected < limits.min_rejects and limit > 0
+    return figure > limit and not is_few
+
+
+def judge_rejects(candidate: Candidate, limits: RunConfig) -> Verdict:
+    """Judge the share of items that could not be embedded."""
+    limit = limits.max_reject_fraction
+    num_items, num_rejected = candidate.num_items, candidate.num_rejected
+    of = num_items if candidate.published is None else max(num_items, MIN_ITEMS_JUDGED)
+    figure = num_rejected / of if num_items else 0.0
+    message = f"{num_rejected:,} of {num_items:,} items were rejected"
+    too_many = are_too_many(candidate, figure, limits)
+    if too_many and not num_items:
+        message = f"none of {candidate.whole.num_rows:,} files could be embedded"
+    if too_many:
+        run = candidate.run
+        message += (
+            f", more than max_reject_fraction = {limit:g} allows: {_reasons(candidate)}; "
+            f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}` lists them; mend the files and "
+            "run the same command again, or allow more with --set max_reject_fraction=..."
+        )
+    return Verdict(
+        name="rejects", passed=not too_many, figure=figure, limit=limit, message=message, num_judged=num_items
+    )
+
+
+def _reasons(candidate: Candidate) -> str:
+    rejects = without_items(rejects_in(candidate.run.files, candidate.entries), candidate.retired)
+    return describe_reasons(frequent_reasons(rejects))
+
+
+def judge_vectors(candidate: Candidate, limits: RunConfig) -> Verdict:
+    """Judge the run's new vectors, each tower's by themselves; the worse one counts, and both are told if both fail."""
+    verdicts = [
+        judge_tower(tower, sample_vectors(candidate.run.files, candidate.entries, tower), limits)
+        for tower in ("image", "text")
+    ]
+    worse = min(verdicts, key=lambda verdict: (verdict.passed, -verdict.num_judged))
+    if worse.passed:
+        return worse
+    found = " and ".join(verdict.message for verdict in verdicts if not verdict.passed)
+    return worse.model_copy(update={"message": f"{found}: {COLLAPSED}"})
+
+
+def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
+    """Judge a sample of one tower's vectors, float32 (N, E)."""
+    num = len(vectors)
+    limit = limits.min_vector_spread
+    if num < MIN_VECTORS:
+        text = f"{num} new {tower} vectors of different inputs: too few to judge"
+        return Verdict(name="vectors", passed=True, figure=None, limit=limit, message=text, num_judged=num)
+    figure, directions = spread(vectors), effective_directions(vectors)
+    text = f"{num:,} {tower} vectors of different inputs have a spread of {figure:.3g} over {directions:.3g} directions"
+    if figure < limit:
+        text += f", less than min_vector_spread = {limit:g} asks for"
+    elif directions < limits.min_vector_directions:
+        figure, limit = directions, limits.min_vector_directions
+        text += f", less than min_vector_directions = {limit:g} asks for"
+    return Verdict(name="vectors", passed=figure >= limit, figure=figure, limit=limit, message=text, num_judged=num)
+
+
+def judge_retrieval(candidate: Candidate, max_drop: float) -> Verdict:
+    """Judge R@10 of captions for their own pictures against the published figure.
+
+    A larger store is harder to find things in, so the comparison takes as many pairs as the published figure is of.
+    """
+    pairs = sample_pairs(candidate)
+    figure = retrieval_figure(pairs)
+    before = best_of(candidate.published)
+    text = f"R@10 of {len(pairs):,} captions for their own pictures is " + (
+        "not judged: too few" if figure is None else f"{figure:.3f}"
+    )
+    if figure is None or before is None:
+        limit = 0.0 if before is None else before.recall_at_10 * (1 - max_drop)
+        return Verdict(name="retrieval", passed=True, figure=figure, limit=limit, message=text, num_judged=len(pairs))
+    compared = pairs.first(before.num_pairs)
+    found = retrieval_figure(compared)
+    limit = before.recall_at_10 * (1 - max_drop) - recall_margin(before.recall_at_10, len(compared))
+    if found is None or found >= limit:
+        return Verdict(name="retrieval", passed=True, figure=figure, limit=limit, message=text, num_judged=len(pairs))
+    text = (
+        f"R@10 of {len(compared):,} captions for their own pictures is {found:.3f}, and {before.recall_at_10:.3f} in "
+        f"what is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}): check "
+        "that the captions belong to their pictures and that this is the model you meant"
+    )
+    return Verdict(name="retrieval", passed=False, figure=found, limit=limit, message=text, num_judged=len(compared))

@@ -1,0 +1,123 @@
+"""What a run starts from: its model, its store and its listing, all checked before anything is made."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.job import Model, make_plan, open_model, store_info
+from embedder.engine.resources import Available, check_cpus, check_gpus, requested
+from embedder.errors import ConfigError, SourceError
+from embedder.sources.listing import LISTING_SCHEMA, list_sources
+from embedder.sources.selection import LeftOut
+from embedder.store.files import StoreFiles, is_same_place
+from embedder.store.layout import Current, StoreInfo, read_current
+from shards.plan import ShardPlan
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made from.
+
+    Attributes:
+        seen: what was published before the sources were listed.
+        left_out: what the sources hold beside items.
+    """
+
+    config: RunConfig
+    model: Model
+    plan: ShardPlan
+    info: StoreInfo
+    files: StoreFiles
+    listing: pa.Table
+    seen: Current | None
+    left_out: LeftOut
+
+
+def open_inputs(config: RunConfig, *, may_be_empty: bool = False) -> Inputs:
+    """Check the configuration, read the model's description, and list the sources.
+
+    Args:
+        config: the run; `model`, `store` and at least one source must be set.
+        may_be_empty: whether sources with nothing in them are somebody else's to judge, where the store has items.
+
+    Raises:
+        ConfigError: something needed is not set, or the resources asked for do not exist.
+        SourceError: a source can't be listed, or nothing is in any.
+        StoreError: the store can't be read.
+    """
+    model_uri, store_uri = _required(config)
+    model = open_model(model_uri)
+    plan = make_plan(config, model)
+    files = StoreFiles(store_uri)
+    _check_places(config, files)
+    if config.engine == "local":
+        check_gpus(requested(config, Available(hardware.num_cpus()), plan.stages), num_devices=0)
+    if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
+        num_cpus = hardware.num_cpus()
+        check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
+    seen = read_current(files)
+    listing, left_out = list_items(config, files, may_be_empty=may_be_empty and seen is not None)
+    return Inputs(config, model, plan, store_info(config, model), files, listing, seen, left_out)
+
+
+def as_of_now(inputs: Inputs) -> Inputs:
+    """The inputs under the store's lock: listed again where another run has published since.
+
+    What that run found new would look as if it had gone, were it compared with the listing of before.
+    """
+    now = read_current(inputs.files)
+    if now == inputs.seen:
+        return inputs
+    listing, left_out = list_items(inputs.config, inputs.files, may_be_empty=True)
+    return replace(inputs, listing=listing, seen=now, left_out=left_out)
+
+
+def _required(config: RunConfig) -> tuple[str, str]:
+    if config.model is None:
+        raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
+    if config.store is None:
+        raise ConfigError("no store: give --store URI, or `store` in the configuration file")
+    if not config.source:
+        raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
+    return config.model, config.store
+
+
+def _check_places(config: RunConfig, files: StoreFiles) -> None:
+    """A store may lie below a source, whose listing leaves it out; in one folder nobody could tell the two apart."""
+    for source in config.source:
+        if is_same_place(files, source.path):
+            raise ConfigError(
+                f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
+                f"somewhere else, such as {files.uri('store')}"
+            )
+
+
+def own_places(config: RunConfig, files: StoreFiles) -> tuple[str, ...]:
+    """All that the run itself writes, wherever that lies: its store, and the files of its operators."""
+    named = (config.log_file, config.runs_file, config.metrics_file)
+    return (files.address, *(str(Path(name).expanduser().absolute()) for name in named if name))
+
+
+def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+    """All items of all sources, and what was left out; before anything is made, so that a wrong path makes no store.
+
+    Args:
+        config: the run; its sources.
+        files: its store, which is no item.
+        may_be_empty: whether there may be no item at all.
+
+    Raises:
+        SourceError: a source can't be listed, or nothing is in any and that may not be.
+    """
+    left_out = LeftOut()
+    tables = list(list_sources(config.source, own=own_places(config, files), left_out=left_out))
+    if not any(table.num_rows for table in tables) and not may_be_empty:
+        paths = ", ".join(source.path for source in config.source)
+        found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
+        if left_out.num_excluded:
+            found = f"{left_out.num_excluded:,} files excluded by `include` or `exclude`; {found}"
+        raise SourceError(f"source {paths}: nothing is in it to embed; {found}")
+    return (pa.concat_tables(tables) if tables else LISTING_SCHEMA.empty_table()), left_out

@@ -1,0 +1,220 @@
+"""Vectors that a rolled back publication still holds of items to embed: taken over, not computed again.
+
+An item is taken over where model and preprocessing are those of the run and its record there has the size and time that
+are listed now, as a night without a change leaves it alone; or where its content proves to be the same when it is read.
+Its record and its rows are copied into part files of the run and journaled, so that from then on it counts as any other
+item that the run has finished. What can't be read any more is embedded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.batch_schema import CARRIED, carried_schema
+from embedder.errors import StoreError
+from embedder.ingest.diff import same_values
+from embedder.ingest.known_items import whole_contents
+from embedder.store.arrow_lookup import places, taken, without_items
+from embedder.store.files import StoreFiles
+from embedder.store.history import readable
+from embedder.store.journal import read_finished
+from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
+from embedder.store.maintenance import table_at
+from embedder.store.metadata_updates import moved
+from embedder.store.part_writer import Stamp, write_copies
+from embedder.store.runs import Run
+from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
+from embedder.store.store_info import FINGERPRINTS, differing, served_info
+
+COMPARED = ("size_bytes", "modified")
+LISTED = ("source", "uri", *COMPARED)
+
+
+@dataclass(frozen=True)
+class HeldItems:
+    """Records of items to embed in one publication."""
+
+    version: Published
+    records: pa.Table
+
+    def of(self, is_meant: pa.ChunkedArray) -> "HeldItems":
+        """Some of the records."""
+        return replace(self, records=self.records.filter(is_meant))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What publications that were rolled back from hold of the items to embed.
+
+    Attributes:
+        as_listed: items whose size and time are those that are listed now; each once.
+        others: items whose content may be the same, each once; reading them will tell.
+    """
+
+    as_listed: tuple[HeldItems, ...] = ()
+    others: tuple[HeldItems, ...] = ()
+
+    def left(self, to_embed: pa.Table) -> pa.Table:
+        """The items that can't be taken over as they are listed."""
+        for held in self.as_listed:
+            to_embed = without_items(to_embed, held.records["item_id"])
+        return to_embed
+
+
+def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> Held:
+    """Look for items in what the last rollback left, the newest publication first.
+
+    Args:
+        files: the store.
+        current: what is published.
+        info: the model and preprocessing of the run.
+        to_embed: listed items.
+    """
+    as_listed: list[HeldItems] = []
+    others: list[HeldItems] = []
+    read: set[str] = set()
+    ids = to_embed["item_id"]
+    for version in _left_behind(files, current, info) if to_embed.num_rows else ():
+        held = HeldItems(version, _records(files, version, to_embed["item_id"], read))
+        place = places(held.records["item_id"], to_embed["item_id"])
+        same = [same_values(held.records[name], taken(to_embed[name], place)) for name in COMPARED]
+        is_same = pc.and_(*same)
+        has_all = pc.and_(pc.is_valid(whole_contents(held.records)), pc.greater(held.records["num_vectors"], 0))
+        as_listed.append(held.of(is_same))
+        others.append(held.of(pc.and_(has_all, pc.invert(is_same))))
+        to_embed = without_items(to_embed, as_listed[-1].records["item_id"])
+    return Held(_each_once(as_listed, ids), _each_once(others, to_embed["item_id"]))
+
+
+def with_held_versions(to_embed: pa.Table, held: Held) -> pa.Table:
+    """Items to embed, with the content that each had in a publication that was rolled back from, and its vectors."""
+    if not held.others:
+        return to_embed
+    known = pa.concat_tables([each.records for each in held.others])
+    place = places(to_embed["item_id"], known["item_id"])
+    return to_embed.append_column("held_version", taken(known["content_version"], place)).append_column(
+        "held_vectors", taken(known["num_vectors"], place)
+    )
+
+
+def find_equal(run: Run, held: Held) -> tuple[HeldItems, ...]:
+    """The items that the run's session has read, and whose content proved to be that of a rolled back publication."""
+    if not held.others:
+        return ()
+    entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
+    finished = read_finished(run.files, entries, ["content_version"])
+    seen = without_items(finished.records, finished.whole["item_id"])
+
+    def is_equal(records: pa.Table) -> pa.ChunkedArray:
+        version = taken(seen["content_version"], places(records["item_id"], seen["item_id"]))
+        return pc.fill_null(pc.equal(version, records["content_version"]), False)
+
+    equal = (each.of(is_equal(each.records)) for each in held.others)
+    return tuple(each for each in equal if each.records.num_rows)
+
+
+def take_over(run: Run, held: tuple[HeldItems, ...], listed: pa.Table, rows_per_part: int) -> None:
+    """Copy items into part files of the run; a kill leaves those that are whole.
+
+    Args:
+        run: whose they are from now on; no other task writes under its session.
+        held: the items.
+        listed: these and others, as they are listed now: their place and carried columns count.
+        rows_per_part: rows that a part file has at least, where there are so many.
+    """
+    carryover = carried_schema(listed.schema)
+    names = {"item_id": "item_id", "uri": "uri"} | {name: CARRIED + name for name in carryover.names}
+    moves = pa.table({name: listed[column] for name, column in names.items()})
+    info = run.info
+    stamp = Stamp(run.run_id, run.session, info.model_fingerprint, info.preprocess_fingerprint, carryover)
+    tasks = count()
+    for each in held:
+        for rows in _gathered(_rows_of(run.files, each, stamp, moves), rows_per_part):
+            write_copies(run.files, stamp, next(tasks), {"embeddings": rows}, each.version.run_id)
+        records = _as_listed(each.records, listed)
+        write_copies(run.files, stamp, next(tasks), {"items": records}, each.version.run_id)
+
+
+def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) -> list[Published]:
+    """The publications between what was left by a rollback and what it went back to, of the run's model; readable."""
+    hold = current.hold if current is not None else None
+    versions: list[Published] = []
+    run_id = hold.from_run if hold is not None else None
+    while hold is not None and run_id is not None and run_id != hold.to_run:
+        record = read_record(files, run_file(run_id, PUBLISHED_FILE), Published)
+        if record is None:
+            break
+        if not differing(served_info(info, record), info):
+            versions.append(record)
+        run_id = record.previous
+    whole = readable(files, versions) if versions else set()
+    return [version for version in versions if version.run_id in whole]
+
+
+def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[str]) -> pa.Table:
+    """The records of some items in a publication, from part files that no newer one had."""
+    table = table_at(files, "items", version)
+    paths = [path for path in table.paths() if path not in read]
+    read.update(paths)
+    tables = [ITEMS.empty_table()]
+    for path in paths:
+        try:
+            records = with_nulls(table.read(paths=[path]), ITEMS).select(ITEMS.names).cast(ITEMS)
+        except StoreError:  # a damaged file: its items are embedded
+            continue
+        tables.append(records.filter(pc.is_valid(places(records["item_id"], ids))))
+    return pa.concat_tables(tables)
+
+
+def _each_once(found: list[HeldItems], ids: pa.ChunkedArray) -> tuple[HeldItems, ...]:
+    """Of each of some items the first record, where there is one."""
+    kept: list[HeldItems] = []
+    for each in found:
+        here = each.of(pc.is_valid(places(each.records["item_id"], ids)))
+        for earlier in kept:
+            here = replace(here, records=without_items(here.records, earlier.records["item_id"]))
+        kept.append(here)
+    return tuple(each for each in kept if each.records.num_rows)
+
+
+def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
+    """Records with what the listing says of their items now."""
+    place = places(records["item_id"], listed["item_id"])
+    for name in LISTED:
+        column = ITEMS.field(name)
+        now = taken(listed[name], place).cast(column.type)
+        records = records.set_column(ITEMS.get_field_index(name), column, now)
+    return records
+
+
+def _rows_of(files: StoreFiles, held: HeldItems, stamp: Stamp, moves: pa.Table) -> Iterator[pa.Table]:
+    """The rows of the items, a table a part file, with the place and the carried columns that they have now."""
+    table = table_at(files, "embeddings", held.version)
+    schema = with_carryover(EMBEDDINGS, stamp.carryover)
+    for path in table.paths():
+        try:
+            is_theirs = pc.is_valid(places(table.read(["item_id"], [path])["item_id"], held.records["item_id"]))
+            if not pc.any(is_theirs).as_py():
+                continue
+            rows = table.read(paths=[path]).filter(is_theirs)
+        except StoreError:
+            continue
+        is_same = pc.and_(*(pc.equal(rows[name], getattr(stamp, name)) for name in FINGERPRINTS))
+        rows = with_nulls(rows.filter(is_same), schema).select(schema.names).cast(schema)
+        if rows.num_rows:
+            yield moved(rows, moves)
+
+
+def _gathered(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+    """Few large tables of many small ones."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(each.num_rows for each in waiting) >= num_rows:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)

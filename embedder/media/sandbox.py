@@ -1,0 +1,332 @@
+"""The decoding door: encoded bytes or a file -> uint8 pixels, at a bounded cost whatever the bytes are.
+
+All decoding is done by a light child process with bounded memory, which is killed when it takes too long and
+started afresh when it died; so a file that hangs or crashes its decoder costs itself, and neither its neighbours nor
+the process that asked.
+"""
+
+import contextlib
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedder.media.errors import DecodeError
+from embedder.media.limits import DecodeLimits
+from embedder.media.resize import PictureFit
+from embedder.media.sandbox_process import ChildDied, ChildTimedOut, DecoderProcess, Message
+
+Source = bytes | bytearray | memoryview | str | Path
+"""Encoded bytes, or the path of a local file."""
+Pixels = NDArray[np.uint8]
+
+START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
+MAX_STARTS = 2
+MAX_CRASHES = 2  # a decoder that dies is given the same file once more before the file is blamed
+KEEP_INBOX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class VideoSegment:
+    """Pictures that stand for one stretch of a video.
+
+    Attributes:
+        segment: number of the stretch: `start_s // segment_s`.
+        start_s, end_s: its times in seconds, counted from the first frame.
+        pixels: uint8 (F, H, W, 3), RGB, F from 1 to `frames_per_segment`.
+    """
+
+    segment: int
+    start_s: float
+    end_s: float
+    pixels: Pixels
+
+
+class DecodeDoor:
+    """Decodes one file after another in a child process of its own.
+
+    The child is started for the first file and kept; it dies with this process. One thread uses a door at a time;
+    several doors may live in one process.
+
+    Args:
+        limits: what one file may cost.
+    """
+
+    def __init__(self, limits: DecodeLimits | None = None) -> None:
+        self.limits = limits or DecodeLimits()
+        self._child: DecoderProcess | None = None
+        self._fds: tuple[int, int] | None = None
+        self._inbox_bytes = 0
+        self._turn = 0  # grows with each request, so that an abandoned video notices that it is over
+        self._is_busy = False  # an answer is awaited: from a child left so, the next one would be of the wrong file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the decoding child, or None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def child_cpu_s(self) -> float:
+        """CPU seconds of this process's children so far, those that ended included, with the system's 10 ms ticks."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime + (0.0 if self._child is None else self._child.cpu_s())
+
+    def close(self) -> None:
+        """End the child and free the shared memory; the door opens again with the next file."""
+        self._turn += 1
+        self._kill_child()
+        fds, self._fds = self._fds, None
+        for fd in fds or ():
+            os.close(fd)
+
+    def picture(self, source: Source, fit: PictureFit) -> Pixels:
+        """Decode one picture: upright, flattened on white, fitted.
+
+        Args:
+            source: encoded bytes, or the path of a local file.
+            fit: how it becomes a square.
+
+        Returns:
+            uint8 (H, W, 3), RGB, H = W = `fit.image_size`.
+
+        Raises:
+            DecodeError: what is wrong with it.
+        """
+        if not isinstance(source, str | Path):
+            self._check_size(memoryview(source).nbytes)
+        return self._one_picture(source, fit, {"do": "picture"})
+
+    def frame_at(self, source: Source, fit: PictureFit, time_s: float) -> Pixels:
+        """Decode the frame of a video that is shown at `time_s` seconds after its first frame.
+
+        Returns:
+            uint8 (H, W, 3), RGB; beyond either end, the first or the last frame.
+
+        Raises:
+            DecodeError: what is wrong with the video.
+        """
+        return self._one_picture(source, fit, {"do": "frame", "time_s": time_s})
+
+    def video(
+        self, source: Source, fit: PictureFit, *, segment_s: float, frames_per_segment: int
+    ) -> Iterator[VideoSegment]:
+        """Decode a video segment by segment, in memory bounded by one segment.
+
+        A request for another file ends the video; going on with it then raises RuntimeError.
+
+        Args:
+            source: encoded bytes, or the path of a local file.
+            fit: how frames become squares.
+            segment_s: length of a segment, in seconds.
+            frames_per_segment: frames of each segment, spread evenly.
+
+        Yields:
+            Segments in order. Stretches in which no frame begins have none.
+
+        Raises:
+            DecodeError: what is wrong with the video; after its whole segments when it breaks in the middle.
+        """
+        what = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
+        request = what | self._deliver(source, fit)
+        turn = self._turn
+        try:
+            for segment in self._segments(request, fit, frames_per_segment):
+                yield segment
+                if turn != self._turn:
+                    raise RuntimeError("this video is over: its door was closed or asked for another file meanwhile")
+        finally:
+            if turn == self._turn:
+                self._end_unfinished()
+                self._empty_inbox()
+
+    def _segments(self, request: Message, fit: PictureFit, frames_per_segment: int) -> Iterator[VideoSegment]:
+        """What the child sends; a child that crashes is replaced once, and passes over what was delivered."""
+        budget_s, num_delivered = self.limits.video_timeout_s, 0
+        for num_crashes in range(1, MAX_CRASHES + 1):
+            try:
+                self._send(request | {"num_delivered": num_delivered})
+                while True:
+                    began = time.monotonic()
+                    answer = self._receive_segment(budget_s)
+                    budget_s -= time.monotonic() - began
+                    if "end" in answer:
+                        self._is_busy = False
+                        return
+                    if "passed_over" in answer:
+                        continue
+                    segment = self._collect_segment(answer, fit, frames_per_segment)
+                    num_delivered += 1
+                    with contextlib.suppress(ChildDied):  # noticed when the next segment is asked for
+                        self._send({"next": True})
+                    yield segment
+            except ChildDied as death:
+                self._blame(death, num_crashes)
+
+    def _one_picture(self, source: Source, fit: PictureFit, what: Message) -> Pixels:
+        request = what | self._deliver(source, fit)
+        try:
+            for num_crashes in range(1, MAX_CRASHES + 1):
+                try:
+                    self._send(request)
+                    answer = self._receive(self.limits.timeout_s, "decoding")
+                    pixels: Pixels = self._collect(answer, fit, 1)[0]
+                    self._is_busy = False
+                    return pixels
+                except ChildDied as death:
+                    self._blame(death, num_crashes)
+            raise RuntimeError("the last crash is always blamed on the file")
+        finally:
+            self._empty_inbox()
+
+    def _send(self, message: Message) -> None:
+        child = self._get_child()
+        self._is_busy = True
+        child.send(message)
+
+    def _receive_segment(self, budget_s: float) -> Message:
+        if budget_s < self.limits.timeout_s:
+            return self._receive(budget_s, f"the whole video (at most {self.limits.video_timeout_s:g} s): what is left")
+        return self._receive(self.limits.timeout_s, "decoding a segment")
+
+    def _receive(self, timeout_s: float, what: str) -> Message:
+        """One answer of the child; errors that it reports are raised."""
+        try:
+            answer = self._get_child().receive(timeout_s)
+        except ChildTimedOut:
+            self._kill_child()
+            message = f"{what} took longer than {timeout_s:.3g} s and was ended"
+            raise DecodeError("TimeoutError", message, transient=True) from None
+        if "error_type" in answer:
+            self._is_busy = False
+            if answer.get("last"):
+                self._kill_child()
+            raise DecodeError(str(answer["error_type"]), str(answer["message"]), bool(answer.get("transient")))
+        return answer
+
+    def _blame(self, death: ChildDied, num_crashes: int) -> None:
+        """Clear a dead child away; the file is blamed when that was its last chance."""
+        self._kill_child()
+        if num_crashes >= MAX_CRASHES:
+            message = f"{death} (tried {num_crashes} times)"
+            raise DecodeError("DecoderCrashed", message, transient=death.was_killed) from None
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self.limits.max_file_bytes
+        if num_bytes > limit:
+            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; a picture may have {limit}")
+
+    def _deliver(self, source: Source, fit: PictureFit) -> Message:
+        """Begin a request: end what was open, and hand the source to the child by path or through the inbox."""
+        self._turn += 1
+        self._end_unfinished()
+        fitting: Message = {"fit": vars(fit)}
+        if isinstance(source, str | Path):
+            return fitting | {"path": os.path.abspath(source)}  # noqa: PTH100 - resolves no links, takes str too
+        encoded = memoryview(source).cast("B")
+        inbox_fd, _ = self._shared_fds()
+        offset = 0
+        while offset < encoded.nbytes:
+            offset += os.pwrite(inbox_fd, encoded[offset:], offset)
+        self._inbox_bytes = encoded.nbytes
+        return fitting | {"size": encoded.nbytes}
+
+    def _collect_segment(self, answer: Message, fit: PictureFit, frames_per_segment: int) -> VideoSegment:
+        pixels = self._collect(answer, fit, frames_per_segment)
+        try:
+            return VideoSegment(int(answer["segment"]), float(answer["start_s"]), float(answer["end_s"]), pixels)
+        except (KeyError, TypeError, ValueError):
+            raise ChildDied("the decoder lost its way") from None
+
+    def _collect(self, answer: Message, fit: PictureFit, max_pictures: int) -> Pixels:
+        """Copy pixels out of the outbox: uint8 (F, H, W, 3).
+
+        Raises:
+            ChildDied: they are not there.
+        """
+        num_pictures, side = answer.get("num_pictures"), fit.image_size
+        if not isinstance(num_pictures, int) or not 1 <= num_pictures <= max_pictures:
+            raise ChildDied("the decoder lost its way")
+        pixels = np.empty((num_pictures, side, side, 3), np.uint8)
+        unfilled, offset = pixels.data.cast("B"), 0
+        _, outbox_fd = self._shared_fds()
+        while unfilled:
+            num_bytes = os.preadv(outbox_fd, [unfilled], offset)
+            if num_bytes == 0:
+                raise ChildDied("the decoder lost its way")
+            unfilled, offset = unfilled[num_bytes:], offset + num_bytes
+        return pixels
+
+    def _get_child(self) -> DecoderProcess:
+        if self._child is None:
+            self._child = self._start_child()
+        return self._child
+
+    def _start_child(self) -> DecoderProcess:
+        """Start a child and wait until it is ready.
+
+        Raises:
+            RuntimeError: it doesn't start, which is no file's fault.
+        """
+        problem: Exception | None = None
+        for _ in range(MAX_STARTS):
+            child = DecoderProcess(self.limits, *self._shared_fds())
+            try:
+                child.receive(START_TIMEOUT_S)
+            except (ChildDied, ChildTimedOut) as error:
+                problem = error
+                child.kill()
+            else:
+                return child
+        raise RuntimeError(
+            f"the decoding child can't start: {problem or 'no answer'}; check that Pillow can be imported and that "
+            f"memory_bytes ({self.limits.memory_bytes}) leaves it room"
+        )
+
+    def _kill_child(self) -> None:
+        self._is_busy = False
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+
+    def _end_unfinished(self) -> None:
+        """End the child when it is still at work on what nobody waits for: an abandoned video, an interrupted call."""
+        if self._is_busy:
+            self._kill_child()
+
+    def _shared_fds(self) -> tuple[int, int]:
+        """Inbox and outbox, as open files in memory."""
+        if self._fds is None:
+            self._fds = (_memory_file("inbox"), _memory_file("outbox"))
+        return self._fds
+
+    def _empty_inbox(self) -> None:
+        """Give the memory of a large file back; a small one's is kept for the next."""
+        if self._fds is not None and self._inbox_bytes > KEEP_INBOX_BYTES:
+            os.ftruncate(self._fds[0], 0)
+        self._inbox_bytes = 0
+
+
+def _memory_file(name: str) -> int:
+    """An open file that has no name and lies in memory; where the system lacks those, in the temporary folder."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"embedder-{name}", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,1 @@
+"""Log, one line a run, metrics and notifications for the people and machines that watch runs."""

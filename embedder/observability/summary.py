@@ -1,0 +1,61 @@
+"""A run in one flat record, for machines: how it ended, what it counted, how long each step took. Pure."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from embedder.observability.redaction import mask
+from embedder.storage.printable import printable
+
+
+def summarise(
+    kind: str,
+    store: str,
+    exit_code: int,
+    message: str,
+    times: tuple[datetime, datetime],
+    report: Mapping[str, Any] | None = None,
+    published_at: datetime | None = None,
+) -> dict[str, Any]:
+    """Describe a run that has ended.
+
+    Args:
+        kind: embed, refresh.
+        store: address of the store.
+        exit_code: 0 done, 2 the user's mistake, 1 anything else.
+        message: how it ended, in one line.
+        times: when it began and ended.
+        report: the run's report as plain data; none where the run ended before it had one.
+        published_at: when what readers see now was published.
+    """
+    report = report or {}
+    started_at, ended_at = times
+    age_s = (ended_at - published_at).total_seconds() if published_at else None
+    return {
+        "kind": kind,
+        "store": printable(mask(store)),
+        "run_id": report.get("run_id"),
+        "engine": report.get("engine"),
+        "exit_code": exit_code,
+        "published": bool(report.get("published", False)),
+        "held": bool(report.get("held", False)),
+        "message": printable(mask(message)),
+        "started_at": started_at.isoformat(timespec="seconds"),
+        "ended_at": ended_at.isoformat(timespec="seconds"),
+        "wall_s": round((ended_at - started_at).total_seconds(), 3),
+        "published_at": published_at.isoformat(timespec="seconds") if published_at else None,
+        "published_age_s": round(age_s, 3) if age_s is not None else None,
+        **_counts(report),
+        "steps": {step["step"]: _step(step) for step in report.get("steps", ())},
+        "guards": [dict(verdict) for verdict in report.get("guards", ())],
+    }
+
+
+def _counts(report: Mapping[str, Any]) -> dict[str, Any]:
+    """All counts of a report, those of later versions included, and the most memory."""
+    wanted = ("items_per_s", "peak_memory_bytes", "startup_s")
+    return {key: value for key, value in report.items() if key.startswith("num_") or key in wanted}
+
+
+def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: step[key] for key in ("num_rows", "wall_s", "cpu_s", "bytes_out")}

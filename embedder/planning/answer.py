@@ -1,0 +1,111 @@
+"""`embedder plan`: from a model folder and devices to a plan, and answers on paper."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedder.compat.malloc import keep_freed_memory
+from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.job import rows_per_batch
+from embedder.planning.options import PlanOptions
+from shards.config import ModelConfig, load_model_config
+from shards.model_folder import resolve_model
+from shards.plan import ShardPlan, plan_placement
+from shards.planning.compare import Comparison, compare_with_equal_parts
+from shards.planning.costs import HostCosts, ModelCosts, estimate_costs, estimate_host
+from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
+from shards.planning.problem import Problem, make_problem
+from shards.planning.what_if import WhatIf, what_if
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, and what else was asked.
+
+    Attributes:
+        plan: the plan.
+        problem: what it solves.
+        comparison: with equal parts of each tower; none if nobody asked.
+        what_if: answers for a number of items; none if nobody asked.
+    """
+
+    plan: ShardPlan
+    problem: Problem
+    comparison: Comparison | None
+    what_if: WhatIf | None
+
+
+def make_answer(config: RunConfig, model: str, options: PlanOptions) -> Answer:
+    """Plan.
+
+    Raises:
+        shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
+    """
+    keep_freed_memory()  # the search goes over the same large arrays again and again
+    folder = resolve_model(model)
+    model_config = load_model_config(folder)
+    fleet, costs, host = _costs(config, folder, model_config, options)
+    problem = make_problem(
+        model_config,
+        fleet,
+        costs,
+        host,
+        mix=options.mix,
+        dtype=config.dtype,
+        memory_cap_bytes=options.memory_cap_bytes,
+        weights_cap_bytes=options.weights_cap_bytes,
+        rows_per_batch=rows_per_batch(config),
+    )
+    plan = plan_placement(problem, config.num_stages, model_fingerprint=_fingerprint(folder, options))
+    return Answer(
+        plan,
+        problem,
+        compare_with_equal_parts(problem, config.num_stages) if options.explain else None,
+        what_if(problem, config.num_stages, options.num_items, host.startup_s) if options.num_items else None,
+    )
+
+
+def _costs(
+    config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions
+) -> tuple[Fleet, dict[str, ModelCosts], HostCosts]:
+    """The devices and what the model costs on each: from the table, or on this machine."""
+    if options.devices is not None:
+        fleet = parse_devices(options.devices)
+        costs = {device.name: estimate_costs(model, device, config.dtype) for _, device in fleet}
+        return fleet, costs, estimate_host(model)
+    core = _core_of_this_machine()
+    fleet = ((hardware.num_cpus(), core),)
+    if options.estimate or not _has_weights(folder):
+        return fleet, {core.name: estimate_costs(model, core, config.dtype)}, estimate_host(model)
+    from embedder.engine.job import open_model
+    from embedder.planning.profile import measured_costs
+
+    measured, host = measured_costs(_on_cores(config), open_model(str(folder)))
+    return fleet, {core.name: measured}, host
+
+
+def _on_cores(config: RunConfig) -> RunConfig:
+    """The run with all stages on CPUs, for which a plan without `--devices` is made."""
+    stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in config.stage)
+    return config.model_copy(update={"device": "cpu", "stage": stages})
+
+
+def _core_of_this_machine() -> DeviceType:
+    """One of this machine's cores, with its part of the memory."""
+    core = DEVICES["CPU"]
+    return DeviceType(
+        core.name, "cpu", core.flops, hardware.memory_bytes() // hardware.num_cpus(), core.bandwidth_bytes_per_s
+    )
+
+
+def _fingerprint(folder: Path, options: PlanOptions) -> str | None:
+    """Of the weights, for a plan that is kept; a folder without weights has none."""
+    if options.out is None or not _has_weights(folder):
+        return None
+    from shards.fingerprint import model_fingerprint
+
+    return model_fingerprint(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))

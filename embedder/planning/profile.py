@@ -1,0 +1,255 @@
+"""What a run costs on this machine, measured: the model's layers, and the work around them.
+
+Measurements of a model are kept by its fingerprint, device, dtype and torch version (`embedder.planning.cache`); those
+of the host's work too, where they were taken on shipped pictures. Those of a run's own items are taken anew: they say
+what these items hold.
+"""
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.batch_schema import TENSOR, TRACE, VECTOR
+from embedder.compat.malloc import keep_freed_memory
+from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.job import Model, preprocessing_of, rows_per_batch
+from embedder.engine.resources import Available, requested
+from embedder.planning.background_load import busy_machine
+from embedder.planning.cache import cached, kept
+from embedder.planning.ray_overhead import engine_uses, fitted
+from embedder.planning.sample import Sample, sample_items
+from embedder.steps.stage_spec import StageSpec
+from embedder.store.files import StoreFiles
+from embedder.store.part_writer import Stamp, write_part
+from shards.planning.costs import STARTUP_S, HostCosts, ModelCosts
+from shards.planning.workload import DataMix
+from shards.ranges import LayerRange, ShardSpec, whole_model
+
+if TYPE_CHECKING:
+    from shards.measure import Setting
+
+SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store lies, too
+SEND_BYTES = 16 << 20
+NUM_CALLS = 7
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured.
+
+    Attributes:
+        model: seconds of the layers on the stages' device.
+        host: CPU seconds of the work around them.
+        mix: of the items that were looked at.
+    """
+
+    model: ModelCosts
+    host: HostCosts
+    mix: DataMix
+
+
+def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts]:
+    """Costs on this machine; the host's for shipped pictures.
+
+    Raises:
+        shards.ModelError: the weights aren't those of the model's configuration.
+    """
+    setting = setting_of(config)
+    costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    host = cached(HostCosts, _host_key(config, model), lambda: host_costs(config, model, sample_items(config, model)))
+    return costs, with_engine(config, model, costs, host, DataMix())
+
+
+def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
+    """What `measured_costs` found before, if it did; nothing is measured."""
+    host = kept(HostCosts, _host_key(config, model))
+    if host is None:
+        return None  # before torch is imported, to ask it about GPUs
+    costs = kept(ModelCosts, _model_key(model, setting_of(config)))
+    if costs is None:
+        return None
+    return costs, with_engine(config, model, costs, host, DataMix())
+
+
+def measure(config: RunConfig, model: Model, listing: pa.Table) -> Measured:
+    """Costs on this machine for these items; what they hold and how they decode is never kept.
+
+    Args:
+        config: the run; its resources say how many threads compute at once.
+        model: the model.
+        listing: what is to be embedded.
+
+    Raises:
+        shards.ModelError: the weights aren't those of the model's configuration.
+    """
+    sample = sample_items(config, model, listing)
+    setting = setting_of(config, sample.mix.caption_tokens)
+    costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    host = with_engine(config, model, costs, host_costs(config, model, sample), sample.mix)
+    return Measured(costs, host, sample.mix)
+
+
+def _model_key(model: Model, setting: "Setting") -> dict[str, object]:
+    return {**machine_key(), "model": model.fingerprint, "device_name": setting.device_name, **asdict(setting)}
+
+
+def _host_key(config: RunConfig, model: Model) -> dict[str, object]:
+    return {**machine_key(), "preprocessing": preprocessing_of(config, model), "rows": config.rows_per_part}
+
+
+def machine_key() -> dict[str, object]:
+    """What measurements on this machine depend on."""
+    libraries = {name: version(name) for name in ("torch", "pillow")}
+    return {"format": 1, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
+
+
+def cpu_name() -> str:
+    """The processor's model name, as Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "Setting":
+    """How the stages will compute.
+
+    Where stages have different numbers of threads, it is the fewest.
+    """
+    import torch
+
+    from shards.measure import Setting
+
+    num_cpus = hardware.num_cpus()
+    stages = requested(config, Available(num_cpus, torch.cuda.device_count())).stages
+    num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
+    return Setting(
+        dtype=config.dtype,
+        device=device,
+        num_threads=num_threads,
+        num_rows=rows_per_batch(config),
+        caption_tokens=caption_tokens,
+    )
+
+
+def model_costs(config: RunConfig, model: Model, setting: "Setting") -> ModelCosts:
+    """Seconds of the layers in one replica, of a hand-over and of a call."""
+    from shards.measure import measure_costs
+
+    keep_freed_memory()  # as stages do
+    # By the clock on the wall, which several threads and GPUs are measured by, others would only be in the way.
+    with busy_machine(hardware.num_cpus() if setting.device == "cpu" and setting.num_threads == 1 else 0):
+        costs = measure_costs(model.folder, setting, model.fingerprint)
+        copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
+        return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))
+
+
+def host_costs(config: RunConfig, model: Model, sample: Sample) -> HostCosts:
+    """CPU seconds of decoding, tokenising and writing; Ray's own are left out."""
+    decode_s = sample.decode_s_per_image
+    if decode_s is None:  # no pictures among the items; the mix says so, and the number is for what-if questions
+        decode_s = sample_items(config, model).decode_s_per_image or 0.0
+    write_s = measure_write(sample.rows, model.config.embedding_dim, config.rows_per_part)
+    return HostCosts(
+        decode_s_per_image=decode_s,
+        tokenise_s_per_caption=sample.tokenise_s_per_caption,
+        write_s_per_item=write_s,
+        engine_s_per_item=0.0,
+        startup_s=STARTUP_S,
+        source="measured",
+    )
+
+
+def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCosts, mix: DataMix) -> HostCosts:
+    """Add Ray's own share, as earlier runs of the store found it."""
+    num_rows = rows_per_batch(config)
+    costs, whole = costs.at_tokens(mix.caption_tokens, model.config), whole_model(model.config)
+    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.depth)
+    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.text.num_hidden_layers)
+    item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
+    calls_per_item = (config.num_stages + 1) / num_rows + 1 / config.rows_per_part
+    share = fitted(engine_uses(config.store))
+    return replace(host, engine_s_per_item=share.per_item(item_s, calls_per_item, hardware.num_cpus()))
+
+
+def measure_send() -> float:
+    """Seconds of one byte through shared memory: written as Arrow IPC, as Ray does, and read by mapping it.
+
+    Plain Arrow, so that no Ray needs to run; Ray's own work around it counts as the engine's.
+    """
+    table = pa.table({"values": pa.array(np.zeros(SEND_BYTES, np.uint8))})
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=folder, prefix="embedder-") as root:
+        path = str(Path(root) / "block")
+        pa.create_memory_map(path, SEND_BYTES + (1 << 16)).close()
+
+        def send() -> None:
+            with pa.memory_map(path, "r+") as file, pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
+            with pa.memory_map(path) as file:
+                np.add.reduce(pa.ipc.open_stream(file).read_all()["values"].chunk(0).to_numpy()[::64])
+
+        return median_s(send) / SEND_BYTES
+
+
+def measure_call(config: RunConfig, model: Model) -> float:
+    """Seconds of one batch through a stage beside the layers: rows without pictures and captions."""
+    import torch
+
+    from embedder.steps.stage import Stage
+
+    num_threads = torch.get_num_threads()
+    one_layer = ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
+    num_rows = rows_per_batch(config)
+    stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, (num_rows,)))
+    empty = {"pixels": TENSOR, "token_ids": TENSOR, "trace": TRACE}
+    table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
+    try:
+        return median_s(lambda: stage(table))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
+    """CPU seconds of one row in part files, beside its share of a file's own costs.
+
+    Args:
+        rows: decoded rows, whose embeddings are made up here.
+        embedding_dim: values of a vector.
+        num_rows: of one part.
+    """
+    rows = rows.drop_columns(["pixels", "token_ids"])
+    rows = rows.take(pa.array(np.arange(num_rows) % rows.num_rows)).combine_chunks()
+    flat = np.random.default_rng(0).standard_normal(num_rows * embedding_dim).astype(np.float32)
+    offsets = np.arange(num_rows + 1, dtype=np.int32) * embedding_dim
+    vectors = pa.ListArray.from_arrays(offsets, flat).cast(VECTOR)
+    if "attempts" not in rows.schema.names:
+        rows = rows.append_column("attempts", pa.repeat(pa.scalar(1, pa.int32()), num_rows))
+    for name in ("image_embedding", "text_embedding"):
+        rows = rows.append_column(name, vectors)
+    stamp = Stamp("sample", "0001-sample", "", "", pa.schema([]))
+    with tempfile.TemporaryDirectory(prefix="embedder-") as root:
+        return median_s(lambda: write_part(StoreFiles(root), stamp, 0, rows)) / num_rows
+
+
+def median_s(call: Callable[[], object]) -> float:
+    """Median CPU seconds of a call in this process, the first one left out."""
+    call()
+    seconds = []
+    for _ in range(NUM_CALLS):
+        started_s = time.process_time()
+        call()
+        seconds.append(time.process_time() - started_s)
+    return statistics.median(seconds)

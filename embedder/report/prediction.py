@@ -1,0 +1,141 @@
+"""How fast a given cut runs: the slowest of its steps, or the cores that all of them share. Pure.
+
+A step with its replicas does so many items a second; a machine's cores do as many as their seconds hold, whatever needs
+them: decoding, stages on the CPU, writing, Ray itself. The least of these is what a run reaches once it is under way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shards.config import ModelConfig
+from shards.costs import Dtype
+from shards.planning.costs import HostCosts, ModelCosts
+from shards.planning.devices import DeviceType
+from shards.planning.planner import BOUNDLESS, specs_between
+from shards.planning.problem import Pool, Problem
+from shards.planning.search import best_placement
+from shards.planning.workload import DataMix
+from shards.ranges import ShardSpec
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """One stage as it runs.
+
+    Attributes:
+        spec: its layers.
+        num_replicas: processes.
+        num_threads: cores that one keeps busy; 0 on a GPU.
+        share: the part of its time that one may compute, below 1 under a CPU quota.
+    """
+
+    spec: ShardSpec
+    num_replicas: int = 1
+    num_threads: int = 1
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine around the stages.
+
+    Attributes:
+        num_cores: shared by all; none where nobody knows (a cluster).
+        num_decoders: decode tasks that may run at once.
+        rows_per_batch: items that pass together.
+    """
+
+    num_cores: float | None
+    num_decoders: int
+    rows_per_batch: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of a run under way.
+
+    Attributes:
+        stage_s: seconds of one item in one replica of each stage.
+        decode_s: CPU seconds of one item in the decode step.
+        cpu_s: CPU seconds of one item in all that shares the cores.
+        items_per_s: what the narrowest place lets through.
+        bottleneck: that place.
+    """
+
+    stage_s: tuple[float, ...]
+    decode_s: float
+    cpu_s: float
+    items_per_s: float
+    bottleneck: str
+
+
+def predict(
+    config: ModelConfig,
+    dtype: Dtype,
+    stages: Sequence[StageShape],
+    costs: ModelCosts,
+    host_costs: HostCosts,
+    mix: DataMix,
+    host: Host,
+) -> Prediction:
+    """Predict the throughput of a cut.
+
+    Args:
+        config: the model.
+        dtype: compute dtype.
+        stages: the cut, and what runs it.
+        costs: seconds of the layers in one replica.
+        host_costs: CPU seconds of the work around them.
+        mix: what the items hold.
+        host: the machine.
+    """
+    problem = problem_of(config, dtype, costs, host_costs, mix, host)
+    (pool,) = problem.pools
+    stage_s = tuple(problem.load(pool, stage.spec).seconds for stage in stages)
+    cpu_s = problem.host_seconds + sum(
+        seconds * stage.num_threads for seconds, stage in zip(stage_s, stages, strict=True)
+    )
+    rates = {
+        f"stage {index}": stage.num_replicas * stage.share / seconds
+        for index, (seconds, stage) in enumerate(zip(stage_s, stages, strict=True))
+    }
+    if problem.decode_seconds:
+        rates["decode"] = host.num_decoders / problem.decode_seconds
+    if host.num_cores is not None:
+        rates["shared cores"] = host.num_cores / cpu_s
+    bottleneck = min(rates, key=lambda name: rates[name])
+    return Prediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
+
+
+def balanced_cut(
+    config: ModelConfig,
+    dtype: Dtype,
+    num_stages: int,
+    costs: ModelCosts,
+    host_costs: HostCosts,
+    mix: DataMix,
+    host: Host,
+) -> list[ShardSpec]:
+    """The cut whose slowest stage is the fastest, for one replica of each stage on equal devices."""
+    problem = problem_of(config, dtype, costs, host_costs, mix, host)
+    pools = (replace(problem.pools[0], num=num_stages),)
+    placement = best_placement(replace(problem, pools=pools), num_stages)
+    if placement is None:
+        raise RuntimeError("every model can be cut where nothing limits its stages")
+    return specs_between(placement.cuts)
+
+
+def problem_of(
+    config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, host: Host
+) -> Problem:
+    """The planner's problem with a device of its own for each stage, of any size."""
+    device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
+    return Problem(
+        config=config,
+        dtype=dtype,
+        mix=mix,
+        pools=(Pool(1, device, costs.at_tokens(mix.caption_tokens, config), max_shares=1),),
+        host_seconds=host_costs.item_s(mix),
+        decode_seconds=host_costs.decode_s(mix),
+        rows_per_batch=host.rows_per_batch,
+    )

@@ -1,0 +1,83 @@
+"""The vectors of a table, searched without an index: compared one by one, with the answers and options of an index."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.store.arrow_tensors import unpack_vectors
+from index.search import Hits
+from index.vectors import check_vectors
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+QUERIES_AT_ONCE = 32  # of 300,000 vectors they make a block of scores of 40 MB
+
+
+class ExactIndex:
+    """Vectors in memory; as right as can be, and fast enough for some hundred thousand.
+
+    Attributes:
+        ids: `item_id` and `segment` of each vector.
+        is_live: bool (rows,), all true: a table holds no row that is gone.
+    """
+
+    def __init__(self, rows: pa.Table) -> None:
+        """Keep the picture vectors of a table.
+
+        Args:
+            rows: `item_id`, `segment` and `image_embedding`, which is nowhere null.
+        """
+        self.ids = rows.select(["item_id", "segment"])
+        self.is_live: Mask = np.ones(rows.num_rows, np.bool_)
+        self._vectors: Floats = unpack_vectors(rows["image_embedding"])
+
+    def __len__(self) -> int:
+        """Count the vectors."""
+        return len(self._vectors)
+
+    def vectors(self, rows: Rows) -> Floats:
+        """Some of the vectors, float32 (n, E)."""
+        return self._vectors[rows]
+
+    def search(self, queries: Floats, k: int = 10, *, among: Mask | None = None, profile: str = "text") -> Hits:
+        """Find the k nearest vectors of each query.
+
+        Args:
+            queries: float32 (Q, E) of unit norm.
+            k: at least 1.
+            among: bool (rows,), which rows may answer; all of them by default.
+            profile: what the queries are; makes no difference here.
+
+        Returns:
+            (Q, min(k, rows that may answer)) scores and rows, best first; equal scores are ordered by row.
+
+        Raises:
+            RetrievalError: the queries have another width, are not finite or not of unit norm.
+        """
+        allowed = None if among is None else np.flatnonzero(among)
+        width = min(k, len(self) if allowed is None else len(allowed))
+        if width == 0:
+            return Hits(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+        check_vectors(queries, "queries", dim=self._vectors.shape[1])
+        vectors = self._vectors if allowed is None else self._vectors[allowed]
+        scores, rows = [], []
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            for of_query in queries[start : start + QUERIES_AT_ONCE] @ vectors.T:
+                best = largest(of_query, width)
+                scores.append(of_query[best])
+                rows.append(best if allowed is None else allowed[best])
+        shape = (len(queries), width)
+        return Hits(np.reshape(scores, shape).astype(np.float32), np.reshape(rows, shape).astype(np.int64))
+
+
+def largest(values: np.ndarray[Any, np.dtype[Any]], k: int) -> Rows:
+    """Places of the k largest values, largest first; equal ones in their order."""
+    k = min(k, len(values))
+    if k == 0:
+        return np.empty(0, np.int64)
+    least = np.partition(values, len(values) - k)[len(values) - k]
+    places = np.flatnonzero(values >= least)
+    return places[np.argsort(-values[places], kind="stable")[:k]]

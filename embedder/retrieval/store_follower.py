@@ -1,0 +1,133 @@
+"""A store as services use it that run for weeks: it follows what is published, and no query notices.
+
+A thread of its own looks and opens, so that no query waits while an index of gigabytes is read. The new publication is
+opened beside the old one (both stand in memory meanwhile) and takes its place in one assignment: a query that began on
+the old one ends on it.
+"""
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+from embedder.retrieval.store_api import Store
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.store_info import published
+
+MAX_DOUBLINGS = 5  # what can't be opened is tried again after 2, 4, ... 32 times the usual wait: it may be large
+
+OnError = Callable[[Exception], object]
+
+
+def follow_store(
+    uri: str | Path, *, every_s: float = 10.0, model: str | None = None, on_error: OnError | None = None
+) -> "FollowingStore":
+    """Open what a store has published, and go on with whatever it publishes later.
+
+    Args:
+        uri: the store's folder or address.
+        every_s: how often to look, in seconds; a look reads one file of a kilobyte.
+        model: as in `open_store`; a publication of another model is not served then.
+        on_error: is told, by the thread that looks, why a new publication can't be opened; once for each reason.
+
+    Raises:
+        StoreError: there is no store, nothing is published yet, or its format is unknown.
+        RetrievalError: the index is damaged.
+    """
+    return FollowingStore(StoreFiles(uri), every_s, model, on_error)
+
+
+class FollowingStore:
+    """The newest publication that can be opened; has the methods of `Store`, each call on one publication.
+
+    Close it, or use it in a `with` block. Several calls that belong together go to one `snapshot`: a vector from
+    `encode_text` must not meet a publication of another model.
+
+    Attributes:
+        snapshot: the publication that is served now.
+        last_error: why a newer one is not, if that is so.
+    """
+
+    def __init__(
+        self, files: StoreFiles, every_s: float = 10.0, model: str | None = None, on_error: OnError | None = None
+    ) -> None:
+        self.snapshot = Store(files, model)
+        self.snapshot.prepare()
+        self.last_error: Exception | None = None
+        self._files, self._model, self._on_error = files, model, on_error
+        self._every_s, self._num_failures = every_s, 0
+        self._looking, self._closed = Lock(), Event()
+        self._thread = Thread(
+            target=_look_on, args=(weakref.ref(self), self._closed, every_s), name="follow-store", daemon=True
+        )
+        self._thread.start()
+
+    def search(self, *arguments: Any, **options: Any) -> Any:
+        """As `Store.search`, of the publication that is served now; the hits' `version` tells which."""
+        return self.snapshot.search(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a `Store` has, of the publication that is served now."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.snapshot, name)
+
+    def look(self) -> bool:
+        """Look now, and serve what is new; returns whether something was."""
+        with self._looking:
+            try:
+                newer = self._open_newer()
+            except Exception as error:  # noqa: BLE001  # whatever is wrong with the new one, the old one is served
+                self._failed(error)
+                return False
+            self.last_error, self._num_failures = None, 0
+            self.snapshot, was = newer or self.snapshot, self.snapshot
+            return self.snapshot is not was
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next look."""
+        return self._every_s * (1 << min(self._num_failures, MAX_DOUBLINGS))
+
+    def close(self) -> None:
+        """Stop following; what is open stays usable. Waits for a look that is under way."""
+        self._closed.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_newer(self) -> Store | None:
+        current = read_current(self._files) or published(self._files)  # which tells what is missing
+        held = current.model_copy(update={"hold": self.snapshot.current.hold})
+        if held == self.snapshot.current:  # a hold that was released changes no row
+            return None
+        newer = Store(self._files, self._model)
+        newer.prepare(self.snapshot)
+        return newer
+
+    def _failed(self, error: Exception) -> None:
+        is_known = self.last_error is not None and str(self.last_error) == str(error)
+        self.last_error = error
+        self._num_failures += 1
+        if self._on_error is not None and not is_known:
+            self._on_error(error)
+
+
+def _look_on(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:
+    """Look until it is closed, or nobody holds it any more."""
+    while not closed.wait(wait_s):
+        store = following()
+        if store is None:
+            return
+        store.look()
+        wait_s = store.wait_s
+        del store  # while it waits, the thread must not be what keeps the store alive

@@ -1,0 +1,192 @@
+"""Which files a path means: one file, a folder of them, or a pattern with braces and wildcards."""
+
+import glob
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, product
+
+from embedder.errors import SourceError
+from embedder.sources.errors import FetchError
+from embedder.sources.listing_schema import time_text
+from embedder.sources.local_listing import Entry, SkipsFolder, look_at, skips_nothing, walk_folder
+from embedder.sources.uris import is_remote
+
+MAX_BRACE_NAMES = 1_000_000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
+_MAGIC = re.compile(r"[*?\[{]")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The entries that a path means, and the folder (or URI) that their names are relative to."""
+
+    root: str
+    entries: Iterator[Entry]
+    is_folder: bool = False
+    is_named: bool = False
+    """Whether the path is that of this one file."""
+
+    def uri(self, entry: Entry) -> str:
+        """Give the whole path of an entry."""
+        return f"{self.root.rstrip('/')}/{entry.name}"
+
+
+def is_pattern(path: str) -> bool:
+    """Whether the path holds braces or wildcards; a local file of exactly that name comes first."""
+    return bool(_MAGIC.search(path)) and (is_remote(path) or not os.path.lexists(path))
+
+
+def find_entries(path: str, skips: SkipsFolder = skips_nothing) -> Found:
+    """Find what a path means: the file itself, everything below a folder, or all that match a pattern.
+
+    Args:
+        path: as `normalise_source` gives it.
+        skips: which folders below it are not looked into; those of a bucket cost nothing and are listed all the same.
+
+    Raises:
+        SourceError: nothing is there, or it can't be listed.
+    """
+    try:
+        if is_remote(path):
+            return _find_remote(path)
+        return _find_local(path, skips)
+    except FetchError as error:
+        raise listing_error(error) from None
+
+
+def find_one(root: str, name: str) -> Entry | None:
+    """Look for a file or object below a root; None where there is none.
+
+    Raises:
+        SourceError: the object store does not answer.
+    """
+    if not is_remote(root):
+        return look_at(root, name, os.path.realpath(root))
+    from embedder.sources.object_listing import find_object
+
+    try:
+        entry = find_object(f"{root}/{name}")
+    except FetchError as error:
+        raise listing_error(error) from None
+    return entry._replace(name=name) if entry else None
+
+
+def listing_error(error: FetchError) -> SourceError:
+    """Say in a source's name why it can't be listed."""
+    cures = {
+        "NetworkError": "; check endpoint, region and credentials, then run again",
+        "FileNotFound": "; check the path, and that its disk is mounted",
+    }
+    return SourceError(error.message + cures.get(error.error_type, ""))
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Expand `{000..099}` (zeros kept) and `{a,b}`, several in one pattern as their product; braces do not nest.
+
+    Raises:
+        SourceError: a range runs backwards, or more than a million names would come out.
+    """
+    pieces = _BRACES.split(pattern)
+    choices = [_brace_choices(body, pattern) for body in pieces[1::2]]
+    if math.prod(map(len, choices)) > MAX_BRACE_NAMES:
+        raise SourceError(f"{pattern}: the braces name more than {MAX_BRACE_NAMES:,} files; narrow the ranges")
+    literals = pieces[0::2]
+    return [literals[0] + "".join(map(str.__add__, chosen, literals[1:])) for chosen in product(*choices)]
+
+
+def _brace_choices(body: str, pattern: str) -> list[str]:
+    match = _RANGE.match(body)
+    if match is None:
+        return body.split(",") if "," in body else ["{" + body + "}"]
+    first, last = int(match[1]), int(match[2])
+    if last < first:
+        raise SourceError(f"{pattern}: the range {{{body}}} runs backwards; write the smaller number first")
+    if last - first >= MAX_BRACE_NAMES:
+        raise SourceError(f"{pattern}: the braces name more than {MAX_BRACE_NAMES:,} files; narrow the ranges")
+    return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
+
+
+def _find_local(path: str, skips: SkipsFolder) -> Found:
+    if os.path.isdir(path):  # noqa: PTH112
+        return Found(path, walk_folder(path, skips), is_folder=True)
+    if os.path.lexists(path):
+        return Found(os.path.dirname(path), iter([_single(path)]), is_named=True)  # noqa: PTH120
+    if not _MAGIC.search(path):
+        raise SourceError(f"{path}: there is no such file or folder; check the path, and that its disk is mounted")
+    return _found_by_pattern(path, _glob_local)
+
+
+def _glob_local(pattern: str, root: str) -> list[Entry]:
+    matches = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+    real_root = os.path.realpath(root)
+    names = (match[len(root.rstrip("/")) + 1 :] for match in matches)
+    return [entry for name in names if (entry := look_at(root, name, real_root))]
+
+
+def _find_remote(path: str) -> Found:
+    from embedder.sources.object_listing import find_object, walk_objects
+
+    if entry := find_object(path):
+        return Found(path.rpartition("/")[0], iter([entry]), is_named=True)
+    if _MAGIC.search(path):
+        return _found_by_pattern(path, _glob_remote)
+    entries = walk_objects(path)
+    first = next(entries, None)
+    if first is None:
+        raise SourceError(f"{path}: there is no object or folder of this name; check bucket and prefix")
+    return Found(path, chain([first], entries), is_folder=True)
+
+
+def _glob_remote(pattern: str, root: str) -> list[Entry]:
+    from embedder.sources.object_listing import walk_objects
+
+    if not glob.has_magic(pattern):
+        entry = find_one(root, pattern[len(root) + 1 :])
+        return [entry] if entry else []
+    matcher = glob_regex(pattern)
+    return [entry for entry in walk_objects(root) if matcher.match(f"{root}/{entry.name}")]
+
+
+def _found_by_pattern(path: str, find: Callable[[str, str], list[Entry]]) -> Found:
+    """Collect what each expanded pattern finds; one that finds nothing is a mistake, not an empty set."""
+    root = fixed_root(path)
+    entries: dict[str, Entry] = {}
+    for pattern in expand_braces(path):
+        found = find(pattern, root)
+        if not found:
+            raise SourceError(f"{pattern}: no file of this name or pattern; check the path and the range in braces")
+        entries |= {entry.name: entry for entry in found}
+    return Found(root, iter(entries.values()))
+
+
+def fixed_root(pattern: str) -> str:
+    """Give the folder above the first braces or wildcard: ids are relative to it."""
+    match = _MAGIC.search(pattern)
+    return pattern[: match.start() if match else None].rpartition("/")[0] or "/"
+
+
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    """Translate a wildcard pattern as `glob` reads it: `*` and `?` stop at `/`, `**/` crosses it."""
+    tokens = re.split(r"(\*\*/|\*|\?|\[!?[^\]/]+\])", pattern)
+    simple = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
+    parts = [
+        simple.get(token) or (token.replace("[!", "[^") if token.startswith("[") else re.escape(token))
+        for token in tokens
+    ]
+    return re.compile("".join(parts) + r"\Z", re.DOTALL)
+
+
+def _single(path: str) -> Entry:
+    """Look at a file that the user named: a link is followed wherever it leads."""
+    name = os.path.basename(path)  # noqa: PTH119
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; check the path, and that its disk is mounted") from None
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise SourceError(f"{path}: this is neither a regular file nor a folder; name one of those")
+    return Entry(name, status.st_size, time_text(status.st_mtime_ns))

@@ -1,0 +1,81 @@
+"""The rows that every kind of source yields, before their source's name is put before their ids."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from embedder.batch_schema import CARRIED
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("item_id", pa.string()),
+        pa.field("uri", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("modified", pa.string()),
+        pa.field("caption", pa.string()),
+        pa.field("caption_uri", pa.string()),
+        pa.field("error_type", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("is_media", pa.bool_()),
+    ]
+)
+ROWS_PER_TABLE = 4096
+SECONDS = len("2000-01-01T00:00:00")
+
+
+class Row(NamedTuple):
+    """One item, or one reject where `error_type` is set.
+
+    `size_bytes` is None where the listing can't know it without reading (cells of a table, far files named in one).
+    `modified` changes when the item may have changed; it is compared, never parsed. `is_media`: the name, or the user,
+    says that it is media. If it turns out to be none, it is then a reject, and else left out.
+    """
+
+    item_id: str
+    uri: str
+    size_bytes: int | None
+    modified: str
+    caption: str | None = None
+    caption_uri: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    is_media: bool = True
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one source holds: known at once are its carryover columns, its rows come as they are read."""
+
+    tables: Iterator[pa.Table]
+    carryover: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    unique_ids: bool = False
+
+
+def tables_of_rows(rows: Iterable[Row]) -> Iterator[pa.Table]:
+    """Gather rows into tables of ROW_SCHEMA, a few thousand rows each."""
+    rows = iter(rows)
+    while chunk := list(islice(rows, ROWS_PER_TABLE)):
+        yield table_of_rows(chunk)
+
+
+def table_of_rows(rows: list[Row], carryover: dict[str, pa.Array] | None = None) -> pa.Table:
+    """Make one table of rows and, beside them, carryover columns of the same length under their prefix."""
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(ROW_SCHEMA)
+    arrays: dict[str, Any] = {
+        column.name: pa.array(values, column.type) for column, values in zip(ROW_SCHEMA, columns, strict=True)
+    }
+    return pa.table(arrays | {CARRIED + name: values for name, values in (carryover or {}).items()})
+
+
+def time_text(mtime_ns: int) -> str:
+    """Write a modification time as UTC ISO 8601 with nanoseconds; a time beyond the calendar as its number."""
+    seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"@{mtime_ns}ns"
+    return f"{moment.isoformat()[:SECONDS]}.{nanoseconds:09d}Z"  # half the time of a format string

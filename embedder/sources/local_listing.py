@@ -1,0 +1,127 @@
+"""Every file under a local folder, in an order that repeats, with files of one stem side by side."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from embedder.errors import SourceError
+from embedder.sources.listing_schema import time_text
+
+SIDECAR_SUFFIXES = (".txt", ".json")
+SkipsFolder = Callable[[str], bool]
+"""Told a folder's path relative to the root, says whether to leave it alone; such a folder is not even opened."""
+
+
+class Entry(NamedTuple):
+    """One file under a root, or a name that must not be opened (`error_type` is then set).
+
+    `name` is relative to the root, POSIX; it may hold surrogate escapes where the file system's name is no UTF-8.
+    """
+
+    name: str
+    size_bytes: int | None
+    modified: str
+    error_type: str | None = None
+    error: str | None = None
+
+
+def skips_nothing(folder: str) -> bool:
+    """Leave no folder alone."""
+    return False
+
+
+def walk_folder(root: str, skips: SkipsFolder = skips_nothing) -> Iterator[Entry]:
+    """Yield every file below `root`, folder by folder; memory is bounded by the largest single folder.
+
+    A link to a file inside the root is a file. A link to a folder inside is passed over: what it shows is listed under
+    its own path, and following it could go in circles. Links that leave the root, and what is no file, are rejects.
+
+    Raises:
+        SourceError: a folder can't be read. An incomplete listing would look as if its items had been deleted.
+    """
+    real_root = os.path.realpath(root)
+    prefixes = [""]
+    while prefixes:
+        prefix = prefixes.pop()
+        files, odd, folders = _scan(root, prefix)
+        for name in sorted(files + odd, key=_stem_first):
+            entry = look_at(root, prefix + name, real_root)
+            if entry is not None:
+                yield entry
+        kept = (name for name in folders if not skips(prefix + name))
+        prefixes.extend(f"{prefix}{name}/" for name in sorted(kept, reverse=True))
+
+
+def stem_of(name: str) -> str:
+    """Cut the last suffix off a name; what a file and its sidecar share."""
+    return os.path.splitext(name)[0]  # noqa: PTH122 (a million names: no Path objects)
+
+
+def _stem_first(name: str) -> str:
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122
+    return f"{stem}\0{suffix}"  # no name holds a NUL, so all suffixes of one stem stay together
+
+
+def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
+    """Read one folder: names of regular files, of links and other things, and of folders."""
+    files: list[str] = []
+    odd: list[str] = []
+    folders: list[str] = []
+    try:
+        with os.scandir(os.path.join(root, prefix)) as entries:  # noqa: PTH118
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    (files if entry.is_file(follow_symlinks=False) else odd).append(entry.name)
+    except OSError as error:
+        # A folder deleted a moment ago holds nothing; a root that is gone is an unmounted disk.
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and prefix and os.path.isdir(root):  # noqa: PTH112
+            return [], [], []
+        where = os.path.join(root, prefix).encode("utf-8", "backslashreplace").decode()  # noqa: PTH118
+        raise SourceError(
+            f"{where}: {error.strerror}; a listing must be complete: give read access, or move it out of the source"
+        ) from None
+    return files, odd, folders
+
+
+def look_at(root: str, name: str, real_root: str) -> Entry | None:
+    """Look at one name below a root without opening it; None where there is nothing, or a folder."""
+    path = f"{root.rstrip('/')}/{name}"
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return _link_entry(path, name, real_root)
+    except FileNotFoundError:
+        return None  # deleted since the folder was read
+    except OSError as error:
+        return Entry(name, None, "", "PermissionDenied", f"can't be looked at: {error.strerror}")
+    return None if stat.S_ISDIR(status.st_mode) else _status_entry(name, status)
+
+
+def _link_entry(path: str, name: str, real_root: str) -> Entry | None:
+    target = os.path.realpath(path)
+    if not _is_inside(target, real_root):
+        return Entry(name, None, "", "LinkOutsideRoot", "a link that leaves the source's root is not followed")
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        return Entry(name, None, "", "BrokenLink", f"a link that leads nowhere: {error.strerror}")
+    return None if stat.S_ISDIR(status.st_mode) else _status_entry(name, status)
+
+
+def _status_entry(name: str, status: os.stat_result) -> Entry:
+    modified = time_text(status.st_mtime_ns)
+    if not stat.S_ISREG(status.st_mode):
+        return Entry(name, None, modified, "NotAFile", f"a {_kind(status.st_mode)}; only regular files are opened")
+    return Entry(name, status.st_size, modified)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+    return kinds.get(stat.S_IFMT(mode), "special file")

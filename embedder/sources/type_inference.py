@@ -1,0 +1,93 @@
+"""Arrow types for carryover values that come as text or JSON, told from a sample and then kept to."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from embedder.storage.printable import is_text, readable
+
+SAMPLE_ROWS = 1000
+_INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})\Z")  # at most 18 digits: always in int64
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\Z|[+-]?(nan|inf)\Z", re.IGNORECASE)
+_LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code, of which a double would lose digits
+_BOOLEANS = {"true": True, "false": False}
+
+
+def infer_json_type(values: Iterable[Any]) -> pa.DataType:
+    """Tell the type of JSON values, None left out: bool, int64, double, else string (other values as JSON text)."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
+
+
+def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
+    """Tell the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
+    texts = [value for value in values if value]
+    if not texts:
+        return pa.string()
+    if all(text.lower() in _BOOLEANS for text in texts):
+        return pa.bool_()
+    if all(_INTEGER.match(text) for text in texts):
+        return pa.int64()
+    return pa.float64() if all(_is_number(text) for text in texts) else pa.string()
+
+
+def _is_number(text: str) -> bool:
+    return bool(_NUMBER.match(text)) and not _LONG_INTEGER.match(text)
+
+
+def json_value(value: Any, kind: pa.DataType) -> Any:
+    """Convert one JSON value.
+
+    Raises:
+        ValueError: it does not fit the type.
+    """
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    wanted: dict[pa.DataType, tuple[type, ...]] = {
+        pa.bool_(): (bool,),
+        pa.int64(): (int,),
+        pa.float64(): (int, float),
+    }
+    if type(value) not in wanted[kind]:  # exactly: True is no 1
+        raise ValueError(f"{value!r:.40} is no {kind}, which the first rows hold")
+    if kind == pa.int64() and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value!r:.40} is beyond int64")
+    return float(value) if kind == pa.float64() else value
+
+
+def text_value(text: str | None, kind: pa.DataType) -> Any:
+    """Convert one CSV field; an empty one is null but in a column of text.
+
+    Raises:
+        ValueError: it does not fit the type.
+    """
+    if text is None or pa.types.is_string(kind):
+        return text
+    if not text:
+        return None
+    if kind == pa.bool_() and text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
+    if kind == pa.int64() and _INTEGER.match(text):
+        return int(text)
+    if kind == pa.float64() and _is_number(text):
+        return float(text)
+    raise ValueError(f"{text!r:.40} is no {kind}, which the first rows hold")
+
+
+def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str, pa.Array]:
+    """Turn converted values into one array a field."""
+    return {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
+
+
+def clean_text(text: str) -> str:
+    """Make a text storable: lone surrogates, which JSON can spell, become visible escapes."""
+    return text if is_text(text) else readable(text)

@@ -1,0 +1,49 @@
+"""A stage as Ray starts it: the process that builds the graph names it without importing torch (2 s of CPU)."""
+
+import os
+
+import pyarrow as pa
+
+from embedder.compat.light_transformers import sparing_imports
+from embedder.errors import USER_MISTAKES
+from embedder.steps.stage_spec import StageSpec
+from embedder.store.runs import Run
+from embedder.store.step_metrics import LOAD, measure
+
+
+class StageProcess:
+    """A `Stage`, imported where it runs.
+
+    Of an exception in an actor's constructor Ray keeps the text alone, so a mistake of the user's (no model on this
+    node, a GPU without a driver) waits for the first block, and is then raised as itself.
+    """
+
+    def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
+        """Load the shard.
+
+        Args:
+            spec: what to load.
+            run: asked before each block whether to stop; blocks not begun by then give no row.
+        """
+        self._run = run
+        with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
+            from embedder.steps.stage import Stage
+
+            try:
+                self._stage: Stage | Exception = Stage(spec, start)
+            except USER_MISTAKES as mistake:
+                self._stage = mistake
+        os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Move a block one shard further.
+
+        Raises:
+            EmbedderError: the stage could not start.
+            shards.ModelError: the same.
+        """
+        if isinstance(self._stage, Exception):
+            raise self._stage
+        if self._run is not None and self._run.stop_requested():
+            return table.slice(0, 0)
+        return self._stage(table)

@@ -1,0 +1,80 @@
+r"""Text as a person may see it: what controls a terminal or can't be seen is written as an escape (`\x1b`, `\u202e`).
+
+For eyes alone: JSON and tables of the store keep every character as it is.
+"""
+
+import re
+
+# Unicode's categories Cc, Cs, Zl and Zp, and Cf but for the Arabic and Kaithi signs that are drawn around digits.
+_UNSEEN = (
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
+_PICTURES = r"\u2190-\u2bff\U0001f000-\U0001faff"
+_JOINING_LETTERS, _INDIC_LETTERS = r"\u0620-\u08ff\u0900-\u1cff", r"\u0900-\u0dff"
+# Joiners are spelling in Persian and Indic words and hold families of emoji together; tags tell the flag of a region.
+_SPELLING = "|".join(
+    (
+        rf"(?<=[{_PICTURES}\ufe0f])\u200d(?=[{_PICTURES}])",
+        rf"(?<=[{_JOINING_LETTERS}])[\u200c\u200d](?=[{_JOINING_LETTERS}])",
+        rf"(?<=[{_INDIC_LETTERS}])\u200d",
+        r"(?<=\U0001f3f4)[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f",
+    )
+)
+_ESCAPED = re.compile(f"(?P<spelling>{_SPELLING})|{_UNSEEN}")
+_NAMES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def printable(text: str, max_characters: int | None = None) -> str:
+    r"""Write a text so that it is one line which shows all that it holds.
+
+    Args:
+        text: anything, as it came from a name, a caption or a message.
+        max_characters: a longer one loses its middle to an ellipsis.
+
+    Returns:
+        The text; control characters, marks of direction, invisible characters and line breaks are escapes, and the
+        bytes of a name that is no UTF-8 are `\xff`.
+    """
+    if not (text.isascii() and text.isprintable()):
+        text = _ESCAPED.sub(_escape, text)
+    return text if max_characters is None else shortened(text, max_characters)
+
+
+def shortened(text: str, max_characters: int) -> str:
+    """Cut the middle out of a long text: names differ at their ends, messages end with the cure."""
+    if len(text) <= max_characters:
+        return text
+    num_last = max_characters // 4
+    return f"{text[: max_characters - num_last - 1]}…{text[len(text) - num_last :]}"
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    if match["spelling"]:
+        return character
+    code = ord(character)
+    if code < 0x80:
+        return _NAMES.get(character, f"\\x{code:02x}")
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that Python could not decode
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be stored as UTF-8; file systems also hold names that can't."""
+    if name.isascii():
+        return True
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def readable(name: str) -> str:
+    r"""Write a name that is no UTF-8 so that people can read it: its stray bytes become escapes (`caf\xe9.jpg`)."""
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # lone surrogates that stand for no byte, as JSON can hold them
+        return name.encode("utf-8", "backslashreplace").decode("utf-8")

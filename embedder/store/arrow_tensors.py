@@ -1,0 +1,71 @@
+"""Tensors as Arrow values: one `large_binary` value a row, whose value buffer is the packed tensor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.batch_schema import TENSOR, VECTOR
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def pack(values: Sequence[Array | None]) -> pa.Array:
+    """One value a row, None as null; the arrays' bytes are copied once, into one buffer."""
+    present = [value for value in values if value is not None]
+    flat = np.concatenate([value.reshape(-1).view(np.uint8) for value in present]) if present else np.empty(0, np.uint8)
+    return pack_flat(flat, np.array([0 if value is None else value.nbytes for value in values], np.int64))
+
+
+def pack_flat(flat: Array, sizes_bytes: Array) -> pa.Array:
+    """A `large_binary` column over a buffer that already holds all rows one after the other, without a copy.
+
+    Args:
+        flat: the values of all rows, contiguous, any dtype.
+        sizes_bytes: int64 (rows,); 0 makes the row null.
+    """
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes_bytes)])
+    validity = np.packbits(sizes_bytes > 0, bitorder="little")
+    buffers = [pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(flat.reshape(-1).view(np.uint8))]
+    return pa.Array.from_buffers(TENSOR, len(sizes_bytes), buffers)
+
+
+def unpack(column: pa.Array) -> tuple[Array, Array]:
+    """The bytes of all rows, uint8 (num_bytes,) and read-only, and each row's size in bytes; without a copy.
+
+    Raises:
+        TypeError: the column is no `large_binary`: something on the way has changed its type.
+    """
+    if column.type != TENSOR:
+        raise TypeError(f"a tensor column must be {TENSOR}, this one is {column.type}")
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+    flat = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return flat[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+def pack_vectors(vectors: Array, present: Array) -> pa.Array:
+    """A nullable `list<float>` column.
+
+    Args:
+        vectors: float32 (R, E), one for each row that has one.
+        present: bool (rows,), with R rows true.
+    """
+    width = vectors.shape[1]
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(present * width, dtype=np.int32)])
+    values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    return pa.ListArray.from_arrays(pa.array(offsets), values, VECTOR, mask=pa.array(~present))
+
+
+def unpack_vectors(column: pa.ChunkedArray | pa.Array) -> Array:
+    """The vectors of a `list<float>` column without nulls, float32 (rows, E); without a copy where it is one chunk.
+
+    Raises:
+        ValueError: the vectors have different widths.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if len(column) == 0:
+        return np.empty((0, 0), np.float32)
+    return np.asarray(column.flatten().to_numpy(), np.float32).reshape(len(column), -1)

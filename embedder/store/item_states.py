@@ -1,0 +1,67 @@
+"""Finished rows -> one record an item: its state, and whether its own rows or the published ones stand from now on."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.batch_schema import LEFT_OUT
+
+# What a listing may say of items that are published already, or were and may be taken over; rows carry it through all
+# steps.
+KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
+HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Item records of one part: those whose rows stand beside them, and those whose published rows stay."""
+
+    own: pa.Table
+    kept: pa.Table
+
+
+def split_records(rows: pa.Table) -> Records:
+    """Decide, for each item whose last row is here (the row that knows `num_vectors`), which rows stand.
+
+    The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
+    whole any more, or one that had some can't be embedded at all: such an item is `stale`.
+
+    An item whose content is equal to `held_version` has a record of its own and no rows beside it, so it is not whole
+    until they are copied.
+
+    Args:
+        rows: finished rows (`embedder.batch_schema`); where they have them, with `known_version` (content of the published
+            rows, null where those were not whole) and `known_vectors` (their number), and with `held_version` and
+            `held_vectors` of a publication that was rolled back from.
+
+    Returns:
+        Rows with `state` and `stale`; of kept ones `num_vectors` and `content_version` are the published ones.
+    """
+    rows = rows.filter(pc.is_valid(rows["num_vectors"]))
+    is_reject = pc.is_valid(rows["error_type"])
+    version, num_published = (_optional(rows, name, kind) for name, kind in KNOWN_COLUMNS.items())
+    num_published = pc.fill_null(num_published, 0)
+    has_more = pc.or_(pc.is_valid(version), pc.equal(rows["num_vectors"], 0))
+    stale = pc.and_(is_reject, pc.and_(pc.greater(num_published, 0), has_more))
+    # A file that was a picture before, and is none now, is not what the user put there: that is a reject.
+    is_left_out = pc.and_(pc.is_in(rows["error_type"], value_set=pa.array(LEFT_OUT)), pc.invert(stale))
+    held_version, num_held = (_optional(rows, name, kind) for name, kind in HELD_COLUMNS.items())
+    unchanged = pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False)
+    is_known = pc.fill_null(pc.equal(rows["content_version"], version), False)
+    is_held = pc.and_(pc.fill_null(pc.equal(rows["content_version"], held_version), False), pc.invert(is_known))
+    held = pc.and_(unchanged, is_held)
+    kept = pc.or_(stale, pc.and_(unchanged, pc.invert(held)))
+    values = {
+        "num_vectors": pc.if_else(kept, num_published, pc.if_else(held, num_held, rows["num_vectors"])),
+        "content_version": pc.if_else(kept, pc.coalesce(version, rows["content_version"]), rows["content_version"]),
+        "state": pc.if_else(is_left_out, "left_out", pc.if_else(is_reject, "rejected", "embedded")),
+        "stale": stale,
+    }
+    for name, column in values.items():
+        rows = (rows.drop_columns([name]) if name in rows.schema.names else rows).append_column(name, column)
+    return Records(own=rows.filter(pc.invert(kept)), kept=rows.filter(kept))
+
+
+def _optional(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows, kind)

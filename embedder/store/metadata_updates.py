@@ -1,0 +1,64 @@
+"""Items whose content stayed and whose place or carried columns may not have: their rows get these, and keep the rest.
+
+A table or a tar that was written anew moves all its rows: the picture of an item lies at another offset, its price
+changed. Such rows keep vector and run, and must not point to another item's picture.
+"""
+
+from collections.abc import Iterable
+from io import BytesIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embedder.store.arrow_lookup import places, taken
+from embedder.store.files import StoreFiles
+from embedder.store.journal import JournalEntry
+from embedder.store.layout import journal_folder
+from embedder.store.schema import EMBEDDINGS
+
+MOVED = pa.schema([EMBEDDINGS.field("item_id"), EMBEDDINGS.field("uri")])
+
+
+def moves_file(run_id: str, name: str) -> str:
+    """Where the moves of one journal entry stand: beside it."""
+    return f"{journal_folder(run_id)}/{name}-moved.parquet"
+
+
+def write_moves(files: StoreFiles, run_id: str, name: str, moves: pa.Table) -> None:
+    """Write the moves that belong to a journal entry, before the entry itself."""
+    files.write_table(moves_file(run_id, name), moves)
+
+
+def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], whole: pa.Table) -> pa.Table:
+    """The moves of the items whose published rows stay; held in memory: ids, uris and carried columns.
+
+    Args:
+        files: the store.
+        run_id: whose.
+        entries: its journal.
+        whole: of `whole_items`: which session's word counts.
+    """
+    kept = whole.filter(whole["kept"])
+    tables = [_of_entry(files, run_id, entry, kept) for entry in entries if entry.num_moves]
+    return pa.concat_tables(tables) if tables else MOVED.empty_table()
+
+
+def _of_entry(files: StoreFiles, run_id: str, entry: JournalEntry, kept: pa.Table) -> pa.Table:
+    moves = pq.read_table(BytesIO(files.read(moves_file(run_id, entry.name))))
+    sessions = pa.array([part.session for part in entry.parts], pa.string())
+    here = kept.filter(pc.is_in(kept["session"], value_set=sessions))["item_id"].combine_chunks()
+    return moves.filter(pc.is_in(moves["item_id"], value_set=here))
+
+
+def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:
+    """Rows of embeddings with the place and the carried columns that their items have now."""
+    place = places(rows["item_id"], moves["item_id"])
+    for name in moves.schema.names:
+        if name == "item_id" or name not in rows.schema.names:
+            continue
+        index = rows.schema.get_field_index(name)
+        now = taken(moves[name], place).cast(rows.schema.field(index).type)
+        column = pc.if_else(pc.is_valid(place), now, rows[name])
+        rows = rows.set_column(index, rows.schema.field(index), column)
+    return rows

@@ -1,0 +1,248 @@
+"""Finished rows -> one part file for each table and one journal entry, which is written last.
+
+A part file that no journal entry names does not exist for anyone; Delta readers see only what is committed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from obstore.exceptions import BaseError
+
+from embedder.batch_schema import CARRIED
+from embedder.errors import StoreError
+from embedder.store.arrow_lookup import without_items
+from embedder.store.files import StoreFiles, parquet_bytes
+from embedder.store.item_states import split_records
+from embedder.store.journal import TASK_DIGITS, JournalEntry, Part, write_entry
+from embedder.store.layout import journal_folder, utc_now
+from embedder.store.metadata_updates import MOVED, moves_file, write_moves
+from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
+from embedder.store.step_metrics import measure
+
+LAST_TASK = 10**TASK_DIGITS - 1  # of what a stopped run has left over; no write task comes as far
+VECTOR_COLUMNS = ("image_embedding", "text_embedding")
+PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
+"""What a write task makes: vectors, records of items with their own rows, and of those whose published rows stay."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What every row of a run carries."""
+
+    run_id: str
+    session: str
+    model_fingerprint: str
+    preprocess_fingerprint: str
+    carryover: pa.Schema
+
+
+def write_part(files: StoreFiles, stamp: Stamp, task: int, rows: pa.Table) -> JournalEntry:
+    """Write the finished rows as part files and journal them; the same task again replaces the same files.
+
+    Args:
+        files: the store.
+        stamp: the run's constants.
+        task: number of the write task, the same when the same rows are tried again.
+        rows: one row a vector row or item record (`embedder.batch_schema`), with both embedding columns.
+    """
+    name = f"{stamp.session}-{task:0{TASK_DIGITS}d}"
+    with _undone_on_failure(files, stamp, name), measure("write") as measurement:
+        rows = reject_non_finite(rows)
+        records = split_records(rows)
+        own, kept = (item_records(each, stamp) for each in (records.own, records.kept))
+        own_vectors = vector_rows(without_items(rows, kept["item_id"]), stamp)
+        path = f"part-{stamp.run_id}-{name}"
+        parts = [
+            store_part(files, table, path + suffix, content, stamp.session, kept=content is kept)
+            for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
+            if content.num_rows
+        ]
+        if kept.num_rows:
+            write_moves(files, stamp.run_id, name, _project(records.kept, MOVED, stamp.carryover, {}))
+        measurement.num_rows = rows.num_rows
+        measurement.bytes_out = sum(part.size_bytes for part in parts)
+    entry = JournalEntry(
+        name=name,
+        parts=tuple(parts),
+        num_items=own.num_rows + kept.num_rows,
+        num_rejects=sum(_num_rejected(records) for records in (own, kept)),
+        num_moves=kept.num_rows,
+        trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
+    )
+    with _undone_on_failure(files, stamp, name):
+        write_entry(files, stamp.run_id, entry)
+    return entry
+
+
+def write_copies(
+    files: StoreFiles, stamp: Stamp, task: int, copies: Mapping[str, pa.Table], taken_from: str
+) -> JournalEntry:
+    """Write rows and records of another publication as they are, and journal them.
+
+    Args:
+        files: the store.
+        stamp: the run's constants.
+        task: number of the write task, another for each call.
+        copies: by table.
+        taken_from: run whose publication they are of.
+    """
+    name = f"{stamp.session}-{task:0{TASK_DIGITS}d}"
+    items = copies.get("items", ITEMS.empty_table())
+    with _undone_on_failure(files, stamp, name):
+        path = f"part-{stamp.run_id}-{name}.parquet"
+        parts = [store_part(files, table, path, content, stamp.session) for table, content in copies.items()]
+        entry = JournalEntry(
+            name=name,
+            parts=tuple(parts),
+            num_items=items.num_rows,
+            num_rejects=_num_rejected(items),
+            trace=[],
+            taken_from=taken_from,
+        )
+        write_entry(files, stamp.run_id, entry)
+    return entry
+
+
+@contextmanager
+def _undone_on_failure(files: StoreFiles, stamp: Stamp, name: str) -> Iterator[None]:
+    """Delete a write task's part files when the block fails: nobody would ever name them, and a full disk stay full.
+
+    They stay where an earlier try of the task has left its journal entry.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(OSError, BaseError, StoreError):
+            if not files.exists(f"{journal_folder(stamp.run_id)}/{name}.json"):
+                for table, suffix in PART_FILES:
+                    files.delete(f"{table}/part-{stamp.run_id}-{name}{suffix}")
+                files.delete(moves_file(stamp.run_id, name))
+        raise
+
+
+def vector_rows(rows: pa.Table, stamp: Stamp) -> pa.Table:
+    """The rows of the embeddings table; rows that only report on an item (no modality) are left out."""
+    rows = rows.filter(pc.is_valid(rows["modality"]))
+    return _project(rows, EMBEDDINGS, stamp.carryover, _constants(stamp, "embedded_at"))
+
+
+def item_records(records: pa.Table, stamp: Stamp) -> pa.Table:
+    """The rows of the items table."""
+    return _project(records, ITEMS, pa.schema([]), _constants(stamp, "updated_at"))
+
+
+def _num_rejected(items: pa.Table) -> int:
+    return pc.sum(pc.equal(items["state"], "rejected")).as_py() or 0
+
+
+NON_FINITE = {
+    "step": "embed",
+    "error_type": "NonFinite",
+    "error": "the model gave NaN or infinity; try dtype float32, and check the weights",
+    "transient": False,
+}
+
+
+def reject_non_finite(rows: pa.Table) -> pa.Table:
+    """Take out vectors with NaN or infinity, and mark their items as rejected in the step `embed`."""
+    bad = np.zeros(rows.num_rows, bool)
+    for name in VECTOR_COLUMNS:
+        bad |= _non_finite_rows(rows[name].combine_chunks())
+    if not bad.any():
+        return rows
+    bad_items = pc.is_in(rows["item_id"], value_set=rows["item_id"].filter(pa.array(bad)).combine_chunks())
+    for name in VECTOR_COLUMNS:
+        rows = _overwrite(rows, name, None, pa.array(bad))
+    for name, value in NON_FINITE.items():
+        rows = _overwrite(rows, name, value, bad_items)
+    return rows
+
+
+def _overwrite(rows: pa.Table, name: str, value: object, mask: pa.Array) -> pa.Table:
+    index = rows.schema.get_field_index(name)
+    column = rows.schema.field(index)
+    return rows.set_column(index, column, pc.if_else(mask, pa.scalar(value, column.type), rows[name]))
+
+
+def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows of a list<float> column hold a value that is no finite number; shape (rows,)."""
+    bad = np.zeros(len(column), bool)
+    values = column.flatten().to_numpy()
+    finite = np.isfinite(values)
+    if not finite.all():
+        bad[pc.list_parent_indices(column).to_numpy()[~finite]] = True
+    return bad
+
+
+def _constants(stamp: Stamp, time_column: str) -> dict[str, object]:
+    return {
+        "run_id": stamp.run_id,
+        "model_fingerprint": stamp.model_fingerprint,
+        "preprocess_fingerprint": stamp.preprocess_fingerprint,
+        time_column: utc_now(),
+    }
+
+
+def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: dict[str, object]) -> pa.Table:
+    """Bring the rows to a table's own columns and the carried ones; constants replace columns of the same name."""
+    schema = with_carryover(own, carryover)
+    columns = []
+    for column in schema:
+        if column.name in constants:
+            columns.append(pa.repeat(pa.scalar(constants[column.name], column.type), rows.num_rows))
+        else:
+            name = column.name if column.name in own.names else CARRIED + column.name
+            columns.append(rows[name].cast(column.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def rewritten_name(run_id: str, why: str, paths: Iterable[str]) -> str:
+    """Name of the part file that takes the place of others: the same each time, of one length however often."""
+    digest = hashlib.blake2b("\n".join(paths).encode(), digest_size=8).hexdigest()
+    return f"part-{run_id}-{why}-{digest}.parquet"
+
+
+def store_part(
+    files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
+) -> Part:
+    """Write one Parquet file into a table's folder; nobody reads it before it is journaled or committed."""
+    part, data = encode_part(table, path, content, session, kept=kept)
+    files.write(f"{table}/{path}", data)
+    return part
+
+
+def encode_part(table: str, path: str, content: pa.Table, session: str, *, kept: bool = False) -> tuple[Part, bytes]:
+    """One Parquet file of a table, and what a log or a journal says of it; nothing is written."""
+    # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
+    plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
+    data = parquet_bytes(content, use_dictionary=plain)
+    part = Part(
+        table=table,
+        path=path,
+        num_rows=content.num_rows,
+        size_bytes=len(data),
+        stats=_delta_stats(content),
+        session=session,
+        kept=kept,
+    )
+    return part, data
+
+
+def _delta_stats(content: pa.Table) -> str:
+    """Delta's per-file statistics: row count, and the range of ids, by which readers skip files."""
+    ids = pc.min_max(content["item_id"]).as_py()
+    return json.dumps(
+        {
+            "numRecords": content.num_rows,
+            "minValues": {"item_id": ids["min"]} if content.num_rows else {},
+            "maxValues": {"item_id": ids["max"]} if content.num_rows else {},
+            "nullCount": {"item_id": 0},
+        }
+    )

@@ -1,0 +1,1 @@
+"""Deletion of items from every version of a store: plan, rewriting, audit."""

@@ -1,0 +1,133 @@
+"""Search every file of a store for some items, each kind of file in the way that it holds names."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embedder.errors import StoreError
+from embedder.store.delta_log import LOG_FOLDER
+from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
+from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.purge.tombstones import PURGED_FILE
+from embedder.store.runs import RUN_FILE
+
+RECORDS = (
+    STORE_FILE,
+    CURRENT_FILE,
+    PURGED_FILE,
+    PUBLISHED_FILE,
+    RUN_FILE,
+    "manifest.json",
+    "_last_checkpoint",
+    ".lock",
+)
+"""Files of fixed keys that hold no item's name or text; a word in them that equals an id is not the item."""
+
+NUMBERS = (".faiss", ".npy", ".npz")
+"""Files of an index that are numbers only; the ids stand beside them."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A search of the whole store.
+
+    Attributes:
+        num_files: files that were looked into.
+        num_parquet: those of them that were read as Parquet.
+        size_bytes: of all files.
+        found_in: the files that name or hold one of the items.
+    """
+
+    num_files: int
+    num_parquet: int
+    size_bytes: int
+    found_in: tuple[str, ...]
+
+
+def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
+    """Look into every file of the store."""
+    infos = list(files.list(""))
+    found = files.each(lambda info: names_in(files, info, names), infos)
+    return Scan(
+        num_files=len(infos),
+        num_parquet=sum(info.path.endswith(".parquet") for info in infos),
+        size_bytes=sum(info.size_bytes for info in infos),
+        found_in=tuple(info.path for info, named in zip(infos, found, strict=True) if named),
+    )
+
+
+def holds(files: StoreFiles, info: FileInfo, names: ItemNames) -> bool:
+    """Whether a file has a row of one of the items, or names one; raises as `names_in`."""
+    return bool(names_in(files, info, names))
+
+
+def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
+    """Which items a file has rows of, or names, by their ids or URIs.
+
+    Raises:
+        StoreError: it is no Parquet file, though its name says so.
+    """
+    name = info.path.rpartition("/")[2]
+    if name in RECORDS or name.endswith(NUMBERS):
+        return frozenset()
+    if name.endswith(".parquet"):
+        rows = _read_parquet(files, info)
+        if "item_id" in rows.column_names:
+            return frozenset(pc.unique(rows["item_id"].filter(is_among(rows["item_id"], names.ids))).to_pylist())
+        values: Iterable[Any] = rows.to_pylist()
+    else:
+        values = texts_of(files.read(info.path))
+    if f"/{LOG_FOLDER}/" in info.path:
+        values = (said_by(action) for action in values)
+    return frozenset().union(*map(names.found_in, values))
+
+
+def _read_parquet(files: StoreFiles, info: FileInfo) -> pa.Table:
+    """The ids of a Parquet file that has any, else all its rows (a checkpoint's)."""
+    try:
+        file = pq.ParquetFile(files.open(info.path))
+        return file.read(["item_id"] if "item_id" in file.schema_arrow.names else None)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"{files.uri(info.path)}: can't be read ({error}), so nobody can say what it holds; restore the file, or "
+            "delete it where nothing needs it"
+        ) from None
+
+
+def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
+    """Which ids are among others."""
+    return pc.is_in(ids.cast(pa.string()), value_set=pa.array(list(wanted), pa.string()))
+
+
+def said_by(action: Any) -> list[Any]:
+    """What an action of a Delta log, in an entry or a checkpoint, says of rows: bounds of files, and predicates.
+
+    The rest is paths and columns, in which a word that equals an id is not the item.
+    """
+    if not isinstance(action, dict):
+        return [action]
+    stats = [(action.get(kind) or {}).get("stats") for kind in ("add", "remove")]
+    parameters = (action.get("commitInfo") or {}).get("operationParameters") or {}
+    return [*stats, *(value for name, value in parameters.items() if "predicate" in name.lower())]
+
+
+def texts_of(content: bytes) -> Iterator[Any]:
+    """What a text file says: the value where it is JSON, else line by line, each a value where it is JSON."""
+    text = content.decode(errors="replace")
+    try:
+        yield json.loads(text)
+    except ValueError:
+        yield from (_value(line) for line in text.splitlines())
+
+
+def _value(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line

@@ -1,0 +1,290 @@
+"""Before a purge: what it would remove, change and write anew, found by looking into every file of the store."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from embedder.store.delta_log import LOG_FOLDER, held_at
+from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.history import publications, readable
+from embedder.store.journal import read_entry
+from embedder.store.layout import Current, read_current
+from embedder.store.purge.audit import is_among, names_in
+from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.purge.purged_indexes import caption_vectors, holding_indexes
+from embedder.store.purge.redact import is_free_text
+from embedder.store.purge.rewrite_log import places_of
+from embedder.store.purge.tombstones import purged_before
+from embedder.store.purge.unknown_ids import refuse_unknown
+from embedder.store.runs import unfinished_runs
+from embedder.store.schema import TABLES
+from embedder.store.store_info import check_writable, read_store_info
+from embedder.store.tables import RecordTable
+
+Named = Mapping[FileInfo, frozenset[str]]
+"""Files that are no part files -> the ids and URIs in them."""
+
+
+@dataclass(frozen=True)
+class PurgedItem:
+    """An item that is to be purged.
+
+    Attributes:
+        item_id: names it.
+        is_published: whether what is published knows it.
+        num_vectors: its rows in the published embeddings.
+        was_purged: whether it was to be purged before; with nothing left of it, that was done.
+    """
+
+    item_id: str
+    is_published: bool
+    num_vectors: int
+    was_purged: bool
+
+
+@dataclass(frozen=True)
+class PurgePlan:
+    """What a purge does.
+
+    Attributes:
+        items: the items, by id.
+        names: ids and URIs that the store is searched for.
+        rewritten: part files that some readable publication needs: they are written anew, where they stand, without
+            the items.
+        published: those of them whose other rows are published again, as new files.
+        deleted: files that nothing needs without the items, in the order in which they go: index versions, journal
+            entries, lists of ids, part files of no publication.
+        changed: texts in which the names are written over, and entries of the tables' logs that tell of the items or of
+            a part file that is written anew.
+        indexes: folders of the index versions among what is deleted.
+        versions: run ids of the publications that hold the items; they stay readable, without them.
+        publishes: whether a new publication takes the place of the current one.
+        given_up: run ids of the unfinished runs that nobody can go on with after that.
+    """
+
+    items: tuple[PurgedItem, ...]
+    names: ItemNames
+    rewritten: tuple[FileInfo, ...]
+    published: tuple[FileInfo, ...]
+    deleted: tuple[FileInfo, ...]
+    changed: tuple[FileInfo, ...]
+    indexes: frozenset[str]
+    versions: tuple[str, ...]
+    publishes: bool
+    given_up: tuple[str, ...]
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The items' ids."""
+        return self.names.ids
+
+    @property
+    def num_published(self) -> int:
+        """How many of the items are published."""
+        return sum(item.is_published for item in self.items)
+
+    @property
+    def num_vectors(self) -> int:
+        """Their rows in the published embeddings."""
+        return sum(item.num_vectors for item in self.items)
+
+    @property
+    def bytes_rewritten(self) -> int:
+        """Bytes of the part files that are written anew, of those that are published again twice."""
+        return sum(info.size_bytes for info in (*self.rewritten, *self.published))
+
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether nothing of the items is left, as they were purged before."""
+        return not (self.publishes or self.rewritten or self.deleted or self.changed)
+
+
+@dataclass(frozen=True)
+class _HeldRows:
+    """The items' rows in one part file.
+
+    Attributes:
+        info: the file.
+        num_rows: item_id -> rows.
+        uris: under which the items were read.
+    """
+
+    info: FileInfo
+    num_rows: Counter[str]
+    uris: frozenset[str]
+
+
+def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
+    """Look for some items in the whole store, and decide what is to be done with each file that has them.
+
+    Args:
+        files: the store; nobody else writes to it.
+        item_ids: the items.
+
+    Raises:
+        StoreError: there is no store, it is of an older format, a file of it can't be read, or an id is unknown: no
+            table, log or index has it in any version, and it was not purged before.
+    """
+    check_writable(files, read_store_info(files))
+    infos, ids = list(files.list("")), frozenset(item_ids)
+    held = _held_rows(files, infos, ids)
+    names = ItemNames(ids, frozenset().union(*(rows.uris for rows in held.values())))
+    others = [info for info in infos if not is_part(info)]
+    found = files.each(lambda info: names_in(files, info, names), others)
+    named = {info: each for info, each in zip(others, found, strict=True) if each}
+    purged = purged_before(files, ids)
+    # A word of a text that equals an id may be anything: a misspelt id, a URI.
+    known = purged.union(
+        *(rows.num_rows for rows in held.values()), *(found for info, found in named.items() if not is_free_text(info))
+    )
+    texts = {each: [info.path for info, found in named.items() if each in found] for each in ids - known}
+    refuse_unknown(files, texts, len(ids))
+    return _planned(files, infos, names, held, named, purged)
+
+
+def _planned(
+    files: StoreFiles,
+    infos: Sequence[FileInfo],
+    names: ItemNames,
+    held: Mapping[str, _HeldRows],
+    named: Named,
+    purged: Collection[str],
+) -> PurgePlan:
+    current = read_current(files)
+    needs = _needs(files, current, held)
+    needed = frozenset().union(*needs.values())
+    published = needs[current.run_id] if current is not None else frozenset()
+    indexes = _indexes(files, names, held)
+    publishes = current is not None and _is_behind(files, current, published, held, indexes)
+    deleted = [
+        *_of_indexes(infos, indexes),
+        *_entries(files, infos, held, named),
+        *(info for info in named if info.path.startswith("runs/") and _is_parquet(info)),
+        *(rows.info for path, rows in sorted(held.items()) if path not in needed),
+    ]
+    return PurgePlan(
+        items=tuple(_items(names.ids, [held[path] for path in published], purged)),
+        names=names,
+        rewritten=tuple(held[path].info for path in sorted(needed)),
+        published=tuple(held[path].info for path in sorted(published)),
+        deleted=tuple(deleted),
+        changed=tuple(_changed(files, infos, needed, named, set(deleted))),
+        indexes=indexes,
+        versions=tuple(run_id for run_id, paths in needs.items() if paths),
+        publishes=publishes,
+        given_up=tuple(run.run_id for run in unfinished_runs(files)) if publishes else (),
+    )
+
+
+def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str]) -> dict[str, _HeldRows]:
+    """Path of a part file -> the items' rows in it, where it has any."""
+    tables = {name: RecordTable(files, name) for name in TABLES}
+
+    def read(info: FileInfo) -> _HeldRows:
+        name, _, path = info.path.partition("/")
+        rows = tables[name].read(["item_id", "uri"], [path])
+        rows = rows.filter(is_among(rows["item_id"], ids))
+        return _HeldRows(info, Counter(rows["item_id"].to_pylist()), frozenset(rows["uri"].drop_null().to_pylist()))
+
+    found = files.each(read, [info for info in infos if is_part(info)])
+    return {rows.info.path: rows for rows in found if rows.num_rows}
+
+
+def _needs(files: StoreFiles, current: Current | None, held: Mapping[str, _HeldRows]) -> dict[str, frozenset[str]]:
+    """Run id of each publication that can be read, the current one among them -> those of the part files it needs."""
+    versions: dict[str, Current] = {version.run_id: version for version in publications(files)}
+    if current is not None:
+        versions[current.run_id] = current
+    whole = readable(files, versions.values())
+    kept = {run_id: version for run_id, version in versions.items() if run_id in whole or version is current}
+    needs = dict.fromkeys(kept, frozenset[str]())
+    for name in TABLES:
+        paths = {path.removeprefix(f"{name}/") for path in held if path.startswith(f"{name}/")}
+        numbers = {run_id: getattr(version, name) for run_id, version in kept.items() if getattr(version, name) >= 0}
+        found = _held_at(files, name, set(numbers.values()), paths)
+        for run_id, number in numbers.items():
+            needs[run_id] |= {f"{name}/{path}" for path in found[number]}
+    return needs
+
+
+def _held_at(files: StoreFiles, name: str, numbers: Collection[int], paths: Collection[str]) -> Mapping[int, set[str]]:
+    found = held_at(files, name, numbers, paths)
+    if found is None:
+        found = {number: set(paths).intersection(RecordTable(files, name, number).paths()) for number in numbers}
+    return found
+
+
+def _is_behind(
+    files: StoreFiles,
+    current: Current,
+    published: Collection[str],
+    held: Collection[str],
+    indexes: Collection[str],
+) -> bool:
+    """Whether what is published, or a table's newest version, which other readers open, can't stay as it is.
+
+    The index may hold items that left the tables before: it masks what is gone, until it is built anew.
+    """
+    newest = (f"{name}/{path}" for name in TABLES for path in RecordTable(files, name).paths())
+    is_indexed = current.index is not None and index_folder(current.index) in indexes
+    return bool(published) or is_indexed or any(path in held for path in newest)
+
+
+def _indexes(files: StoreFiles, names: ItemNames, held: Mapping[str, _HeldRows]) -> frozenset[str]:
+    paths = [path.removeprefix("embeddings/") for path in held if path.startswith("embeddings/")]
+    return frozenset(holding_indexes(files, names, caption_vectors(files, names.ids, paths)))
+
+
+def _items(ids: Collection[str], published: Sequence[_HeldRows], purged: Collection[str]) -> list[PurgedItem]:
+    rows = {name: Counter[str]() for name in TABLES}
+    for part in published:
+        rows[part.info.path.partition("/")[0]] += part.num_rows
+    return [PurgedItem(each, each in rows["items"], rows["embeddings"][each], each in purged) for each in sorted(ids)]
+
+
+def _of_indexes(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
+    """The files of some index versions; the manifest first, without which the rest is no version."""
+    found = [info for info in infos if info.path.rpartition("/")[0] in indexes]
+    return sorted(found, key=lambda info: not info.path.endswith("/manifest.json"))
+
+
+def _entries(
+    files: StoreFiles, infos: Sequence[FileInfo], held: Mapping[str, _HeldRows], named: Named
+) -> list[FileInfo]:
+    """The journal entries that name an item, or a part file with one: they go before that file does."""
+    entries = [info for info in infos if "/journal/" in info.path and info.path.endswith(".json")]
+    told = files.each(lambda info: read_entry(files, info.path).parts, entries)
+    return [
+        info
+        for info, parts in zip(entries, told, strict=True)
+        if info in named or any(f"{part.table}/{part.path}" in held for part in parts)
+    ]
+
+
+def _changed(
+    files: StoreFiles,
+    infos: Sequence[FileInfo],
+    needed: Collection[str],
+    named: Named,
+    deleted: Collection[FileInfo],
+) -> list[FileInfo]:
+    logs: set[str] = set()
+    for name in TABLES:
+        paths = {path.removeprefix(f"{name}/") for path in needed if path.startswith(f"{name}/")}
+        logs.update(*places_of(files, name, paths).values())
+    texts = {info for info in named if is_free_text(info) or f"/{LOG_FOLDER}/" in info.path}
+    return [info for info in infos if info.path in logs or (info in texts and info not in deleted)]
+
+
+def is_part(info: FileInfo) -> bool:
+    """Whether a file is a part file of a table."""
+    return info.path.rpartition("/")[0] in TABLES and _is_parquet(info)
+
+
+def index_folder(number: int) -> str:
+    """The folder of an index version."""
+    return f"index/{number:06d}"
+
+
+def _is_parquet(info: FileInfo) -> bool:
+    return info.path.endswith(".parquet")

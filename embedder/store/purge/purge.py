@@ -1,0 +1,183 @@
+"""Remove items for good: from what is published, from every older version, and from every text; and prove it.
+
+The order makes each step repeatable. The items are first remembered as purged, so that nobody brings them back; then
+the published state loses them; then indexes, texts and logs; and part files last, as these tell under which URIs and
+with which vectors the rest may hold them. Killed anywhere, the same command goes on.
+
+Older versions stay readable: their part files are written anew where they stand, so that no version comes to other
+files than it had, and the log says their new sizes. Nobody who opens the published state meets such a file.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.errors import RunFailed
+from embedder.store.current import count_rows
+from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.history import publications, readable
+from embedder.store.journal import Part
+from embedder.store.layout import PUBLISHED_FILE, Current, Published, RunInfo, read_current, run_file, write_record
+from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publish_files
+from embedder.store.part_writer import encode_part, rewritten_name, store_part
+from embedder.store.purge.audit import Scan, is_among, scan_store
+from embedder.store.purge.plan import PurgePlan, index_folder, plan_purge
+from embedder.store.purge.redact import scrub_logs, scrub_texts
+from embedder.store.purge.rewrite_log import places_of, restate_parts
+from embedder.store.purge.tombstones import remember_purged
+from embedder.store.schema import TABLES
+from embedder.store.tables import RecordTable
+
+GROUP_BYTES = 256 << 20
+"""Part files whose new content stands in memory together, so that the log is written anew once for them."""
+
+
+@dataclass(frozen=True)
+class Purge:
+    """A purge that was made, and what a search of the whole store found afterwards.
+
+    Attributes:
+        plan: what was to be done.
+        unreadable: run ids of the publications that can't be read any more, though that was promised.
+        published: the new publication, none where the published state did not hold the items.
+        scan: the search.
+    """
+
+    plan: PurgePlan
+    unreadable: tuple[str, ...]
+    published: Published | None
+    scan: Scan
+
+
+def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoice, say: Say) -> Purge:
+    """Remove items for good, all of them or none.
+
+    Args:
+        files: the store, held by the write lock.
+        item_ids: the items.
+        choose_index: gives the new publication its index, where the old one held them: builds it, or none.
+        say: is told what happens.
+
+    Raises:
+        StoreError: there is no store, it is of an older format, or an item is unknown to it.
+        RunFailed: something of them is still found afterwards.
+    """
+    plan = plan_purge(files, item_ids)
+    before = readable(files, publications(files))
+    remember_purged(files, plan.ids)
+    new = _publish_without(files, plan, choose_index, say) if plan.publishes else None
+    _forget_indexes(files, plan.indexes)
+    files.confirm_lease()
+    _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] not in TABLES])
+    scrub_logs(files, plan.names)
+    scrub_texts(files, plan.names)
+    _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] in TABLES])
+    for name in TABLES:
+        _rewrite_in_place(files, name, [info for info in plan.rewritten if info.path.startswith(f"{name}/")], plan.ids)
+    _recount(files)
+    scan = scan_store(files, plan.names)
+    if scan.found_in:
+        raise RunFailed(
+            f"purge: {len(scan.found_in):,} of {scan.num_files:,} files still hold or name an item: "
+            f"{', '.join(scan.found_in[:5])}; nothing that is published holds them; purge again, or delete these files"
+        )
+    lost = before - readable(files, publications(files))
+    return Purge(plan, tuple(sorted(lost)), new, scan)
+
+
+def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice, say: Say) -> Published | None:
+    """A publication whose files hold none of the items."""
+    current = read_current(files)
+    if current is None:
+        return None
+    for run_id in plan.given_up:
+        say(f"run {run_id} was not finished and is given up: the next run embeds its items again")
+    operation = begin(files, "purge", current)
+    held = {info.path for info in plan.published}
+    parts = parts_at(files, current)
+    wanted = {name: [*_without(files, operation, name, parts[name], held, plan.ids)] for name in TABLES}
+    is_indexed = current.index is not None and index_folder(current.index) in plan.indexes
+
+    def choose(candidate: Current) -> int | None:
+        return choose_index(candidate) if is_indexed else candidate.index
+
+    return publish_files(files, operation, current, wanted, choose)
+
+
+def _without(
+    files: StoreFiles, run: RunInfo, name: str, parts: Sequence[Part], held: Collection[str], ids: Collection[str]
+) -> Iterator[Part]:
+    """The files as they are, those that hold an item as new ones without it."""
+    table = RecordTable(files, name)
+    for part in parts:
+        if f"{name}/{part.path}" not in held:
+            yield part
+        elif (rest := _rest(table, part.path, ids)).num_rows:
+            yield store_part(files, name, rewritten_name(run.run_id, "purge", [part.path]), rest, session="")
+
+
+def _rest(table: RecordTable, path: str, ids: Collection[str]) -> pa.Table:
+    rows = table.read(paths=[path])
+    return rows.filter(pc.invert(is_among(rows["item_id"], ids)))
+
+
+def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
+    """Let no publication name an index version that is about to go: search of it is exact then."""
+    for record in publications(files):
+        past = {number: when for number, when in record.past_indexes.items() if index_folder(number) not in folders}
+        is_gone = record.index is not None and index_folder(record.index) in folders
+        _record(files, record, {"index": None if is_gone else record.index, "past_indexes": past})
+
+
+def _recount(files: StoreFiles) -> None:
+    """Let each publication that can be read say what it holds now."""
+    records = publications(files)
+    whole, known = readable(files, records), dict[str, Counter[str]]()
+    for record in records:
+        if record.run_id in whole:
+            _record(files, record, count_rows(files, record, known))
+
+
+def _record(files: StoreFiles, record: Published, said: Mapping[str, object]) -> None:
+    changed = record.model_copy(update=said)
+    if changed != record:
+        write_record(files, run_file(record.run_id, PUBLISHED_FILE), changed)
+
+
+def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
+    for info in infos:
+        files.delete(info.path)
+
+
+def _rewrite_in_place(files: StoreFiles, name: str, infos: Sequence[FileInfo], ids: Collection[str]) -> None:
+    """Write part files anew under their own names, without some items' rows.
+
+    The log says the new size first: killed in between, the file still holds the items, and is found again.
+    """
+    if not infos:
+        return
+    table = RecordTable(files, name)
+    places = places_of(files, name, {info.path.removeprefix(f"{name}/") for info in infos})
+    for group in _groups(infos):
+        paths = [info.path.removeprefix(f"{name}/") for info in group]
+        new = {path: encode_part(name, path, _rest(table, path, ids), session="") for path in paths}
+        files.confirm_lease()
+        for log_path in sorted(set().union(*(places[path] for path in paths))):
+            restate_parts(files, log_path, {path: part for path, (part, _) in new.items()})
+        for path, (_, content) in new.items():
+            files.write(f"{name}/{path}", content)
+
+
+def _groups(infos: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:
+    """Files one after the other, in groups of bounded size."""
+    group: list[FileInfo] = []
+    for info in infos:
+        if group and sum(each.size_bytes for each in (*group, info)) > GROUP_BYTES:
+            yield group
+            group = []
+        group.append(info)
+    if group:
+        yield group

@@ -1,0 +1,84 @@
+"""Entries and checkpoints of a table's log, changed where they stand: versions keep their numbers and their files."""
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedder.store.delta_log import LOG_FOLDER
+from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.journal import Part
+
+Action = dict[str, Any]
+"""A line of a log entry, or a row of a checkpoint, in which the kinds that it is not are null."""
+
+
+def log_files(files: StoreFiles, table: str) -> list[FileInfo]:
+    """The entries of a table's log and its checkpoints; not the hint at the last one, which names no file."""
+    infos = files.list(f"{table}/{LOG_FOLDER}")
+    return [info for info in infos if info.path.endswith((".json", ".parquet"))]
+
+
+def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:
+    """Where a table's log says that some part files joined it: path -> log files."""
+    places: dict[str, set[str]] = {path: set() for path in paths}
+    for info in log_files(files, table):
+        for action in _read(files, info.path)[0]:
+            added = (action.get("add") or {}).get("path")
+            if added in places:
+                places[added].add(info.path)
+    return places
+
+
+def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, Part]) -> None:
+    """Let a log file say the size and statistics that some part files have from now on.
+
+    Args:
+        files: the store.
+        log_path: the log file.
+        parts: by path.
+    """
+
+    def restated(action: Action) -> Action:
+        add = action.get("add")
+        if not add or add["path"] not in parts:
+            return action
+        part = parts[add["path"]]
+        said = {"size": part.size_bytes, "stats": part.stats, "modificationTime": int(time.time() * 1000)}
+        return action | {"add": add | said | _unparsed(add)}
+
+    change_log(files, log_path, restated)
+
+
+def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Action]) -> None:
+    """Write a log file anew, each action changed."""
+    actions, schema = _read(files, log_path)
+    changed = map(change, actions)
+    if schema is None:
+        files.write(log_path, "\n".join(map(json.dumps, changed)).encode())
+    else:
+        files.write_table(log_path, pa.Table.from_pylist(list(changed), schema=schema))
+
+
+def without_bounds(action: Action) -> Action:
+    """An action that says no least and no greatest value of a part file."""
+    kind = "add" if action.get("add") else "remove"
+    stats = json.loads(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
+    return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _unparsed(action[kind])}
+
+
+def _unparsed(said: Action) -> Action:
+    """Checkpoints of other programs may say the statistics a second time, as columns."""
+    return {"stats_parsed": None} if "stats_parsed" in said else {}
+
+
+def _read(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
+    content = files.read(log_path)
+    if log_path.endswith(".parquet"):
+        rows = pq.read_table(BytesIO(content))
+        return iter(rows.to_pylist()), rows.schema
+    return (json.loads(line) for line in content.decode().splitlines() if line.strip()), None

@@ -1,0 +1,69 @@
+"""Time and memory of each step, carried by the rows themselves: what was measured is saved with what was made."""
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from embedder.batch_schema import TRACE
+
+LOAD = "load"  # and the stage's number: the start of a stage, with the import of the libraries that it needs
+
+
+@dataclass
+class Measurement:
+    """One call of one step; filled in when the call ends."""
+
+    step: str
+    node: str = field(default_factory=platform.node)
+    pid: int = field(default_factory=os.getpid)
+    started_s: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    num_rows: int = 0
+    num_images: int = 0
+    num_captions: int = 0
+    num_tokens: int = 0
+    bytes_out: int = 0
+    peak_rss_bytes: int = 0
+
+
+@contextmanager
+def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> Iterator[Measurement]:
+    """Measure the block.
+
+    Args:
+        step: decode, stage 0, stage 1, ..., write.
+        cpu_clock: CPU seconds of all that works on the step.
+
+    Yields:
+        What the caller sets the counts of.
+    """
+    measurement = Measurement(step, started_s=time.time())
+    wall_s, cpu_s = time.perf_counter(), cpu_clock()
+    yield measurement
+    measurement.wall_s = time.perf_counter() - wall_s
+    measurement.cpu_s = cpu_clock() - cpu_s
+    measurement.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def trace_column(
+    num_rows: int, measurement: Measurement, earlier: pa.ChunkedArray | None = None, load: Measurement | None = None
+) -> pa.Array:
+    """A trace column: the first row holds the batch's measurements so far, the others null.
+
+    Args:
+        num_rows: of the batch.
+        measurement: of the call that ends now.
+        earlier: the batch's trace column so far.
+        load: of the stage's start, told with its first batch.
+    """
+    steps = [step for steps in earlier.drop_null().to_pylist() for step in steps] if earlier is not None else []
+    steps += [vars(each) for each in (load, measurement) if each is not None]
+    first = pa.array([steps], TRACE)
+    return pa.concat_arrays([first, pa.nulls(num_rows - 1, TRACE)])

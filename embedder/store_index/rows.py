@@ -1,0 +1,98 @@
+"""What an index is made of: the rows of an embeddings version that have a picture's vector, in one order.
+
+All is read file by file, so that the vectors of no more than one stand in memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.files import StoreFiles
+from embedder.store.tables import RecordTable
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+MAX_RECALL_QUERIES = 4000
+NUM_QUERY_FILES = 64
+KEYS = ["item_id", "segment", "run_id"]
+NO_KEYS = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id", pa.string())])
+
+
+class IndexRows:
+    """The pictures and video segments of one version, numbered over all its files."""
+
+    def __init__(self, files: StoreFiles, version: int, paths: Sequence[str] | None = None) -> None:
+        """Open a version, or some of its files.
+
+        Raises:
+            StoreError: it can't be read.
+        """
+        self.version = version
+        self._table = RecordTable(files, "embeddings", version)
+        self._paths = self._table.paths() if paths is None else list(paths)
+
+    @cached_property
+    def ids(self) -> pa.Table:
+        """Which item and segment each row stands for, and which run made its vector."""
+        return pa.concat_tables([NO_KEYS.empty_table(), *self._ids_by_file])
+
+    @cached_property
+    def _ids_by_file(self) -> list[pa.Table]:
+        return [self._ids_of(path) for path in self._paths]
+
+    def _ids_of(self, path: str) -> pa.Table:
+        keys = self._table.read(KEYS, [path]).cast(NO_KEYS)
+        if not self._table.may_have_nulls(path, "image_embedding"):
+            return keys
+        return keys.filter(pc.is_valid(self._table.read(["image_embedding"], [path])["image_embedding"]))
+
+    def num_by_file(self) -> list[tuple[str, int]]:
+        """Part files, and how many of these rows each has."""
+        return [(path, ids.num_rows) for path, ids in self._files()]
+
+    def vectors(self) -> Iterator[Floats]:
+        """All vectors, float32 (n, E) a file."""
+        return (self._vectors_of(path) for path, ids in self._files() if ids.num_rows)
+
+    def vectors_at(self, rows: Rows) -> Iterator[Floats]:
+        """The vectors of some rows, rising numbers, float32 (n, E) a file; files without any are not read."""
+        start = 0
+        for path, ids in self._files():
+            stop = start + ids.num_rows
+            here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
+            if len(here):
+                yield self._vectors_of(path)[here]
+            start = stop
+
+    def _files(self) -> Iterator[tuple[str, pa.Table]]:
+        return zip(self._paths, self._ids_by_file, strict=True)
+
+    def _vectors_of(self, path: str) -> Floats:
+        return unpack_vectors(self._table.read(["image_embedding"], [path])["image_embedding"].drop_null())
+
+    def queries(self) -> Floats | None:
+        """Captions' vectors, on which recall is measured; None where there are none.
+
+        They come from files all over the table, and from no more of them than it takes.
+        """
+        share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
+        found: list[Floats] = []
+        for path in _spread(self._paths, NUM_QUERY_FILES):
+            column = self._table.read(["text_embedding"], [path])["text_embedding"].drop_null()
+            if len(column):
+                found.append(unpack_vectors(column.slice(0, share)))
+            if sum(map(len, found)) >= MAX_RECALL_QUERIES:
+                break
+        return np.concatenate(found)[:MAX_RECALL_QUERIES] if found else None
+
+
+def _spread(paths: list[str], number: int) -> list[str]:
+    """All of them, and first so many that lie evenly among them."""
+    step = max(1, len(paths) // number)
+    return [path for start in range(step) for path in paths[start::step]]

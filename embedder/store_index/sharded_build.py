@@ -1,0 +1,151 @@
+"""An index of inverted lists filled by a cluster: each task makes one part from some part files, this process merges.
+
+What is trained is trained here, on a sample. A task needs the trained index (its centroids), the store's address, and
+one CPU; it sends back its part, which this process keeps on its disk. So this process holds in memory as many parts as
+are on their way, and while merging one list.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedder.store.files import StoreFiles
+from embedder.store_index.rows import IndexRows
+from index.designs import Design
+from index.vectors import Floats, VectorTable
+
+if TYPE_CHECKING:
+    import faiss
+
+ROWS_PER_PART = 1 << 18  # 256 MiB of vectors at 256 dimensions, and a part of at most as much
+MAX_RETRIES = 3
+WAITING_PER_CPU = 2
+NO_PROGRESS_S = 300.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring part files that become one part."""
+
+    paths: tuple[str, ...]
+    num_rows: int
+
+
+@contextmanager
+def cluster_filler(
+    address: str | None, files: StoreFiles, rows: IndexRows, say: Say
+) -> Iterator["ClusterFiller | None"]:
+    """What fills an index on a cluster while the block runs; none where none is named, or there is too little to do.
+
+    Args:
+        address: of the cluster.
+        files: the store, under an address that the cluster's nodes reach.
+        rows: what the index shall hold.
+        say: is told how far it is.
+
+    Raises:
+        ConfigError: no cluster answers at the address.
+    """
+    if address is None or rows.ids.num_rows <= ROWS_PER_PART:
+        yield None
+        return
+    from embedder.engine.ray_session import cluster, ray_session
+
+    with ray_session(address, NO_PROGRESS_S):
+        yield ClusterFiller(files, rows, cluster().num_cpus, say)
+
+
+def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[Group]:
+    """Which part files become one part, in their order: as many as hold that many rows, one at least; pure.
+
+    Args:
+        num_rows: part files, and how many rows of each are indexed.
+        rows_per_part: about how many rows a part gets.
+    """
+    groups: list[Group] = []
+    for path, rows in num_rows:
+        if groups and groups[-1].num_rows + rows <= rows_per_part:
+            groups[-1] = Group((*groups[-1].paths, path), groups[-1].num_rows + rows)
+        else:
+            groups.append(Group((path,), rows))
+    return groups
+
+
+class ClusterFiller:
+    """Fills indexes on a running Ray; as `index.build.Fill`."""
+
+    def __init__(
+        self, files: StoreFiles, rows: IndexRows, num_cpus: float, say: Say, rows_per_part: int = ROWS_PER_PART
+    ) -> None:
+        self.files, self.rows, self.num_cpus, self.say = files, rows, num_cpus, say
+        self.rows_per_part = rows_per_part
+
+    def __call__(self, design: Design, table: VectorTable, projection: Floats | None) -> "faiss.Index":
+        """Make an index of the table's vectors, which are those of the rows; here, where its lists can't be merged."""
+        from index import faiss_build, faiss_merge
+
+        template = faiss_build.train(design, table, projection)
+        if not faiss_merge.can_be_merged(template):
+            faiss_build.add(template, table.blocks())
+            return template
+        with tempfile.TemporaryDirectory(prefix="embedder-parts-") as name:
+            folder = Path(name)
+            faiss_build.write(template, folder / "template")
+            parts = self._make_parts(folder)
+            faiss_merge.merge_parts(folder / "template", parts, folder / "merged")
+            return faiss_merge.map_merged(folder / "merged")
+
+    def _make_parts(self, folder: Path) -> list[Path]:
+        groups = plan_groups(self.rows.num_by_file(), self.rows_per_part)
+        progress, done = _Progress(sum(group.num_rows for group in groups), self.say), 0
+        paths = [folder / f"part-{number:06d}" for number in range(len(groups))]
+        for number, content in self._parts(groups, (folder / "template").read_bytes()):
+            paths[number].write_bytes(content)
+            done += groups[number].num_rows
+            progress.tell(done)
+        return paths
+
+    def _parts(self, groups: Sequence[Group], template: bytes) -> Iterator[tuple[int, bytes]]:
+        """The parts with their numbers, as they are ready; no more wait than the cluster can work on soon."""
+        import ray
+
+        task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part)
+        held = ray.put(template)
+        running: dict[Any, int] = {}
+        waiting = list(enumerate(groups))[::-1]
+        while waiting or running:
+            while waiting and len(running) < max(1.0, self.num_cpus * WAITING_PER_CPU):
+                number, group = waiting.pop()
+                running[task.remote(held, self.files, self.rows.version, group.paths)] = number
+            for reference in ray.wait(list(running))[0]:
+                yield running.pop(reference), ray.get(reference)
+
+
+def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str]) -> bytes:
+    """One task: the part of some part files."""
+    from index import faiss_build, faiss_merge
+
+    rows = IndexRows(files, version, paths)
+    with tempfile.TemporaryDirectory(prefix="embedder-part-") as name, faiss_build.threads(1):
+        folder = Path(name)
+        (folder / "template").write_bytes(template)
+        faiss_merge.build_part(folder / "template", rows.vectors(), folder / "part")
+        return (folder / "part").read_bytes()
+
+
+class _Progress:
+    """One line a part: how much is done, and how long the rest may take."""
+
+    def __init__(self, num_rows: int, say: Say) -> None:
+        self._num_rows, self._say = num_rows, say
+        self._started_s = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        left_s = (time.monotonic() - self._started_s) * (self._num_rows - done) / max(1, done)
+        self._say(f"index: {done:,} of {self._num_rows:,} vectors in parts, about {left_s:,.0f} s left")

@@ -1,0 +1,157 @@
+"""Index versions of a store: made on this machine and uploaded with the manifest last; searched from a local copy.
+
+In a folder of this machine they are made and searched where they stand.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from index.atomic_folder import sweep_leftovers, whole_folder
+from index.errors import RetrievalError
+from index.manifest import MANIFEST_NAME, Manifest, read_manifest
+from index.versions import list_versions, next_version, version_path
+
+if TYPE_CHECKING:
+    from index.search import Index
+
+INDEX_FOLDER = "index"
+MAX_KEPT_COPIES = 4
+
+Build = Callable[[Path], Manifest]
+"""Makes the folder it is given, and a whole index in it; or fails, and leaves none."""
+
+
+def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
+    """Make the next version; returns its number and manifest."""
+    if files.folder is not None:
+        root = files.folder / INDEX_FOLDER
+        number = next_version(root)
+        return number, build(version_path(root, number))
+    number = _next_number(files)
+    with tempfile.TemporaryDirectory(prefix="embedder-index-") as name:
+        folder = version_path(name, number)
+        manifest = build(folder)
+        for file_name in (*manifest.sha256, MANIFEST_NAME):
+            files.confirm_lease()  # two runs that upload under one number would mix their files
+            files.upload(folder / file_name, _place(number, file_name))
+    return number, manifest
+
+
+def has_version(files: StoreFiles, number: int) -> bool:
+    """Whether a version is there, whole."""
+    return files.exists(_place(number, MANIFEST_NAME))
+
+
+def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
+    """The whole versions, oldest first: number and manifest."""
+    if files.folder is not None:
+        root = files.folder / INDEX_FOLDER
+        return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
+    names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
+    numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
+    return [(number, _fetched_manifest(files, number)) for number in numbers]
+
+
+def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
+    """What a version says of itself; none where it is not there, or can't be read any more."""
+    try:
+        return _fetched_manifest(files, number)
+    except (FileNotFoundError, RetrievalError):
+        return None
+
+
+def _fetched_manifest(files: StoreFiles, number: int) -> Manifest:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_place(number, MANIFEST_NAME)))
+        return read_manifest(folder)
+
+
+def version_folder(files: StoreFiles, number: int) -> Path:
+    """A folder of this machine that holds a version, fetched where the store is remote.
+
+    Raises:
+        StoreError: there is no such version.
+        RetrievalError: it is damaged.
+    """
+    if files.folder is not None:
+        return version_path(files.folder / INDEX_FOLDER, number)
+    return _local_copy(files, number)[0]
+
+
+def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":
+    """Open a version; FAISS reads nothing whose hash is not that of the manifest.
+
+    Raises:
+        StoreError: there is no such version.
+        RetrievalError: it is damaged, or of another model.
+    """
+    from index.search import open_index
+
+    if files.folder is not None:
+        return open_index(version_path(files.folder / INDEX_FOLDER, number), model_fingerprint=model_fingerprint)
+    folder, is_new = _local_copy(files, number)
+    try:
+        return open_index(folder, model_fingerprint=model_fingerprint)
+    except RetrievalError:
+        if is_new or read_manifest(folder).model_fingerprint != model_fingerprint:
+            raise
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be whole
+    return open_index(_local_copy(files, number)[0], model_fingerprint=model_fingerprint)
+
+
+def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
+    """The folder that holds a copy of a version, and whether it was fetched now; named by the hash of its manifest."""
+    try:
+        manifest = files.read(_place(number, MANIFEST_NAME))
+    except FileNotFoundError:
+        raise StoreError(
+            f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
+        ) from None
+    folder = cache_folder() / hashlib.sha256(manifest).hexdigest()[:32]
+    if folder.is_dir():
+        os.utime(folder)
+        return folder, False
+    try:
+        with whole_folder(folder) as stage:
+            (stage / MANIFEST_NAME).write_bytes(manifest)
+            for name in read_manifest(stage).sha256:
+                files.download(_place(number, name), stage / name)
+    except FileNotFoundError as error:
+        raise StoreError(f"{error}: a file of index version {number} is missing; build the index again") from None
+    except RetrievalError:
+        if not folder.is_dir():  # else another process fetched it at the same time
+            raise
+    drop_copies(MAX_KEPT_COPIES)
+    return folder, True
+
+
+def drop_copies(num_kept: int = 0) -> None:
+    """Delete this machine's copies of indexes but the few that were used last: they hold ids, purged ones too."""
+    sweep_leftovers(cache_folder())
+    copies = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
+    copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in copies[num_kept:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _next_number(files: StoreFiles) -> int:
+    """After the highest one seen, whole or not: a number is never used twice."""
+    names = {info.path.split("/")[1] for info in files.list(INDEX_FOLDER)}
+    return max((int(name) for name in names if name.isdecimal()), default=0) + 1
+
+
+def _place(number: int, name: str) -> str:
+    return f"{INDEX_FOLDER}/{number:06d}/{name}"
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps copies of indexes."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "embedder" / "indexes"

@@ -1,0 +1,100 @@
+"""Projections only: the frozen towers run once over all items, and epochs go over what they gave."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from embedder.training.batches import Draw, Pair, Tally, numbered_pairs
+from embedder.training.example_cache import Feed
+from embedder.training.items import Items
+from embedder.training.sampler import Keys, drawn_captions, epoch_order, num_batches
+from shards.training.batch import FeatureBatch, TrainBatch
+from shards.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Features:
+    """Tower outputs of all items that are whole.
+
+    Attributes:
+        places: int64 (items,), each item's row in `images`; -1 where it can't be trained on.
+        images: float32 (N, D).
+        captions: float32 (M, D'), the captions of one item behind each other.
+        starts: int64 (N + 1,), where each item's captions start.
+    """
+
+    places: Keys
+    images: torch.Tensor
+    captions: torch.Tensor
+    starts: Keys
+
+
+def run_towers(
+    items: Items, feed: Feed, trainer: Trainer, batch_size: int, tally: Tally, should_stop: Callable[[], bool]
+) -> Features:
+    """Encode every picture and every caption once, without augmentation; fewer of them when asked to stop."""
+    places = np.full(len(items), -1, np.int64)
+    sizes = [0]
+    images: list[torch.Tensor] = []
+    captions: list[torch.Tensor] = []
+    numbered = enumerate(numbered_pairs(items, feed, tally))
+    while not should_stop() and (group := list(islice(numbered, batch_size))):
+        whole = [(position, pair) for position, pair in group if pair.example.is_pair]
+        if not whole:
+            continue
+        features = trainer.tower_features(_all_captions([pair for _, pair in whole]))
+        places[[position for position, _ in whole]] = np.arange(len(sizes) - 1, len(sizes) - 1 + len(whole))
+        images.append(features.image_features.cpu())
+        captions.append(features.caption_features.cpu())
+        sizes.extend(len(pair.example.captions) for _, pair in whole)
+    width = trainer.config.vision.width, trainer.config.text.hidden_size
+    return Features(
+        places,
+        torch.cat(images) if images else torch.empty(0, width[0]),
+        torch.cat(captions) if captions else torch.empty(0, width[1]),
+        np.cumsum(sizes),
+    )
+
+
+def _all_captions(pairs: Sequence[Pair]) -> TrainBatch:
+    captions = [(caption, pair.concept) for pair in pairs for caption in pair.example.captions]
+    return TrainBatch(
+        pixels=torch.from_numpy(np.stack([pair.example.pixels for pair in pairs if pair.example.pixels is not None])),
+        image_concepts=torch.tensor([pair.concept for pair in pairs]),
+        token_ids=torch.from_numpy(np.concatenate([caption for caption, _ in captions])),
+        token_lengths=torch.tensor([len(caption) for caption, _ in captions]),
+        caption_concepts=torch.tensor([concept for _, concept in captions]),
+    )
+
+
+def feature_batches(
+    items: Items, features: Features, draw: Draw, *, epoch: int, first: int = 0
+) -> Generator[tuple[int, FeatureBatch | None], None, None]:
+    """The batches of `epoch_batches`, of tower outputs instead of pixels and token ids."""
+    order = epoch_order(items.keys, draw.seed, epoch)
+    for number in range(first, num_batches(len(items), draw.batch_size)):
+        positions = order[number * draw.batch_size : (number + 1) * draw.batch_size]
+        yield number, _feature_batch(items, features, positions[features.places[positions] >= 0], draw, epoch)
+
+
+def _feature_batch(items: Items, features: Features, positions: Keys, draw: Draw, epoch: int) -> FeatureBatch | None:
+    if not len(positions):
+        return None
+    captions: list[int] = []
+    caption_concepts: list[int] = []
+    for position in positions:
+        place = features.places[position]
+        start, stop = int(features.starts[place]), int(features.starts[place + 1])
+        key, num_drawn = int(items.keys[position]), draw.captions_per_picture
+        drawn = drawn_captions(key, stop - start, num_drawn, draw.seed, epoch)
+        captions.extend(start + number for number in drawn)
+        caption_concepts.extend([items.concepts[position]] * len(drawn))
+    return FeatureBatch(
+        image_features=features.images[torch.from_numpy(features.places[positions])],
+        image_concepts=torch.from_numpy(items.concepts[positions]),
+        caption_features=features.captions[torch.tensor(captions)],
+        caption_concepts=torch.tensor(caption_concepts),
+    )

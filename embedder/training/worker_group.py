@@ -1,0 +1,211 @@
+"""Several training workers on Ray: they share one stream of decoded examples and train one model in lock-step.
+
+    listed items, one block a batch and worker -> decode and tokenise (CPU tasks) -> streaming_split -> replicas
+
+Pixels go from the decode tasks to the workers; this process only says which batch is next, hears what became of it,
+and writes the files. Batches, order and captions are those of one worker.
+
+Why not ray.train: it would bring a controller that owns the loop, with its own checkpoints, reports and dependencies
+(pandas, tensorboardX), where a handful of calls to plain actors let the one loop of `embedder.training.loop` stay.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.data import Dataset
+from ray.exceptions import RayError, RayTaskError
+
+from embedder.errors import RunFailed
+from embedder.training.batches import Draw, Tally
+from embedder.training.examples import ExampleSpec
+from embedder.training.items import Items
+from embedder.training.rank_batches import cut_shares
+from embedder.training.sampler import num_batches
+from embedder.training.stream import share_stream
+from embedder.training.train_worker import START_TIMEOUT_S, THIS_MACHINE, Replica, ReplicaSpec, packed, unpacked
+from embedder.training.validation import Retrieval, Validation
+from embedder.training.worker_resources import Places
+from shards.training.trainer import StepMetrics, Trainer
+
+GRACE_S = 10.0  # in which a worker's death is told after those who waited for it have failed
+# A stream takes two seconds to start and another two to end; on small data, one goes over several epochs.
+BLOCKS_PER_STREAM = 256
+
+
+@contextmanager
+def team_of(places: Places, replica: ReplicaSpec, trainer: Trainer) -> Iterator["Team"]:
+    """Start workers that go on from a trainer's state, and end them with the block.
+
+    Args:
+        places: how many, and what each reserves.
+        replica: what each is told.
+        trainer: this process's own, on the CPU; it takes no steps, it only writes files.
+
+    Raises:
+        RunFailed: they don't start.
+    """
+    actor = ray.remote(Replica).options(num_cpus=places.num_cpus, num_gpus=places.num_gpus, max_restarts=0)
+    workers = [actor.remote(rank, places.num_workers, replica) for rank in range(places.num_workers)]
+    try:
+        team = Team(workers, trainer, replica.timeout_s + START_TIMEOUT_S)
+        team.meet()
+        yield team
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+
+
+@dataclass
+class Team:
+    """Workers in lock-step; to the loop they are one trainer.
+
+    Attributes:
+        workers: actors of `Replica`, by rank.
+        trainer: takes over their state where a file is to be written.
+        timeout_s: of one step.
+        num_steps_done: by the workers.
+    """
+
+    workers: list[Any]
+    trainer: Trainer
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        self.num_steps_done = self.trainer.num_steps_done
+
+    def meet(self) -> None:
+        """Have the workers find each other, and take over the trainer's state.
+
+        Raises:
+            RunFailed: one of them doesn't start.
+        """
+        addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
+        host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
+        (port,) = self._ask(self.workers[:1], "open_meeting", host)
+        self._ask(self.workers, "join", host, port, ray.put(packed(self.trainer.state_dict())))
+
+    def hold_out(self, validation: Validation) -> None:
+        """Keep what is measured on; the first worker does it for all."""
+        self._ask(self.workers[:1], "hold_out", validation)
+
+    def measure(self) -> Retrieval:
+        """R@k with the averaged weights."""
+        found: Retrieval
+        (found,) = self._ask(self.workers[:1], "measure")
+        return found
+
+    def step(self, epoch: int, batch: int, tally: Tally) -> StepMetrics | None:
+        """Learn from the next batch of the stream; None where none of its items can be trained on.
+
+        Raises:
+            RunFailed: a worker died, or the step takes longer than it may.
+            shards.ModelError: the loss is no finite number.
+        """
+        done = self._ask(self.workers, "step", epoch, batch)
+        for _, seen in done:
+            tally.add(seen)
+        metrics: StepMetrics | None = done[0][0]
+        if metrics is not None:
+            self.num_steps_done = metrics.step
+        return metrics
+
+    def listen(self, stream: Dataset) -> None:
+        """Take batches from this stream from now on."""
+        shares = stream.streaming_split(len(self.workers))
+        asked = [worker.listen.remote(share) for worker, share in zip(self.workers, shares, strict=True)]
+        self._answers(asked, self.timeout_s)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The trainer's, as a checkpoint holds it."""
+        (state,) = self._ask(self.workers[:1], "state")
+        return unpacked(state)
+
+    def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
+        """Write the averaged weights as a model folder; see `Trainer.export`."""
+        self.trainer.load_state_dict(self.state_dict())
+        return self.trainer.export(folder, name, replace=replace)
+
+    def _ask(self, workers: Sequence[Any], method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        """Call a method on workers, and wait for all answers."""
+        asked = [getattr(worker, method).remote(*arguments) for worker in workers]
+        return self._answers(asked, timeout_s or self.timeout_s)
+
+    def _answers(self, asked: list[Any], timeout_s: float) -> list[Any]:
+        """All answers; the first failure, whoever it is of, ends the waiting.
+
+        Raises:
+            RunFailed: a worker died, or doesn't answer in time.
+        """
+        waiting = asked
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting, timeout=timeout_s)
+                if not done:
+                    raise RunFailed(
+                        f"{len(waiting)} of {len(self.workers)} training workers gave no answer for {timeout_s:g} s "
+                        f"after step {self.num_steps_done:,}: the cluster lacks CPUs or GPUs for them, or decoding is "
+                        "stuck; the last checkpoint is whole, and the same command with --resume goes on (slow items "
+                        "need a larger no_progress_timeout_s)"
+                    )
+                ray.get(done)
+            return list(ray.get(asked))
+        except RayTaskError as error:
+            self._blame(asked)
+            raise error.cause from error
+        except RayError as error:
+            raise self._died(error) from None
+
+    def _blame(self, asked: list[Any]) -> None:
+        """Where a worker fails because another one died, name that one.
+
+        Raises:
+            RunFailed: one died.
+        """
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=GRACE_S)
+        for answer in done:
+            try:
+                ray.get(answer)
+            except RayTaskError:
+                continue
+            except RayError as error:
+                raise self._died(error) from None
+
+    def _died(self, error: RayError) -> RunFailed:
+        reason = " ".join(str(error).split())[:200]
+        return RunFailed(
+            f"one of {len(self.workers)} training workers died after step {self.num_steps_done:,} ({reason}); the last "
+            "checkpoint is whole, and the same command with --resume goes on, also with fewer num_workers"
+        )
+
+
+def team_steps(
+    team: Team, items: Items, spec: ExampleSpec, draw: Draw, places: Places, tally: Tally
+) -> Callable[[int, int], Generator[tuple[int, StepMetrics | None], None, None]]:
+    """The steps of an epoch from one batch on, as the loop takes them; epochs must follow one another.
+
+    Args:
+        team: takes the steps.
+        items: all that is trained on.
+        spec: how they are decoded.
+        draw: what decides the batches.
+        places: of the workers, and what a decode task reserves.
+        tally: is told of every example.
+    """
+    total, left = num_batches(len(items), draw.batch_size), 0
+
+    def steps(epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
+        nonlocal left
+        for batch in range(first, total):
+            if not left:
+                num_epochs = max(1, BLOCKS_PER_STREAM // (total * places.num_workers))
+                blocks = cut_shares(items, draw, places.num_workers, epoch=epoch, first=batch, num_epochs=num_epochs)
+                team.listen(share_stream(blocks, spec, places.decode_cpus))
+                left = num_epochs * total - batch
+            left -= 1
+            yield batch, team.step(epoch, batch, tally)
+
+    return steps

@@ -1,0 +1,180 @@
+"""Inverted lists made in parts, anywhere and in parallel, and merged on disk into the file of one index.
+
+    template    trained and empty; whoever has its file makes a part
+    part        the template with some of the rows, in order
+    merged      all parts, one behind the other: byte for byte what the template is when it is given all rows at once
+                (projections apart, which BLAS rounds otherwise in blocks of another size)
+
+Merging reads the parts as they lie on the disk, one list at a time, so memory stays that of the largest list. The file
+is an ordinary one, which `index.faiss_build` reads or maps. What FAISS writes for an empty index is taken apart where its
+lists (and, of a re-ranking, its codes) would stand; where that is not found as expected, parts are not offered.
+
+An index file is code, and these have no manifest with a hash yet: who calls has them from its own tasks, in a folder of
+its own.
+
+Source: faiss-cpu 1.15, faiss/impl/index_write.cpp, `write_InvertedLists` and `write_index`.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import faiss
+import numpy as np
+
+from index.vectors import Floats
+
+_COPIED_BYTES = 64 << 20
+_EMPTY_VECTOR = struct.pack("<Q", 0)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What of a file does not depend on the rows: before the lists, between them and the codes, and after those."""
+
+    before: bytes
+    between: bytes
+    after: bytes
+
+
+def can_be_merged(template: faiss.Index) -> bool:
+    """Whether parts of this index can be merged: it has inverted lists in the plain layout, not in blocks of 32."""
+    lists = _lists(template)
+    if lists is None or not isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists):
+        return False
+    return _frame(template) is not None
+
+
+def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
+    """Give the template some rows, and write it as a part.
+
+    Args:
+        template: file of a trained, empty index.
+        blocks: the rows, (n, E) float32 of unit norm.
+        out: the file to make.
+
+    Returns:
+        How many rows there were.
+    """
+    index = faiss.read_index(str(template))
+    for block in blocks:
+        index.add(np.ascontiguousarray(block))
+    faiss.write_index(index, str(out))
+    return int(index.ntotal)
+
+
+def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
+    """Write the index of all parts' rows, in the order of the parts.
+
+    Args:
+        template: file of the trained, empty index that they were made of; `can_be_merged`.
+        parts: their files.
+        out: the file to make.
+
+    Returns:
+        How many rows it has.
+    """
+    shell = faiss.read_index(str(template))
+    opened = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
+    num_rows = sum(part.ntotal for part in opened)
+    _count(shell, num_rows)
+    frame = _frame(shell)
+    if frame is None:
+        raise RuntimeError("asked to merge what can't be merged")
+    with out.open("wb") as file:
+        file.write(frame.before)
+        _write_lists(file, [_lists(part) for part in opened])
+        file.write(frame.between)
+        if isinstance(shell, faiss.IndexRefine):
+            _write_codes(file, [_codes(part) for part in opened], _code_unit(shell))
+        file.write(frame.after)
+    return int(num_rows)
+
+
+def map_merged(path: Path) -> faiss.Index:
+    """Map what was merged; it stays readable when its name is gone."""
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+
+
+def _lists(index: faiss.Index) -> Any:
+    """The inverted lists inside re-ranking and projection, None where there are none."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexRefine):
+        return _lists(index.base_index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return _lists(index.index)
+    return index if isinstance(index, faiss.IndexIVF) else None
+
+
+def _count(index: faiss.Index, num_rows: int) -> None:
+    """Let an index say that it has so many rows, and all that it consists of."""
+    index = faiss.downcast_index(index)
+    index.ntotal = num_rows
+    if isinstance(index, faiss.IndexRefine):
+        _count(index.base_index, num_rows)
+        _count(index.refine_index, num_rows)
+    elif isinstance(index, faiss.IndexPreTransform):
+        _count(index.index, num_rows)
+
+
+def _frame(index: faiss.Index) -> _Frame | None:
+    """Take apart what FAISS writes for an index without rows; None where it writes another layout."""
+    lists = _lists(index)
+    empty = struct.pack("<4sQQ4sQ", b"ilar", lists.nlist, lists.code_size, b"sprs", 0)
+    if not isinstance(index, faiss.IndexRefine):
+        whole = faiss.serialize_index(index).tobytes()
+        return _Frame(whole.removesuffix(empty), b"", b"") if whole.endswith(empty) else None
+    whole, base, codes = (
+        faiss.serialize_index(each).tobytes() for each in (index, index.base_index, index.refine_index)
+    )
+    head, found, tail = whole.partition(base + codes)
+    if not (found and base.endswith(empty) and codes.endswith(_EMPTY_VECTOR)):
+        return None
+    return _Frame(head + base.removesuffix(empty), codes.removesuffix(_EMPTY_VECTOR), tail)
+
+
+def _write_lists(file: BinaryIO, parts: Sequence[Any]) -> None:
+    """Write all lists, each with the parts' entries one behind the other; rows count on from part to part."""
+    num_lists, code_size = parts[0].nlist, parts[0].code_size
+    sizes = np.array([[part.invlists.list_size(number) for number in range(num_lists)] for part in parts], np.uint64)
+    filled = sizes.sum(axis=0)
+    numbers = np.flatnonzero(filled)
+    file.write(struct.pack("<4sQQ", b"ilar", num_lists, code_size))
+    if len(numbers) > num_lists // 2:
+        file.write(struct.pack("<4sQ", b"full", num_lists) + filled.tobytes())
+    else:
+        pairs = np.stack([numbers.astype(np.uint64), filled[numbers]], axis=1)
+        file.write(struct.pack("<4sQ", b"sprs", pairs.size) + pairs.tobytes())
+    starts = np.cumsum([0, *(part.ntotal for part in parts)])
+    for number in numbers.tolist():
+        held = [place for place in range(len(parts)) if sizes[place, number]]
+        for place in held:
+            size = int(sizes[place, number]) * code_size
+            file.write(faiss.rev_swig_ptr(parts[place].invlists.get_codes(number), size).tobytes())
+        for place in held:
+            ids = faiss.rev_swig_ptr(parts[place].invlists.get_ids(number), int(sizes[place, number]))
+            file.write((ids + starts[place]).astype(np.int64).tobytes())
+
+
+def _codes(index: faiss.Index) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The codes that the best are scored again with, one row's behind the other's; not copied."""
+    flat = faiss.downcast_index(index.refine_index)
+    return faiss.rev_swig_ptr(flat.codes.data(), flat.codes.size())  # type: ignore[no-any-return]
+
+
+def _code_unit(index: faiss.Index) -> int:
+    """In what FAISS counts those codes: whole floats where they are, else bytes."""
+    return 4 if isinstance(faiss.downcast_index(index.refine_index), faiss.IndexFlat) else 1
+
+
+def _write_codes(file: BinaryIO, parts: Sequence[np.ndarray[Any, np.dtype[np.uint8]]], unit: int) -> None:
+    file.write(struct.pack("<Q", sum(map(len, parts)) // unit))
+    for codes in parts:
+        for start in _starts(len(codes)):
+            file.write(codes[start : start + _COPIED_BYTES].tobytes())
+
+
+def _starts(num_bytes: int) -> Iterator[int]:
+    return iter(range(0, num_bytes, _COPIED_BYTES))
