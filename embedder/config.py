@@ -19,13 +19,13 @@ Device = Literal["auto", "cpu", "cuda"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """What all sections share: frozen, and strict about the keys they know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Columns(Section):
+class Columns(ConfigSection):
     """Which columns of a table hold what; a column that is not named is not read."""
 
     id: str | None = Field(None, description="stable id of the row; becomes item_id")
@@ -33,7 +33,7 @@ class Columns(Section):
     caption: str | None = Field(None, description="caption, a string")
 
 
-class SourceConfig(Section):
+class SourceConfig(ConfigSection):
     """One place that items come from."""
 
     path: str = Field(description="folder, file, glob or URI (local, s3://, gs://)")
@@ -45,7 +45,7 @@ class SourceConfig(Section):
     exclude: tuple[str, ...] = Field((), description="of files, none that one of these patterns means")
 
 
-class Replicas(Section):
+class Replicas(ConfigSection):
     """How many actors serve one stage; Ray Data grows and shrinks the pool between the two."""
 
     min: int = Field(1, ge=1)
@@ -58,7 +58,7 @@ class Replicas(Section):
         return self
 
 
-class StageConfig(Section):
+class StageConfig(ConfigSection):
     """Resources of one stage; what is left out is filled in when the run starts."""
 
     replicas: Replicas = Replicas()
@@ -79,7 +79,7 @@ class StageConfig(Section):
         return num_gpus
 
 
-class DecodeConfig(Section):
+class DecodeConfig(ConfigSection):
     """Limits of the decoding door: one file can cost this much, and not more."""
 
     num_cpus: float | None = Field(None, gt=0, description="CPUs reserved by each decode task")
@@ -96,7 +96,7 @@ class DecodeConfig(Section):
     )
 
 
-class OnFailure(Section):
+class OnFailure(ConfigSection):
     """Who is told when a run fails; both get the run's one-line JSON record."""
 
     command: tuple[str, ...] = Field((), description="program and arguments; the record comes on standard input")
@@ -104,7 +104,7 @@ class OnFailure(Section):
     timeout_s: float = Field(30.0, gt=0, le=600, description="the command, and the webhook, are given up after it")
 
 
-class IndexConfig(Section):
+class IndexConfig(ConfigSection):
     """What the index must keep, and how good a new one must be to be published."""
 
     build: bool = Field(True, description="make the first index by itself; one that is there is kept either way")
@@ -125,7 +125,7 @@ class IndexConfig(Section):
         return kind
 
 
-class RunConfig(Section):
+class RunConfig(ConfigSection):
     """Everything one run needs to know."""
 
     model: str | None = Field(None, description="model folder: local, s3:// or hub id")
@@ -194,7 +194,7 @@ class RunConfig(Section):
         return frozenset(stage.device or self.device for stage in self.stage) or frozenset({self.device})
 
 
-SomeConfig = TypeVar("SomeConfig", bound=Section)
+SomeConfig = TypeVar("SomeConfig", bound=ConfigSection)
 
 
 def load_config(

@@ -27,5 +27,5 @@ class StoreError(EmbedderError):
 USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
 
 
-class RunFailed(Exception):
+class RunFailedError(Exception):
     """A run ended without publishing, through no mistake of the command; what it finished is kept. One line, exit 1."""

@@ -21,13 +21,13 @@ from ray.util.annotations import RayDeprecationWarning
 
 from embedder.engine.block_size import cut_listing, items_per_block
 from embedder.engine.datasink import PartSink, with_rows
-from embedder.engine.draining import Drained, draining
+from embedder.engine.draining import DrainedError, draining
 from embedder.engine.job import Job, largest_bytes_per_row
 from embedder.engine.resources import Allocation
-from embedder.engine.signals import Stop
-from embedder.errors import EmbedderError, RunFailed
+from embedder.engine.signals import StopRequest
+from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.ray_decode import decode_behind
-from embedder.steps.stage_actor import StageProcess
+from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.part_writer import LAST_TASK, write_part
 from embedder.store.runs import Run
@@ -41,7 +41,7 @@ MAX_ERROR_CHARACTERS = 200  # of what Ray says
 warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", category=RayDeprecationWarning)
 
 
-def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None) -> None:
+def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
     """Run the graph to its end; Ray must be up (`embedder.engine.ray_session`).
 
     Args:
@@ -59,11 +59,11 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None
     try:
         with draining(stop):
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
-    except Drained as drained:
+    except DrainedError as drained:
         if rows := with_rows(ray.get(drained.finished)):
             write_part(job.files, job.stamp, LAST_TASK, pa.concat_tables(rows))
     except ExecutionTimeoutError:
-        raise RunFailed(
+        raise RunFailedError(
             f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
             "cluster lost the CPUs that the run needs; what is finished is kept, and the same command goes on (slow "
             "items need a larger no_progress_timeout_s)"
@@ -75,14 +75,14 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None
 def as_ours(error: Exception) -> Exception:
     """What a task raised, as it was raised; a process that Ray lost, as a failed run; a bug keeps its traceback."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, EmbedderError | RunFailed | ModelError):
+    if isinstance(cause, EmbedderError | RunFailedError | ModelError):
         cause.args = (_first_line(cause),)  # Ray appends how often it has tried
         return cause
     # Of what an actor raised in its constructor, Ray keeps no more than the text of the traceback.
     has_traceback = isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
     if has_traceback:
         return error
-    return RunFailed(
+    return RunFailedError(
         f"Ray lost a process that the run needs, more often than it is tried again ({type(error).__name__}: "
         f"{_first_line(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
     )
@@ -128,7 +128,7 @@ def through_stages(
         # `map_batches` refuses GPUs without a number of rows, and with one it merges blocks and cuts them anew. This is
         # what it calls once it has checked that, and what Ray's own `map_groups` calls for the same reason.
         dataset = dataset.map_batches_internal(
-            StageProcess,
+            StageActor,
             fn_constructor_args=(spec, run if number == 0 else None),
             batch_format="pyarrow",
             batch_size=None,

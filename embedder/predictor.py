@@ -17,7 +17,7 @@ from embedder.engine.resources import Available, allocate
 from embedder.errors import ConfigError
 from embedder.media.sniff import sniff
 from embedder.sources.fetch import Fetcher, FetchError
-from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
+from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
 from embedder.store.arrow_tensors import pack
 from embedder.store.step_metrics import measure, trace_column
 
@@ -151,14 +151,14 @@ def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str
     try:
         content = _content(decoder, fetcher, image, caption)
     except FetchError as error:
-        content = Content(caption=caption, problem=Problem("read", error.error_type, error.message))
+        content = ItemContent(caption=caption, problem=ItemProblem("read", error.error_type, error.message))
     (row,) = decoder.rows(content)
     if "error" in row:
         row["error"] = f"{row['error_type']}: {row['error']}"
     return row
 
 
-def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> Content:
+def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> ItemContent:
     if isinstance(image, np.ndarray):
         from embedder.media.contact_sheet import encode_png
 
@@ -169,8 +169,8 @@ def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | 
         with fetcher.fetch(image, max_bytes=decoder.spec.limits.max_file_bytes) as fetched:
             image = fetched.content.read_bytes() if isinstance(fetched.content, Path) else fetched.content
     if not image:
-        return Content("text", None, caption)
+        return ItemContent("text", None, caption)
     if sniff(image[:4096]) == "image":
-        return Content("image", image, caption)
-    problem = Problem("decode", "NotAPicture", "a row holds one picture; videos go through `embedder embed`")
-    return Content(caption=caption, problem=problem)
+        return ItemContent("image", image, caption)
+    problem = ItemProblem("decode", "NotAPicture", "a row holds one picture; videos go through `embedder embed`")
+    return ItemContent(caption=caption, problem=problem)

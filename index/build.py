@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.autotune import Meter, Truths, best_point, find_truths
-from index.choose import Choice, Say, Wish, choose
+from index.choose import DesignChoice, DesignRequest, Say, choose
 from index.constraints import Constraints
 from index.designs import Design
 from index.errors import RetrievalError
@@ -18,7 +18,7 @@ from index.queries import CAPTIONS, split_queries
 from index.ranking import point_keeps
 from index.step_timer import StepClock
 from index.vectors import Floats, VectorTable, collect_vectors
-from index.version_files import Contents, Measured, Origin, write_version
+from index.version_files import TunedIndex, VersionContents, VersionOrigin, write_version
 
 if TYPE_CHECKING:
     import faiss
@@ -87,11 +87,11 @@ def build_index(
         ids = check_ids(ids, table.num_vectors)
         sets = split_queries(table, queries, query_kind)
         with clock.step("choose"):
-            choice = choose(table, sets, Wish(kind), constraints, measure_all=measure_all, say=say)
+            choice = choose(table, sets, DesignRequest(kind), constraints, measure_all=measure_all, say=say)
         with clock.step("exact answers"):
             truths = find_truths(table, sets.measured)
         built = _build_best(choice, table, truths, constraints, fill or faiss_build.build, say, clock)
-        origin = Origin(
+        origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
             num_built=table.num_vectors,
@@ -101,14 +101,20 @@ def build_index(
             centre=table.mean(),
             clock=clock,
         )
-        manifest = write_version(folder, built, Contents(ids), origin)
+        manifest = write_version(folder, built, VersionContents(ids), origin)
         spool.unlink(missing_ok=True)
     return manifest
 
 
 def _build_best(
-    choice: Choice, table: VectorTable, truths: Truths, constraints: Constraints, fill: Fill, say: Say, clock: StepClock
-) -> Measured:
+    choice: DesignChoice,
+    table: VectorTable,
+    truths: Truths,
+    constraints: Constraints,
+    fill: Fill,
+    say: Say,
+    clock: StepClock,
+) -> TunedIndex:
     """Build designs, the best first, until one keeps the constraints on the whole table; a wish is taken as it is.
 
     Raises:
@@ -124,7 +130,7 @@ def _build_best(
         meter = Meter(index, design, table.take)
         with clock.step("tune"):
             curve = meter.curve(truths.asked, constraints.recall)
-        built = Measured(meter, tuple(curve), best_point(curve, constraints.recall), truths)
+        built = TunedIndex(meter, tuple(curve), best_point(curve, constraints.recall), truths)
         if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
             return built
         missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")

@@ -8,7 +8,7 @@ from index.autotune import Meter, best_point
 from index.constraints import Constraints
 from index.designs import Design, Kind, candidate_designs, default_design, parse_design
 from index.errors import RetrievalError
-from index.manifest import Trial
+from index.manifest import DesignTrial
 from index.projection import QueryDirections
 from index.queries import QuerySets, RecallQueries, sampled_queries
 from index.ranking import judge, keeps, rank
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesignRequest:
     """What to build: `auto`, `flat`, `hnsw`, `ivf`, or a design's notation."""
 
     text: str
@@ -44,11 +44,11 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DesignChoice:
     """Designs to try, the best first, and what was measured to find them."""
 
     designs: tuple[Design, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[DesignTrial, ...]
     directions: QueryDirections | None
 
     def projection(self, design: Design) -> Floats | None:
@@ -68,8 +68,8 @@ class Choice:
 
 
 def choose(
-    table: VectorTable, sets: QuerySets, wish: Wish, constraints: Constraints, *, measure_all: bool, say: Say
-) -> Choice:
+    table: VectorTable, sets: QuerySets, wish: DesignRequest, constraints: Constraints, *, measure_all: bool, say: Say
+) -> DesignChoice:
     """Choose designs for a table.
 
     Exact search is measured first, and taken where it keeps the constraints: it is never wrong. Else every candidate
@@ -89,13 +89,13 @@ def choose(
     directions = QueryDirections(sets.learned) if len(sets.learned) else None
     wished = wish.design(table.num_vectors)
     if wished is not None:
-        return Choice((wished,), (), directions)
+        return DesignChoice((wished,), (), directions)
     sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
     widths = directions.useful_widths() if directions else ()
     candidates = candidate_designs(table.num_vectors, table.dim, widths)
-    tried: list[tuple[Design, Trial]] = []
+    tried: list[tuple[Design, DesignTrial]] = []
     asked = sets.measured if sets.measured.own_rows is None else sampled_queries(sample)
-    tester = _Tester(sample, asked, table.num_vectors, constraints, Choice((), (), directions))
+    tester = _Tester(sample, asked, table.num_vectors, constraints, DesignChoice((), (), directions))
     for place, design in enumerate(candidates):
         say(f"measuring {design} on {sample.num_vectors:,} vectors ({place + 1} of {len(candidates)})")
         tried.append((design, tester.measure(design)))
@@ -104,21 +104,26 @@ def choose(
     ranked = rank([trial for _, trial in tried], constraints)
     by_name = {trial.design: design for design, trial in tried}
     chosen = tuple(by_name[trial.design] for trial in ranked)
-    return Choice(chosen, tuple(judge([trial for _, trial in tried], ranked, constraints)), directions)
+    return DesignChoice(chosen, tuple(judge([trial for _, trial in tried], ranked, constraints)), directions)
 
 
 class _Tester:
     """Builds candidates on one sample and measures them with the same queries."""
 
     def __init__(
-        self, sample: VectorTable, asked: RecallQueries, num_vectors: int, constraints: Constraints, choice: Choice
+        self,
+        sample: VectorTable,
+        asked: RecallQueries,
+        num_vectors: int,
+        constraints: Constraints,
+        choice: DesignChoice,
     ) -> None:
         from index import faiss_build
 
         self._sample, self._num_vectors, self._constraints, self._choice = sample, num_vectors, constraints, choice
         self._truth = find_truth(sample, asked, faiss_build.nearest_in_table)
 
-    def measure(self, design: Design) -> Trial:
+    def measure(self, design: Design) -> DesignTrial:
         from index import faiss_build
 
         started = time.perf_counter()
@@ -128,7 +133,7 @@ class _Tester:
         points = Meter(index, on_sample, self._sample.take).curve(self._truth, self._constraints.recall)
         point = best_point(points, self._constraints.recall)
         size = self._num_vectors / self._sample.num_vectors
-        return Trial(
+        return DesignTrial(
             design=str(design),
             num_vectors=self._sample.num_vectors,
             parameters=point.parameters,

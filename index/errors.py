@@ -5,9 +5,9 @@ class RetrievalError(ValueError):
     """An index can't be built or searched as asked; the message says where, what was found, the rule, and the cure."""
 
 
-class RebuildNeeded(RetrievalError):
+class RebuildNeededError(RetrievalError):
     """An index can't take the change, or not well; the message says why. The cure is to build it whole."""
 
 
-class GateRefused(RetrievalError):
+class GateRefusedError(RetrievalError):
     """An index is not good enough to be published."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from index.errors import GateRefused, RetrievalError
+from index.errors import GateRefusedError, RetrievalError
 from index.manifest import Manifest
 
 _ROUNDING = 1e-9  # 0.92 - 0.9 is a little more than 0.02
@@ -46,12 +46,12 @@ def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where:
     found = f"{where}: the new index ({manifest.design}) has recall@10 {manifest.recall_at_10:.3f}"
     cure = "build another with `embedder index build`, or lower the limit in the configuration"
     if manifest.recall_at_10 < gate.min_recall - _ROUNDING:
-        raise GateRefused(f"{found}, and {gate.min_recall} is the least that is published; {cure}")
+        raise GateRefusedError(f"{found}, and {gate.min_recall} is the least that is published; {cure}")
     if previous is None or not _is_comparable(manifest, previous):
         return
     drop = previous.recall_at_10 - manifest.recall_at_10
     if drop > gate.max_drop + _ROUNDING:
-        raise GateRefused(
+        raise GateRefusedError(
             f"{found}, {drop:.3f} below the {previous.recall_at_10:.3f} of the one that is published, and "
             f"{gate.max_drop} is the most that is allowed; {cure}"
         )

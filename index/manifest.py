@@ -29,7 +29,7 @@ class Point(BaseModel):
     latency_ms: float = Field(ge=0, description="of one query on one thread, the median")
 
 
-class Trial(BaseModel):
+class DesignTrial(BaseModel):
     """One design that was measured before the choice, at its cheapest setting that reaches the recall asked for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,7 +87,7 @@ class Manifest(BaseModel):
         description="distance between the means of what was added since the build and of what was built",
     )
     curve: tuple[Point, ...] = Field(default=(), description="settings that were measured, texts as queries")
-    trials: tuple[Trial, ...] = Field(default=(), description="designs that were measured before the choice")
+    trials: tuple[DesignTrial, ...] = Field(default=(), description="designs that were measured before the choice")
     built_at: str = Field(description="UTC, ISO 8601")
     build_s: float = Field(ge=0, description="wall clock of the whole build or update, choice and measures included")
     steps_s: dict[str, float] = Field(default_factory=dict, description="wall clock of its steps, `tune` among them")

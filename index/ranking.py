@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from index.constraints import Constraints
 from index.errors import RetrievalError
-from index.manifest import Point, Trial
+from index.manifest import DesignTrial, Point
 
 
-def rank(trials: Sequence[Trial], constraints: Constraints) -> list[Trial]:
+def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Order the trials that keep the constraints, the best first.
 
     Exact search comes first where it is fast enough. Then: where a latency is given, the smallest index, else the
@@ -23,17 +23,17 @@ def rank(trials: Sequence[Trial], constraints: Constraints) -> list[Trial]:
     if not fitting:
         raise RetrievalError(_no_design(trials, constraints))
 
-    def cost(trial: Trial) -> tuple[float, float]:
+    def cost(trial: DesignTrial) -> tuple[float, float]:
         costs = (trial.expected_bytes, trial.expected_latency_ms)
         return costs if constraints.latency_ms is not None else (costs[1], costs[0])
 
     return exact + sorted((trial for trial in fitting if trial not in exact), key=cost)
 
 
-def judge(trials: Sequence[Trial], ranked: Sequence[Trial], constraints: Constraints) -> list[Trial]:
+def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Say of each trial whether it was chosen, or why not, and whether another beats it in everything."""
 
-    def verdict(trial: Trial) -> str:
+    def verdict(trial: DesignTrial) -> str:
         if trial == ranked[0]:
             return "chosen"
         if trial not in ranked:
@@ -48,18 +48,18 @@ def judge(trials: Sequence[Trial], ranked: Sequence[Trial], constraints: Constra
     ]
 
 
-def _is_beaten(trial: Trial, others: Sequence[Trial]) -> bool:
+def _is_beaten(trial: DesignTrial, others: Sequence[DesignTrial]) -> bool:
     mine = (-trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes)
     costs = ((-other.recall_at_10, other.expected_latency_ms, other.expected_bytes) for other in others)
     return any(all(a <= b for a, b in zip(cost, mine, strict=True)) and cost != mine for cost in costs)
 
 
-def keeps(trial: Trial, constraints: Constraints, latency_ms: float | None) -> bool:
+def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> bool:
     """Whether a trial keeps the constraints, with some limit to its latency."""
     return not _broken(trial, constraints, latency_ms)
 
 
-def _broken(trial: Trial, constraints: Constraints, latency_ms: float | None) -> list[str]:
+def _broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
     broken = []
     if trial.recall_at_10 < constraints.recall:
         broken.append(f"recall {trial.recall_at_10:.3f}")
@@ -70,7 +70,7 @@ def _broken(trial: Trial, constraints: Constraints, latency_ms: float | None) ->
     return broken
 
 
-def _no_design(trials: Sequence[Trial], constraints: Constraints) -> str:
+def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
     nearest = min(trials, key=lambda trial: len(_broken(trial, constraints, constraints.latency_ms)))
     asked = [f"recall {constraints.recall}"]
     if constraints.latency_ms is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from index.errors import RetrievalError
 from index.ids import read_ids
 from index.manifest import IDS_NAME, INDEX_NAME, LIVE_NAME, Manifest
-from index.version_files import Contents, read_mask
+from index.version_files import VersionContents, read_mask
 
 if TYPE_CHECKING:
     import faiss
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 READ_ONCE_BYTES = 256 << 20
 
 
-def read_contents(folder: Path, manifest: Manifest) -> Contents:
+def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
     """Read what each row stands for, and which may be found.
 
     Raises:
@@ -36,7 +36,7 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
         raise RetrievalError(
             f"{folder}: found (ids, of them to be found) = {found}, its manifest says {expected}; build the index again"
         )
-    return Contents(ids, is_live)
+    return VersionContents(ids, is_live)
 
 
 def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> "faiss.Index":

@@ -26,7 +26,7 @@ Profile = Literal["text", "image"]
 
 
 @dataclass(frozen=True)
-class Hits:
+class Neighbours:
     """What a search found, best first; equal scores are ordered by row.
 
     Attributes:
@@ -70,7 +70,7 @@ class Index:
         profile: Profile = "text",
         parameters: dict[str, int] | None = None,
         num_threads: int | None = None,
-    ) -> Hits:
+    ) -> Neighbours:
         """Find the k nearest vectors of each query; where fewer may be found, all of them.
 
         A filter that leaves few rows is answered by scoring those alone; one that leaves many is looked up as usual,
@@ -100,7 +100,7 @@ class Index:
         num_allowed = len(self) if selector is None else selector.num_rows
         k = min(k, num_allowed)
         if k == 0:
-            return Hits(np.empty((len(queries_QE), 0), np.float32), np.empty((len(queries_QE), 0), np.int64))
+            return Neighbours(np.empty((len(queries_QE), 0), np.float32), np.empty((len(queries_QE), 0), np.int64))
         if parameters is None:
             parameters = self.manifest.parameters if profile == "text" else self.manifest.image_parameters
         with faiss_build.threads(num_threads):
@@ -119,7 +119,7 @@ class Index:
                 )
         return _ordered(scores, rows)
 
-    def search_exactly(self, queries: Any, k: int = 10, *, among: Mask | None = None) -> Hits:
+    def search_exactly(self, queries: Any, k: int = 10, *, among: Mask | None = None) -> Neighbours:
         """Find the k nearest by comparing each query with every vector that may be found, as the index holds them."""
         from index import faiss_search
 
@@ -181,9 +181,9 @@ def raise_effort(parameters: dict[str, int], share: float) -> dict[str, int]:
     return parameters | {name: int(value) for name, value in raised.items()}
 
 
-def _ordered(scores: Floats, rows: Rows) -> Hits:
+def _ordered(scores: Floats, rows: Rows) -> Neighbours:
     order = np.lexsort((rows, -scores), axis=1)
-    return Hits(np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1))
+    return Neighbours(np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1))
 
 
 def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:

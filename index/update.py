@@ -10,14 +10,14 @@ import pyarrow as pa
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.autotune import Meter, Truths, best_point
 from index.designs import parse_design
-from index.errors import RebuildNeeded
+from index.errors import RebuildNeededError
 from index.ids import check_ids
 from index.manifest import QUERIES_NAME, Manifest, read_manifest
 from index.read_version import read_checked, read_contents, read_index
 from index.recall import NUM_KEPT, Truth, change_truth, find_truth, replace_answers
 from index.step_timer import StepClock
 from index.vectors import Floats, Mask, VectorTable, collect_vectors
-from index.version_files import Contents, Measured, Origin, bind_version, read_queries, write_version
+from index.version_files import TunedIndex, VersionContents, VersionOrigin, bind_version, read_queries, write_version
 
 MAX_MASKED_SHARE = 0.25  # a search passes over masked rows, so it takes by so much longer
 MAX_GROWTH = 2.0  # times the vectors that the structure was made for
@@ -64,7 +64,7 @@ def update_index(
     previous, out = Path(previous), Path(out)
     before = read_manifest(previous)
     if QUERIES_NAME not in before.sha256:
-        raise RebuildNeeded("an earlier release built it, without the queries that an update is measured on")
+        raise RebuildNeededError("an earlier release built it, without the queries that an update is measured on")
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, faiss_build.threads(num_threads):
         if added_ids.num_rows == 0 and not removed.any():
@@ -74,7 +74,7 @@ def update_index(
         contents = _change_contents(read_contents(previous, before), check_ids(added_ids, table.num_vectors), removed)
         _check_limits(contents, before)
         measured, centre = _change_index(previous, before, table, contents, clock)
-        origin = Origin(
+        origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=before.model_fingerprint,
             num_built=before.num_built,
@@ -90,14 +90,14 @@ def update_index(
     return manifest
 
 
-def _change_contents(before: Contents, added_ids: pa.Table, removed: Mask) -> Contents:
+def _change_contents(before: VersionContents, added_ids: pa.Table, removed: Mask) -> VersionContents:
     stays = ~removed if before.is_live is None else before.is_live & ~removed
     is_live = np.concatenate([stays, np.ones(added_ids.num_rows, dtype=bool)])
     ids = pa.concat_tables([before.ids, added_ids]).combine_chunks()
-    return Contents(ids, None if is_live.all() else is_live)
+    return VersionContents(ids, None if is_live.all() else is_live)
 
 
-def _check_limits(contents: Contents, before: Manifest) -> None:
+def _check_limits(contents: VersionContents, before: Manifest) -> None:
     """Refuse an update after which searches would be slow.
 
     Raises:
@@ -105,16 +105,18 @@ def _check_limits(contents: Contents, before: Manifest) -> None:
     """
     num_rows, num_live = contents.ids.num_rows, contents.num_live
     if num_live < (1 - MAX_MASKED_SHARE) * num_rows:
-        raise RebuildNeeded(f"{1 - num_live / num_rows:.0%} of its rows would be masked; {MAX_MASKED_SHARE:.0%} may be")
+        raise RebuildNeededError(
+            f"{1 - num_live / num_rows:.0%} of its rows would be masked; {MAX_MASKED_SHARE:.0%} may be"
+        )
     if num_live > MAX_GROWTH * before.num_built:
-        raise RebuildNeeded(
+        raise RebuildNeededError(
             f"it was built for {before.num_built:,} vectors and would hold {num_live:,}: more than {MAX_GROWTH:g} times"
         )
 
 
 def _change_index(
-    previous: Path, before: Manifest, table: VectorTable, contents: Contents, clock: StepClock
-) -> tuple[Measured, Floats]:
+    previous: Path, before: Manifest, table: VectorTable, contents: VersionContents, clock: StepClock
+) -> tuple[TunedIndex, Floats]:
     """Add the vectors and measure; also gives the mean of what was built, (E,)."""
     from index import faiss_build, faiss_search
 
@@ -125,7 +127,7 @@ def _change_index(
     with clock.step("add"):
         faiss_build.add(index, table.blocks())
     if faiss_build.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
-        raise RebuildNeeded("what was added fills few of its lists, and a search of those takes longer")
+        raise RebuildNeededError("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)
     selector = None if contents.is_live is None else faiss_search.Selector(contents.is_live)
     truths, centre = read_queries(read_checked(previous / QUERIES_NAME, before))
@@ -139,7 +141,7 @@ def _change_index(
     return measured, centre
 
 
-def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: Contents) -> Truth:
+def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: VersionContents) -> Truth:
     """Bring exact answers up to date: search the added vectors alone, and the whole index where too many went."""
     from index import faiss_build, faiss_search
 
@@ -157,7 +159,7 @@ def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: Cont
     return changed
 
 
-def _measure(meter: Meter, truths: Truths, before: Manifest) -> Measured:
+def _measure(meter: Meter, truths: Truths, before: Manifest) -> TunedIndex:
     """Keep the effort where it still finds as much; else raise it.
 
     Raises:
@@ -170,7 +172,7 @@ def _measure(meter: Meter, truths: Truths, before: Manifest) -> Measured:
         curve = meter.curve(truths.asked, wanted)
         point = best_point(curve, wanted)
     if point.recall_at_10 < before.built_recall_at_10 - MAX_RECALL_LOSS and point.recall_at_10 < wanted:
-        raise RebuildNeeded(
+        raise RebuildNeededError(
             f"recall@10 would be {point.recall_at_10:.3f}, and was {before.built_recall_at_10:.3f} when it was built"
         )
-    return Measured(meter, tuple(curve), point, truths)
+    return TunedIndex(meter, tuple(curve), point, truths)

@@ -20,9 +20,9 @@ from index.manifest import (
     INDEX_NAME,
     LIVE_NAME,
     QUERIES_NAME,
+    DesignTrial,
     Manifest,
     Point,
-    Trial,
     write_manifest,
 )
 from index.queries import RecallQueries
@@ -32,7 +32,7 @@ from index.vectors import Floats, Mask
 
 
 @dataclass(frozen=True)
-class Contents:
+class VersionContents:
     """What each row stands for, and which rows may be found; None for all."""
 
     ids: pa.Table
@@ -45,7 +45,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TunedIndex:
     """An index, its efforts as they were measured, the one it is searched with, and the exact answers."""
 
     meter: Meter
@@ -55,7 +55,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Origin:
+class VersionOrigin:
     """What a version was made from.
 
     Attributes:
@@ -75,13 +75,13 @@ class Origin:
     num_built: int
     built_recall_at_10: float
     target_recall: float
-    trials: tuple[Trial, ...]
+    trials: tuple[DesignTrial, ...]
     centre: Floats
     clock: StepClock
     drift: float = 0.0
 
 
-def write_version(folder: Path, measured: Measured, contents: Contents, origin: Origin) -> Manifest:
+def write_version(folder: Path, measured: TunedIndex, contents: VersionContents, origin: VersionOrigin) -> Manifest:
     """Write index, ids, queries with their answers, mask, and last the manifest."""
     from index import faiss_build, faiss_search
     from index.faiss_scan import RowScan

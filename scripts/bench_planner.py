@@ -15,7 +15,7 @@ from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfi
 from shards.plan import DataMix, plan_placement
 from shards.planning.costs import estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
-from shards.planning.problem import Problem, make_problem
+from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.search import best_placement
 
 FLEETS = {
@@ -38,7 +38,7 @@ def large_model() -> ModelConfig:
     )
 
 
-def problem_on(devices: str, dtype: str) -> Problem:
+def problem_on(devices: str, dtype: str) -> PlacementProblem:
     model, fleet = large_model(), parse_devices(devices)
     costs = {device.name: estimate_costs(model, device, dtype) for _, device in fleet}
     return make_problem(model, fleet, costs, estimate_host(model), mix=DataMix(), dtype=dtype)

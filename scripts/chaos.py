@@ -28,7 +28,7 @@ from chaos_run.kills import Kill, Victim, plan_kills
 from chaos_run.states import Poller, compare, state_of
 from chaos_run.world import World
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes
 MAX_ATTEMPTS = 3  # to be there when the moment comes
@@ -105,7 +105,7 @@ class Chaos:
             self.faults.append(f"a rerun ended with exit code {code}; see victims.log")
 
     def _refresh_undisturbed(self) -> None:
-        refresh(self.world.config("undisturbed", "local"), Quiet(), Options())
+        refresh(self.world.config("undisturbed", "local"), Quiet(), IngestOptions())
         self.poller.allowed.append(state_of(self.world.store("undisturbed")))
 
     def _compare(self, after: str) -> None:

@@ -36,9 +36,9 @@ from bench_runs import Items, configured, make_model, run, warm_ray, write_items
 from embedder import pipeline
 from embedder.engine import hardware
 from embedder.engine.resources import Available, allocate
-from embedder.planning.profile import Measured, measure
+from embedder.planning.profile import Profile, measure
 from embedder.report.plan_review import host_of
-from embedder.report.prediction import Prediction, StageShape, predict
+from embedder.report.prediction import RunPrediction, StageShape, predict
 from embedder.sources.listing import list_sources
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
@@ -148,8 +148,8 @@ def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
 
 
 def expected(
-    config: ModelConfig, dtype: str, shares: Sequence[float], found: Measured, host: object, cut: Sequence[ShardSpec]
-) -> Prediction:
+    config: ModelConfig, dtype: str, shares: Sequence[float], found: Profile, host: object, cut: Sequence[ShardSpec]
+) -> RunPrediction:
     """Predict one cut."""
     shapes = [StageShape(spec, share=share) for spec, share in zip(cut, shares, strict=True)]
     return predict(config, dtype, shapes, found.model, found.host, found.mix, host)

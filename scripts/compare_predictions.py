@@ -29,7 +29,7 @@ from embedder.engine.resources import Available, allocate
 from embedder.planning.profile import measure
 from embedder.planning.ray_overhead import EngineShare
 from embedder.report.plan_review import host_of, shapes_of
-from embedder.report.prediction import Prediction, predict
+from embedder.report.prediction import RunPrediction, predict
 from embedder.report.schema import Report
 from embedder.sources.listing import list_sources
 
@@ -126,7 +126,7 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
     }
 
 
-def expected(config: RunConfig, model: Model) -> Prediction:
+def expected(config: RunConfig, model: Model) -> RunPrediction:
     """Measure this machine and a sample of the run's items, and predict the run."""
     found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
     available = Available(hardware.num_cpus())
@@ -136,7 +136,7 @@ def expected(config: RunConfig, model: Model) -> Prediction:
     return predict(model.config, config.dtype, shapes, found.model, found.host, found.mix, host)
 
 
-def print_steps(case: Case, predicted: Prediction, report: Report) -> None:
+def print_steps(case: Case, predicted: RunPrediction, report: Report) -> None:
     """CPU milliseconds of an item by step."""
     print(f"{case.name}: {report.num_items:,} items in {report.window_s:.0f} s; CPU ms/item, observed (predicted)")
     said = {f"stage {index}": seconds for index, seconds in enumerate(predicted.stage_s)}

@@ -27,8 +27,8 @@ from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import Stamp, write_part
-from embedder.store.publish import Order, publish
+from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.publish import PublishIntent, publish
 from embedder.store.rollback import rollback
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store
@@ -170,13 +170,13 @@ def night(files: StoreFiles, number: int, items: range, retired: range = range(0
     """Publish new vectors and captions of some items as a refresh does, and retire others; the index is kept."""
     with write_lock(files):
         run = start_run(files, INFO, pa.schema([]))
-        stamp = Stamp(run.run_id, run.session, INFO.model_fingerprint, INFO.preprocess_fingerprint, pa.schema([]))
+        stamp = RunMetadata(run.run_id, run.session, INFO.model_fingerprint, INFO.preprocess_fingerprint, pa.schema([]))
         write_part(files, stamp, 0, rows(number, items))
         publish(
             run,
             stamp,
             lambda version: keep_index(files, version, None, quiet),
-            Order(kind="refresh", info=INFO),
+            PublishIntent(kind="refresh", info=INFO),
             pa.chunked_array([[name(item) for item in retired]], pa.string()),
         )
 

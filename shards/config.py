@@ -23,13 +23,13 @@ TextActivation = Literal[
 ]
 
 
-class Section(BaseModel):
+class ModelSection(BaseModel):
     """What all sections share: frozen, strict about the keys they know, and no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class VisionConfig(Section):
+class VisionConfig(ModelSection):
     """A ViT as timm builds it; `depth` counts its layers."""
 
     image_size: int = Field(224, ge=1, description="side of the square picture, px")
@@ -105,7 +105,7 @@ class VisionConfig(Section):
         return int(self.width * self.mlp_ratio)
 
 
-class TextConfig(Section):
+class TextConfig(ModelSection):
     """An ALBERT as transformers builds it; `num_hidden_layers` counts applications of its shared groups."""
 
     vocab_size: int = Field(30000, ge=1)
@@ -145,7 +145,7 @@ class TextConfig(Section):
         return int(layer / (self.num_hidden_layers / self.num_hidden_groups))
 
 
-class PreprocessConfig(Section):
+class PreprocessConfig(ModelSection):
     """How a picture becomes pixels, and a caption token ids."""
 
     image_size: int = Field(224, ge=1, description="side of the square picture, px")
@@ -168,7 +168,7 @@ class PreprocessConfig(Section):
         return self
 
 
-class ModelConfig(Section):
+class ModelConfig(ModelSection):
     """Everything but the weights and the tokeniser."""
 
     format_version: Literal[1] = 1

@@ -24,7 +24,7 @@ NUM_ROUNDS = 4  # the first warms up; of the others the fastest counts, since ot
 
 
 @dataclass(frozen=True)
-class Gain:
+class Int8Benefit:
     """What the dtypes cost on one device.
 
     Attributes:
@@ -59,7 +59,7 @@ class Gain:
         )
 
 
-def measure_gain(folder: str | Path, device: str = "cpu", *, num_threads: int = 1) -> Gain:
+def measure_gain(folder: str | Path, device: str = "cpu", *, num_threads: int = 1) -> Int8Benefit:
     """Time one layer of each tower in each dtype, in turns, with its own weights; reads those alone.
 
     It takes a second or so, less than a cache of it would cost in trust: the same machine may be slower tomorrow.
@@ -80,7 +80,7 @@ def measure_gain(folder: str | Path, device: str = "cpu", *, num_threads: int = 
     finally:
         torch.set_num_threads(threads_before)
     sizes: dict[str, int] = {dtype: weight_bytes(config, whole_model(config), dtype) for dtype in COMPARED}
-    return Gain(device, seconds, sizes)
+    return Int8Benefit(device, seconds, sizes)
 
 
 def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, float]:

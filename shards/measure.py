@@ -14,14 +14,14 @@ from shards.config import ModelConfig, load_model_config
 from shards.planning.costs import ModelCosts, TowerSeconds
 from shards.ranges import LayerRange, ShardSpec
 from shards.shard import Shard, load_shard
-from shards.timing import Part, Setting, measure_copy, measure_part
+from shards.timing import TimedPart, TimingSetting, measure_copy, measure_part
 
-__all__ = ["Setting", "measure_costs"]
+__all__ = ["TimingSetting", "measure_costs"]
 
 NOTHING = LayerRange(0, 0)
 
 
-def measure_costs(folder: str | Path, setting: Setting, model_fingerprint: str | None = None) -> ModelCosts:
+def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
     """Measure both towers: fronts, one layer of each, heads, and a copy through memory.
 
     Args:
@@ -56,13 +56,13 @@ def measure_costs(folder: str | Path, setting: Setting, model_fingerprint: str |
     )
 
 
-def _measure_vision(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
+def _measure_vision(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
     """One block in memory at a time: the front and a layer, then the head."""
     front, layer = _vision_layer(folder, config, setting)
     return _tower(front, layer, _vision_head(folder, config, setting))
 
 
-def _vision_layer(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[Part, Part]:
+def _vision_layer(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TimedPart, TimedPart]:
     from shards.vision import embed_pixels, run_vit_blocks
 
     shard = _load(folder, setting, vision=LayerRange(0, 1))
@@ -73,7 +73,7 @@ def _vision_layer(folder: str | Path, config: ModelConfig, setting: Setting) -> 
     return front, measure_part(lambda n: run_vit_blocks(shard.vision, x_FLD[:n]), setting)
 
 
-def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting) -> Part:
+def _vision_head(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> TimedPart:
     from shards.heads import unit_rows
     from shards.vision import pool_vit_tokens
 
@@ -85,7 +85,7 @@ def _vision_head(folder: str | Path, config: ModelConfig, setting: Setting) -> P
     )
 
 
-def _measure_text(folder: str | Path, config: ModelConfig, setting: Setting) -> tuple[TowerSeconds, int]:
+def _measure_text(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
     num_tokens = min(setting.caption_tokens, config.text.max_position_embeddings)
     # Captions of one batch differ in length, and all are padded to the longest: that one counts.
     lengths = torch.linspace(num_tokens, num_tokens / 2, setting.num_rows).ceil().long()
@@ -93,7 +93,9 @@ def _measure_text(folder: str | Path, config: ModelConfig, setting: Setting) -> 
     return _tower(front, layer, _text_head(folder, config, setting, lengths))
 
 
-def _text_layer(folder: str | Path, config: ModelConfig, setting: Setting, lengths: torch.Tensor) -> tuple[Part, Part]:
+def _text_layer(
+    folder: str | Path, config: ModelConfig, setting: TimingSetting, lengths: torch.Tensor
+) -> tuple[TimedPart, TimedPart]:
     from shards.text import Padding, embed_tokens, run_albert_layers
 
     layers = LayerRange(0, 1)
@@ -109,7 +111,7 @@ def _text_layer(folder: str | Path, config: ModelConfig, setting: Setting, lengt
     return measure_part(lambda n: embed_tokens(shard.text, ids_RT[:n]), setting), measure_part(layer, setting)
 
 
-def _text_head(folder: str | Path, config: ModelConfig, setting: Setting, lengths: torch.Tensor) -> Part:
+def _text_head(folder: str | Path, config: ModelConfig, setting: TimingSetting, lengths: torch.Tensor) -> TimedPart:
     from shards.heads import unit_rows
     from shards.text import pool_albert_tokens
 
@@ -125,16 +127,18 @@ def _text_head(folder: str | Path, config: ModelConfig, setting: Setting, length
     return measure_part(head, setting)
 
 
-def _load(folder: str | Path, setting: Setting, vision: LayerRange = NOTHING, text: LayerRange = NOTHING) -> Shard:
+def _load(
+    folder: str | Path, setting: TimingSetting, vision: LayerRange = NOTHING, text: LayerRange = NOTHING
+) -> Shard:
     return load_shard(folder, ShardSpec(vision, text), dtype=setting.dtype, device=setting.device)
 
 
-def _activation(shard: Shard, setting: Setting, shape: tuple[int, ...]) -> torch.Tensor:
+def _activation(shard: Shard, setting: TimingSetting, shape: tuple[int, ...]) -> torch.Tensor:
     """Values of the size that norms leave behind; zeros would take short cuts in some kernels."""
     values = torch.randn((setting.num_rows, *shape), generator=torch.Generator().manual_seed(0))
     return values.to(setting.device, shard.dtype)
 
 
-def _tower(front: Part, layer: Part, head: Part) -> tuple[TowerSeconds, int]:
+def _tower(front: TimedPart, layer: TimedPart, head: TimedPart) -> tuple[TowerSeconds, int]:
     workspace_bytes = max(part.workspace_bytes for part in (front, layer, head))
     return TowerSeconds(front.seconds, layer.seconds, head.seconds), workspace_bytes

@@ -11,7 +11,7 @@ from shards.planning.costs import ModelCosts, TowerSeconds
 from shards.planning.devices import DeviceType
 from shards.planning.planner import BOUNDLESS, bare_stage, check_num_stages, plan_of, plan_placement, specs_between
 from shards.planning.plans import PlannedStage, ShardPlan, check_plan
-from shards.planning.problem import Pool, Problem
+from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
@@ -66,7 +66,7 @@ def plan_shards(
 
     check_num_stages(config, num_stages)
     mix = DataMix(images_per_item, captions_per_item, caption_tokens)
-    problem = Problem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, caption_tokens),))
+    problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, caption_tokens),))
     best = best_placement(problem, num_stages)
     if best is not None and num_stages <= min(problem.depths):
         mixed = best_placement(problem, num_stages, least=1, at_least=best.items_per_s / MIXED_SLACK)

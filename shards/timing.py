@@ -24,7 +24,7 @@ Step = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Setting:
+class TimingSetting:
     """How the layers run.
 
     Attributes:
@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedPart:
     """What a part costs for one input."""
 
     seconds: float
@@ -62,7 +62,7 @@ def measure_copy() -> float:
     return _median_s(lambda: target.copy_(source), time.perf_counter) / COPY_BYTES
 
 
-def measure_part(run: Step, setting: Setting) -> Part:
+def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
     """Time one part by whole batches, and find what it allocates beside its output.
 
     Args:
@@ -74,7 +74,7 @@ def measure_part(run: Step, setting: Setting) -> Part:
         num_rows = _fitting_rows(run, setting)
         workspace_bytes = _workspace_bytes(run, num_rows, setting.device)
         seconds = _median_s(lambda: _finish(run, num_rows, setting.device), clock)
-    return Part(seconds / num_rows, workspace_bytes // num_rows)
+    return TimedPart(seconds / num_rows, workspace_bytes // num_rows)
 
 
 def has_own_clock(device: str, num_threads: int) -> bool:
@@ -87,7 +87,7 @@ def clock_of(device: str, num_threads: int) -> Callable[[], float]:
     return time.thread_time if has_own_clock(device, num_threads) else time.perf_counter
 
 
-def _fitting_rows(run: Step, setting: Setting) -> int:
+def _fitting_rows(run: Step, setting: TimingSetting) -> int:
     """Inputs whose batch takes about `LONG_CALL_S`, at most all: by whole batches a large model would take minutes."""
     num_rows = 1
     _finish(run, num_rows, setting.device)  # the first call of all loads kernels

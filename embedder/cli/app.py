@@ -19,8 +19,8 @@ from embedder.cli import refresh as refresh_cli
 from embedder.cli.options import AsJson, ConfigFile, Force, ModelUri, Settings, StoreUri, print_result
 from embedder.cli.terminal import MAX_LINE_CHARACTERS
 from embedder.config import load_config
-from embedder.engine.interrupts import Interrupted, interruptible
-from embedder.errors import USER_MISTAKES, RunFailed
+from embedder.engine.interrupts import SignalInterrupt, interruptible
+from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.storage.printable import printable
 
 DEFAULT_NUM_ITEMS = 1_000_000  # what --what-if answers for, unless told
@@ -162,7 +162,7 @@ def verify(
     result = commands.verify(run, num_items, tolerance, min_cosine, device)
     print_result(as_json, result)
     if not result.data["passed"]:
-        raise RunFailed(f"verify: {'; '.join(result.data['failures'])}")
+        raise RunFailedError(f"verify: {'; '.join(result.data['failures'])}")
 
 
 @model_app.command("import")
@@ -241,9 +241,9 @@ def main() -> None:
             sys.exit(_fail("aborted", 1))
         except USER_MISTAKES as error:
             sys.exit(_fail(str(error), 2))
-        except RunFailed as error:
+        except RunFailedError as error:
             sys.exit(_fail(str(error), 1))
-        except Interrupted as error:
+        except SignalInterrupt as error:
             sys.exit(_fail(str(error), error.exit_code))
 
 

@@ -33,8 +33,8 @@ def evaluate(
 ) -> None:
     """Measure R@k, recall of the index, latency and memory, with confidence intervals."""
     from embedder.cli import evaluate_command
-    from embedder.evaluation.evaluate import Options
+    from embedder.evaluation.evaluate import EvaluationOptions
 
     run = load_config(config, {"store": store, "model": model}, settings or ())
-    options = Options(queries=queries, k=k, group=group, num_queries=num_queries)
+    options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)
     print_result(as_json, evaluate_command.evaluate(run, options, out, version))

@@ -9,7 +9,7 @@ from embedder.cli.render import TerminalWatcher
 from embedder.cli.render_evaluation import evaluation_parts
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.evaluation.evaluate import Options
+from embedder.evaluation.evaluate import EvaluationOptions
 from embedder.evaluation.evaluate import evaluate as run_evaluation
 from embedder.evaluation.plot import draw_curve
 from embedder.evaluation.report import Evaluation
@@ -18,7 +18,7 @@ REPORT_NAME = "evaluation.json"
 PLOT_NAME = "recall_latency.png"
 
 
-def evaluate(config: RunConfig, options: Options, out: Path | None, version: str | None = None) -> Result:
+def evaluate(config: RunConfig, options: EvaluationOptions, out: Path | None, version: str | None = None) -> Result:
     """Evaluate what the store has published, or had by some run."""
     found = run_evaluation(open_published(config, version), options, TerminalWatcher().say)
     shown = evaluation_parts(found)

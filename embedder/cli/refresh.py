@@ -34,10 +34,10 @@ def refresh(
 ) -> None:
     """Embed what is new or changed, retire what is gone, update the index, publish; another model embeds all anew."""
     from embedder.cli import refresh_commands
-    from embedder.ingest.work import Options
+    from embedder.ingest.work import IngestOptions
 
     run = load_config(config, settings=settings or ())
-    options = Options(
+    options = IngestOptions(
         kind="refresh", retry_rejects=retry_rejects, limit=limit, max_hours=max_hours, forced=tuple(force or ())
     )
     print_result(as_json, refresh_commands.dry_run(run, options) if dry_run else refresh_commands.refresh(run, options))

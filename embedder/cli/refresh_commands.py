@@ -13,12 +13,12 @@ from embedder.cli.commands import Result, open_files
 from embedder.cli.render import TerminalWatcher, report_parts
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store.rejects import find_rejects
 from embedder.store.runs import unfinished_runs
 
 
-def refresh(config: RunConfig, options: Options) -> Result:
+def refresh(config: RunConfig, options: IngestOptions) -> Result:
     """Bring the store to what the sources hold."""
     from embedder.ingest.flow import refresh as run_refresh
 
@@ -26,7 +26,7 @@ def refresh(config: RunConfig, options: Options) -> Result:
     return Result(json.loads(report.model_dump_json()), report_parts(report))
 
 
-def dry_run(config: RunConfig, options: Options) -> Result:
+def dry_run(config: RunConfig, options: IngestOptions) -> Result:
     """Say what a refresh would do."""
     from embedder.ingest.dry_run import forecast, forecast_parts
 
@@ -91,4 +91,4 @@ def retry(
     if not found.items.num_rows:
         return Result({"rejects": [], "retried": 0}, ["no rejects"])
     only = found.items["item_id"].combine_chunks()
-    return refresh(config, Options(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))
+    return refresh(config, IngestOptions(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))

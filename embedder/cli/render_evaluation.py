@@ -3,7 +3,7 @@
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.evaluation.intervals import Estimate
+from embedder.evaluation.intervals import ConfidenceInterval
 from embedder.evaluation.report import Evaluation, IndexFigures
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def evaluation_parts(found: Evaluation) -> list[RenderableType]:
     return [*parts, *found.notes]
 
 
-def estimate(figure: Estimate) -> str:
+def estimate(figure: ConfidenceInterval) -> str:
     """A figure with its interval."""
     return f"{figure.value:.3f} ({figure.low:.3f}-{figure.high:.3f})"
 

@@ -5,8 +5,8 @@ from rich.table import Table
 
 from embedder.planning.answer import Answer
 from shards.plan import PlannedStage, ShardPlan
-from shards.planning.predict import Prediction
-from shards.planning.problem import Problem
+from shards.planning.predict import PlanPrediction
+from shards.planning.problem import PlacementProblem
 from shards.planning.what_if import WhatIf
 
 BAR = 24  # characters of a stage that is always busy
@@ -85,7 +85,7 @@ def summary_lines(plan: ShardPlan) -> list[RenderableType]:
     return lines
 
 
-def cpu_lines(problem: Problem, plan: ShardPlan) -> list[RenderableType]:
+def cpu_lines(problem: PlacementProblem, plan: ShardPlan) -> list[RenderableType]:
     """Who spends the host's CPU seconds."""
     prediction = prediction_of(problem, plan)
     spent = ", ".join(f"{name} {seconds * 1e3:.3g}" for name, seconds in prediction.cpu_seconds.items())
@@ -97,7 +97,7 @@ def cpu_lines(problem: Problem, plan: ShardPlan) -> list[RenderableType]:
     return [f"CPU ms/item: {spent}{limit}"]
 
 
-def prediction_of(problem: Problem, plan: ShardPlan) -> Prediction:
+def prediction_of(problem: PlacementProblem, plan: ShardPlan) -> PlanPrediction:
     """What the plan is predicted to do on the problem's devices."""
     from shards.planning.predict import PlacedStage, predict
 

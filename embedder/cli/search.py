@@ -41,7 +41,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find pictures and videos that fit a text, a picture or a vector."""
-    asked = search_commands.Asked(queries or (), images or (), vector)
+    asked = search_commands.QueryArguments(queries or (), images or (), vector)
     options = SearchOptions(k=k, where=where, group=not all_segments, fold=fold, hybrid=hybrid, min_score=min_score)
     run = load_config(config, {"store": store, "model": model}, settings or ())
     print_result(as_json, search_commands.search(run, asked, options, sheet, version))

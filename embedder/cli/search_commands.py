@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryArguments:
     """What the command line names: queries of one kind.
 
     Attributes:
@@ -49,7 +49,7 @@ class Asked:
 
 
 def search(
-    config: RunConfig, asked: Asked, options: "SearchOptions", sheet: Path | None, version: str | None = None
+    config: RunConfig, asked: QueryArguments, options: "SearchOptions", sheet: Path | None, version: str | None = None
 ) -> Result:
     """Search by texts, pictures or vectors."""
     asked.check(sheet)
@@ -80,7 +80,7 @@ def read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
         raise ConfigError(f"--vector {path}: {error}; give a file that numpy.save wrote from an array") from None
 
 
-def _data(asked: Asked, hits: "Hits") -> dict[str, Any]:
+def _data(asked: QueryArguments, hits: "Hits") -> dict[str, Any]:
     return {
         "query": hits.query if asked.texts else None,
         "image": hits.query if asked.images else None,

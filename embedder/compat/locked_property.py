@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 Value = TypeVar("Value")
 
 
-class made_once(Generic[Value]):
+class locked_cached_property(Generic[Value]):
     """As `functools.cached_property`, with a lock for each object: nobody sees it half made, nor makes it twice.
 
     From Python 3.12 on, `cached_property` lets two threads load the same model or index.

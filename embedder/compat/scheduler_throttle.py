@@ -12,7 +12,7 @@ QUICK_S = 20.0  # from the start: blocks come to the first stages, and what is s
 PAUSE_S = 0.15  # a stage has a block in hand and one before its door, and each lasts longer
 
 
-class CalmScheduling(ExecutionCallback):  # type: ignore[misc]  # Ray tells no types
+class SchedulerThrottle(ExecutionCallback):  # type: ignore[misc]  # Ray tells no types
     """Waits a little between two steps of the loop, each of which takes 5 ms of CPU, ten times a second."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:

@@ -15,14 +15,14 @@ RAY_FACTOR = 1.1
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """The engine, and why."""
 
     engine: str
     reason: str
 
 
-def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: int, num_gpus: int = 0) -> Choice:
+def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: int, num_gpus: int = 0) -> EngineChoice:
     """Follow the configuration; for `auto`, take what is faster, Ray's start included.
 
     In one process all cores encode, but one alone decodes: many cores would wait for it, and Ray's tasks decode on all.
@@ -36,15 +36,15 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         num_gpus: GPUs of this machine.
     """
     if config.engine != "auto":
-        return Choice(config.engine, "as configured")
+        return EngineChoice(config.engine, "as configured")
     if config.ray_address is not None:
-        return Choice("ray", f"a cluster was given: {config.ray_address}")
+        return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
     if any(stage.num_gpus or stage.replicas.max > 1 for stage in config.stage):
-        return Choice("ray", "stages ask for GPUs or replicas")
+        return EngineChoice("ray", "stages ask for GPUs or replicas")
     if "cuda" in config.devices:
-        return Choice("ray", 'stages ask for device = "cuda"')
+        return EngineChoice("ray", 'stages ask for device = "cuda"')
     if config.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages):
-        return Choice("ray", "the plan places stages on GPUs")
+        return EngineChoice("ray", "the plan places stages on GPUs")
     encode_s = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages) / CORE_FLOPS
     decode_s = 1 / DECODED_PER_S
     shared_s = (encode_s + decode_s) / num_cpus
@@ -57,4 +57,4 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         f"{num_items:,} items are about {local_s:.0f} s in one process and {ray_s:.0f} s on Ray"
         f"{f' with {on_gpus} GPU(s)' if on_gpus else ''}, its start included"
     )
-    return Choice("local" if local_s <= ray_s else "ray", reason)
+    return EngineChoice("local" if local_s <= ray_s else "ray", reason)

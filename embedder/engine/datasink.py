@@ -9,7 +9,7 @@ from ray.data.block import Block
 
 from embedder.engine.ray_metrics import count_part
 from embedder.store.files import StoreFiles
-from embedder.store.part_writer import Stamp, write_part
+from embedder.store.part_writer import RunMetadata, write_part
 
 
 def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
@@ -20,7 +20,7 @@ def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
 class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
     """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
 
-    def __init__(self, files: StoreFiles, stamp: Stamp, rows_per_part: int) -> None:
+    def __init__(self, files: StoreFiles, stamp: RunMetadata, rows_per_part: int) -> None:
         self.files, self.stamp, self.rows_per_part = files, stamp, rows_per_part
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> None:

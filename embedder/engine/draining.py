@@ -14,7 +14,7 @@ from ray.data._internal.execution.execution_callback import ExecutionCallback
 from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
 from ray.data.exceptions import ExecutionTimeoutError
 
-from embedder.engine.signals import Stop
+from embedder.engine.signals import StopRequest
 
 if TYPE_CHECKING:
     from ray.data._internal.execution.streaming_executor import StreamingExecutor
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 NUM_BEFORE_STAGES = 2  # operators: the input, and decoding
 
 # Ray makes the callback itself, and sends its settings to every process; this one stays here.
-_STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
+_STOP: ContextVar[StopRequest | None] = ContextVar("stop", default=None)
 
 
-class Drained(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the trace of any other as a bug of its own
+class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the trace of any other as a bug of its own
     """The stages are empty, or were not waited for.
 
     Attributes:
@@ -38,7 +38,7 @@ class Drained(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the tr
 
 
 @contextmanager
-def draining(stop: Stop | None) -> Iterator[None]:
+def draining(stop: StopRequest | None) -> Iterator[None]:
     """Let a dataset that is executed in the block end as the stop says."""
     token = _STOP.set(stop)
     try:
@@ -48,7 +48,7 @@ def draining(stop: Stop | None) -> Iterator[None]:
 
 
 class DrainOnStop(ExecutionCallback):  # type: ignore[misc]  # Ray tells no types
-    """Ends the execution with `Drained` once it is asked to stop and nothing is in flight."""
+    """Ends the execution with `DrainedError` once it is asked to stop and nothing is in flight."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
         """Find out whose stop it is; this is called by the thread that wants the dataset, the others are not."""
@@ -62,7 +62,7 @@ class DrainOnStop(ExecutionCallback):  # type: ignore[misc]  # Ray tells no type
         *_, (write, state) = executor._topology.items()
         stages = list(executor._topology)[NUM_BEFORE_STAGES:-1]
         if stop.is_overdue or not (_are_busy(stages, write) or write.num_active_tasks()):
-            raise Drained(_blocks_before(write, state))
+            raise DrainedError(_blocks_before(write, state))
 
 
 class EndStagesOnFailure(ExecutionCallback):  # type: ignore[misc]  # Ray tells no types

@@ -20,7 +20,7 @@ _notices: list[Callable[[int], None]] = []
 """Of the blocks that hold signals back: who says so."""
 
 
-class Interrupted(BaseException):
+class SignalInterrupt(BaseException):
     """A signal broke off what ran; as no `Exception`, nothing but the command's end takes it for its own."""
 
     def __init__(self, number: int) -> None:
@@ -31,7 +31,7 @@ class Interrupted(BaseException):
         return self.message
 
 
-class Presses:
+class SignalCount:
     """Tells a second signal from a first one that comes twice."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Presses:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first signal raise `Interrupted` in the main thread, and a second one end the process and its children.
+    """Let the first signal raise `SignalInterrupt` in the main thread, and a second one end the process and its children.
 
     The second is told from the first by a thread, as Python's own handlers wait for the main thread, which may be deep
     in native code.
@@ -63,11 +63,11 @@ def interruptible() -> Iterator[None]:
     os.set_blocking(sender, False)
     threading.Thread(target=_end_at_second, args=(receiver,), name="signals", daemon=True).start()
     wakeup = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-    presses = Presses()
+    presses = SignalCount()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if presses.is_first():  # later ones would break off what the first one's end cleans up
-            raise Interrupted(number)
+            raise SignalInterrupt(number)
 
     try:
         with handling(interrupt):
@@ -95,7 +95,7 @@ def _end_at_second(receiver: int) -> None:
 
     The first one's notice is given here too: Python's handlers wait for the main thread.
     """
-    presses = Presses()
+    presses = SignalCount()
     with os.fdopen(receiver, "rb", buffering=0) as numbers:
         while number := numbers.read(1):
             if number[0] not in SIGNALS:

@@ -10,12 +10,12 @@ from embedder.engine.cpu_priority import niceness_by_work
 from embedder.engine.resources import Allocation, Available, allocate
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
+from embedder.media.resize import ResizeSpec
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
-from embedder.store.part_writer import Stamp
+from embedder.store.part_writer import RunMetadata
 from embedder.store.runs import Run
 from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
@@ -64,7 +64,7 @@ class Job:
     allocation: Allocation
     stages: tuple[StageSpec, ...]
     run: Run
-    stamp: Stamp
+    stamp: RunMetadata
 
     @property
     def files(self) -> StoreFiles:
@@ -81,7 +81,7 @@ def plan_job(
         ConfigError: the resources asked for do not exist.
     """
     allocation = allocate(config, available, plan.stages)
-    stamp = Stamp(
+    stamp = RunMetadata(
         run_id=run.run_id,
         session=run.session,
         model_fingerprint=run.info.model_fingerprint,
@@ -189,10 +189,10 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     )
 
 
-def picture_fit(model: Model) -> PictureFit:
+def picture_fit(model: Model) -> ResizeSpec:
     """How the model wants its pictures."""
     preprocess = model.config.preprocess
-    return PictureFit(
+    return ResizeSpec(
         image_size=preprocess.image_size,
         resize=preprocess.resize,
         interpolation=preprocess.interpolation,

@@ -20,7 +20,7 @@ from embedder.batch_schema import VECTOR
 from embedder.engine import hardware
 from embedder.engine.job import Job
 from embedder.engine.local_threads import encode_all
-from embedder.engine.signals import Stop
+from embedder.engine.signals import StopRequest
 from embedder.steps.decode import VERSIONS, decode, forget_reader
 from embedder.store.part_writer import write_part
 
@@ -34,10 +34,10 @@ POLL_S = 0.1  # between two looks whether anybody still waits
 PATIENCE_S = 1.0  # for an item that is being decoded when a stop is asked for; most take less, some never end
 
 
-def embed_locally(listing: Iterable[pa.Table], job: Job, stop: Stop | None = None) -> None:
+def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
     """Decode, encode and write all listed items, or what is finished when a stop is asked for."""
     listing = list(listing)
-    stop = stop or Stop(job.run, timeout_s=math.inf)
+    stop = stop or StopRequest(job.run, timeout_s=math.inf)
     stages = _Stages(job, stop)
     if not all(may_be_equal(table) for table in listing):
         with stop.breakable():
@@ -72,7 +72,7 @@ def concat_rows(tables: list[pa.Table]) -> pa.Table:
 class _Stages:
     """All stages of a job, one after the other; several threads may use them at once."""
 
-    def __init__(self, job: Job, stop: Stop) -> None:
+    def __init__(self, job: Job, stop: StopRequest) -> None:
         self._job, self._stop = job, stop
         self._loaded: list[Stage] = []
         self._loading = threading.Lock()

@@ -21,7 +21,7 @@ MIN_GAIN = 0.05  # less is noise
 
 
 @dataclass(frozen=True)
-class Crew:
+class LocalThreads:
     """So many workers, each with so many torch threads."""
 
     num_workers: int
@@ -62,11 +62,11 @@ def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Ite
         encode: thread-safe.
         num_cpus: cores to use.
     """
-    own_cores = Crew(num_cpus, 1)
+    own_cores = LocalThreads(num_cpus, 1)
     if num_cpus == 1:
         yield from own_cores.encode_all(tables, encode)
         return
-    crews, rows_per_s = (own_cores, Crew(1, num_cpus)), []
+    crews, rows_per_s = (own_cores, LocalThreads(1, num_cpus)), []
     for crew in crews:
         warm_up = list(islice(tables, num_cpus))
         yield from crew.encode_all(warm_up, encode)

@@ -9,7 +9,7 @@ from embedder.engine import hardware
 from embedder.engine.cpu_use import CpuUse
 from embedder.engine.peak_memory import PeakMemory
 from embedder.errors import StoreError
-from embedder.store.errors import StoreUnavailable
+from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal import read_entry
 from embedder.store.layout import journal_folder
 from embedder.store.runs import Run
@@ -49,7 +49,7 @@ class RunMonitor:
         while not self._stop.wait(INTERVAL_S):
             if self._run.is_lost and not asked_to_stop:
                 asked_to_stop = True
-                with suppress(StoreError, StoreUnavailable):
+                with suppress(StoreError, StoreUnavailableError):
                     self._run.request_stop()  # tasks on other machines don't know of it
             self._look()
 
@@ -63,7 +63,7 @@ class RunMonitor:
             return
         if self._run.files.folder is None:
             self._next_journal_s = time.monotonic() + BUCKET_INTERVAL_S
-        with suppress(StoreError, StoreUnavailable):  # only progress is read here; who needs the store hears of it
+        with suppress(StoreError, StoreUnavailableError):  # only progress is read here; who needs the store hears of it
             self._look_at_journal()
 
     def _look_at_journal(self) -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 
-class Watcher(Protocol):
+class RunWatcher(Protocol):
     """Whoever wants to see the run: a progress display, or nobody."""
 
     def say(self, message: str) -> None:

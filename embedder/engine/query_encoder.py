@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedder.compat.locked_property import made_once
+from embedder.compat.locked_property import locked_cached_property
 from embedder.engine.job import Model, picture_fit
 from embedder.errors import ConfigError
 from embedder.media.errors import DecodeError
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from embedder.storage.printable import is_text
 
@@ -102,17 +102,17 @@ class QueryEncoder:
             name = "the picture" if isinstance(image, bytes) else str(image)
             raise ConfigError(f"{name}: {error.message}; give a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file") from None
 
-    @made_once
+    @locked_cached_property
     def _captions(self) -> CaptionEncoder:
         return CaptionEncoder(self.model.tokenizer_json, self.model.config.preprocess.max_caption_tokens)
 
-    @made_once
+    @locked_cached_property
     def _text_tower(self) -> "Shard":
         from shards.ranges import text_only
 
         return self._load(text_only(self.model.config))
 
-    @made_once
+    @locked_cached_property
     def _vision_tower(self) -> "Shard":
         from shards.ranges import vision_only
 
@@ -123,6 +123,6 @@ class QueryEncoder:
 
         return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)
 
-    @made_once
-    def _door(self) -> DecodeDoor:
-        return DecodeDoor()
+    @locked_cached_property
+    def _door(self) -> SandboxedDecoder:
+        return SandboxedDecoder()

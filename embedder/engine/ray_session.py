@@ -139,14 +139,14 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     from ray.data import DataContext
 
     from embedder.compat.actor_pool_scaling import SteadyPools
-    from embedder.compat.scheduler_throttle import CalmScheduling
+    from embedder.compat.scheduler_throttle import SchedulerThrottle
     from embedder.engine.draining import DrainOnStop, EndStagesOnFailure
 
     context = DataContext.get_current()
     settings = {
         "custom_execution_callback_classes": [
             *context.custom_execution_callback_classes,
-            CalmScheduling,
+            SchedulerThrottle,
             SteadyPools,
             DrainOnStop,
             EndStagesOnFailure,

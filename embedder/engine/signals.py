@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
-from embedder.engine.interrupts import Presses, hand_on, handling
+from embedder.engine.interrupts import SignalCount, hand_on, handling
 from embedder.errors import StoreError
-from embedder.store.errors import StoreUnavailable
+from embedder.store.errors import StoreUnavailableError
 
 FINISHING = "finishing what is in flight"
 
@@ -23,7 +23,7 @@ class Stoppable(Protocol):
         """Ask it to come to an end."""
 
 
-class Stop:
+class StopRequest:
     """Whether a run is asked to stop, as its engine sees it: at once here, by a file of the store elsewhere.
 
     Attributes:
@@ -51,7 +51,7 @@ class Stop:
 
     def spread(self) -> None:
         """Ask the run's tasks elsewhere; where its store can't be written, they don't hear of it."""
-        with suppress(StoreError, StoreUnavailable):
+        with suppress(StoreError, StoreUnavailableError):
             self._run.request_stop()
 
     @property
@@ -102,7 +102,7 @@ def stop_on_signals(
         yield
         return
     heard: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # whose `put` may interrupt itself
-    presses = Presses()
+    presses = SignalCount()
 
     def handle(number: int, frame: FrameType | None) -> None:
         is_first = presses.is_first()

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from embedder.errors import USER_MISTAKES
-from embedder.evaluation.exact import Exact, Ints, Pairs, right_rows, search_exactly
-from embedder.evaluation.index_search import Asked, ask_index, index_figures
+from embedder.evaluation.exact import ExactNeighbours, Ints, RelevantPairs, right_rows, search_exactly
+from embedder.evaluation.index_search import IndexAnswers, ask_index, index_figures
 from embedder.evaluation.metrics import GroupFigures, by_group, mean_reciprocal_rank, recalls
 from embedder.evaluation.pictures import PictureTable
 from embedder.evaluation.query_file import QueryFile, file_questions, known_only, read_query_file
-from embedder.evaluation.query_sets import OWN_CAPTIONS, Questions, own_captions
+from embedder.evaluation.query_sets import OWN_CAPTIONS, QuerySet, own_captions
 from embedder.evaluation.report import Evaluation, ModelFigures, QueryFigures
 from embedder.evaluation.timing import Latency, time_each
 from embedder.retrieval.store_api import Store
@@ -25,7 +25,7 @@ NUM_ENCODED = 200  # texts that the encoder is timed with
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """What to ask, and how the answers are split.
 
     Attributes:
@@ -46,7 +46,7 @@ class Options:
         return sorted({*KS, self.k})
 
 
-def evaluate(store: Store, options: Options, say: Callable[[str], None]) -> Evaluation:
+def evaluate(store: Store, options: EvaluationOptions, say: Callable[[str], None]) -> Evaluation:
     """Measure retrieval by exact search and through the index, recall of the index, speed and memory.
 
     Args:
@@ -86,7 +86,7 @@ def evaluate(store: Store, options: Options, say: Callable[[str], None]) -> Eval
     )
 
 
-def _questions(store: Store, options: Options, file: QueryFile | None) -> Questions:
+def _questions(store: Store, options: EvaluationOptions, file: QueryFile | None) -> QuerySet:
     if file is not None:
         return file_questions(file, store, options.num_queries, options.group)
     return own_captions(store, options.num_queries or DEFAULT_NUM_CAPTIONS, options.group)
@@ -95,11 +95,11 @@ def _questions(store: Store, options: Options, file: QueryFile | None) -> Questi
 def _ask_index(
     store: Store,
     pictures: PictureTable,
-    questions: Questions,
+    questions: QuerySet,
     right_items: Ints,
-    options: Options,
+    options: EvaluationOptions,
     say: Callable[[str], None],
-) -> Asked | None:
+) -> IndexAnswers | None:
     number = store.current.index
     if number is None:
         return None
@@ -108,14 +108,20 @@ def _ask_index(
 
 
 def _search_exactly(
-    pictures: PictureTable, questions: Questions, right_items: Ints, asked: Asked | None, options: Options
-) -> Exact:
+    pictures: PictureTable,
+    questions: QuerySet,
+    right_items: Ints,
+    asked: IndexAnswers | None,
+    options: EvaluationOptions,
+) -> ExactNeighbours:
     right = right_rows(questions.queries, right_items, pictures.items)
-    found = Pairs(right.queries[:0], right.rows[:0]) if asked is None else asked.pairs()
+    found = RelevantPairs(right.queries[:0], right.rows[:0]) if asked is None else asked.pairs()
     return search_exactly(questions.vectors, pictures.blocks, pictures.items, right, max(options.ks), found)
 
 
-def _groups(questions: Questions, exact: Exact, asked: Asked | None, options: Options) -> list[GroupFigures]:
+def _groups(
+    questions: QuerySet, exact: ExactNeighbours, asked: IndexAnswers | None, options: EvaluationOptions
+) -> list[GroupFigures]:
     if questions.groups is None:
         return []
     through_index = None if asked is None else asked.ranks
@@ -130,7 +136,7 @@ def _time_encoding(store: Store, texts: list[str]) -> tuple[Latency | None, list
         return None, [f"encoding was not timed: {error}"]
 
 
-def _query_figures(questions: Questions, file: QueryFile | None) -> QueryFigures:
+def _query_figures(questions: QuerySet, file: QueryFile | None) -> QueryFigures:
     return QueryFigures(
         source=questions.source,
         num_queries=len(questions.texts),
@@ -139,7 +145,9 @@ def _query_figures(questions: Questions, file: QueryFile | None) -> QueryFigures
     )
 
 
-def _notes(questions: Questions, file: QueryFile | None, asked: Asked | None, options: Options) -> list[str]:
+def _notes(
+    questions: QuerySet, file: QueryFile | None, asked: IndexAnswers | None, options: EvaluationOptions
+) -> list[str]:
     notes = []
     limit = options.num_queries or (DEFAULT_NUM_CAPTIONS if questions.source == OWN_CAPTIONS else None)
     if limit == len(questions.texts):

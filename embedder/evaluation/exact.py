@@ -23,7 +23,7 @@ MAX_SCORES = 1 << 24  # of one block: 64 MiB of float32
 
 
 @dataclass(frozen=True)
-class Pairs:
+class RelevantPairs:
     """Queries and rows that belong together in some way; int64 (P,) each."""
 
     queries: Ints
@@ -36,7 +36,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactNeighbours:
     """What exact search found.
 
     Attributes:
@@ -51,8 +51,13 @@ class Exact:
 
 
 def search_exactly(
-    queries: Floats, blocks: Callable[[], Iterable[Floats]], items: Ints, right: Pairs, k: int, asked: Pairs
-) -> Exact:
+    queries: Floats,
+    blocks: Callable[[], Iterable[Floats]],
+    items: Ints,
+    right: RelevantPairs,
+    k: int,
+    asked: RelevantPairs,
+) -> ExactNeighbours:
     """Compare every query with every row, twice: for the scores of the right rows, then for what stands before them.
 
     Args:
@@ -82,10 +87,10 @@ def search_exactly(
         ahead.add(scores > (own - TIE)[:, None], items[start:stop])
     has_answer = np.isfinite(own)
     num_items = len(np.unique(items))
-    return Exact(best, np.where(has_answer, ahead.counts, num_items), asked_scores)
+    return ExactNeighbours(best, np.where(has_answer, ahead.counts, num_items), asked_scores)
 
 
-def right_rows(queries: Ints, right_items: Ints, items: Ints) -> Pairs:
+def right_rows(queries: Ints, right_items: Ints, items: Ints) -> RelevantPairs:
     """Every row of every query's right items.
 
     Args:
@@ -97,7 +102,7 @@ def right_rows(queries: Ints, right_items: Ints, items: Ints) -> Pairs:
     first = np.searchsorted(items[order], right_items, "left")
     num_rows = np.searchsorted(items[order], right_items, "right") - first
     within = np.arange(num_rows.sum()) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
-    return Pairs(np.repeat(queries, num_rows), order[np.repeat(first, num_rows) + within])
+    return RelevantPairs(np.repeat(queries, num_rows), order[np.repeat(first, num_rows) + within])
 
 
 def _in_parts(blocks: Iterable[Floats], max_rows: int) -> Iterator[tuple[int, Floats]]:
@@ -110,7 +115,7 @@ def _in_parts(blocks: Iterable[Floats], max_rows: int) -> Iterator[tuple[int, Fl
             start += len(part)
 
 
-def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: Pairs) -> tuple[Floats, Ints]:
+def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: RelevantPairs) -> tuple[Floats, Ints]:
     """Each query's score of its best right row, -inf where it has none, and the first row of every part."""
     own = np.full(len(queries), -np.inf, np.float32)
     starts = []

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedder.evaluation.exact import TIE, Exact, Floats, Ints
+from embedder.evaluation.exact import TIE, ExactNeighbours, Floats, Ints
 from embedder.evaluation.pictures import PictureTable
 
 if TYPE_CHECKING:
-    from index.search import Hits, Index
+    from index.search import Index, Neighbours
 
-Search = Callable[[Floats, int], "Hits"]
+Search = Callable[[Floats, int], "Neighbours"]
 
 
 class IndexedItems:
@@ -85,7 +85,7 @@ def ranks_among(scores: Floats, items: Ints, queries: Ints, right_items: Ints, n
     return np.where(np.isfinite(own), ahead, num_items)
 
 
-def found_shares(found_scores: Floats, exact: Exact, k: int) -> Any:
+def found_shares(found_scores: Floats, exact: ExactNeighbours, k: int) -> Any:
     """recall@k of each query: share of the exact top k that stands among the first k hits; float32 (Q,).
 
     A hit counts when its exact score reaches that of the k-th, so among equal vectors any will do.

@@ -7,13 +7,13 @@ import numpy as np
 import psutil
 
 from embedder.engine.hardware import num_cpus
-from embedder.evaluation.exact import Exact, Floats, Ints, Pairs
+from embedder.evaluation.exact import ExactNeighbours, Floats, Ints, RelevantPairs
 from embedder.evaluation.index_recall import IndexedItems, find_items, found_shares, ranks_among
-from embedder.evaluation.intervals import Estimate, mean
+from embedder.evaluation.intervals import ConfidenceInterval, mean
 from embedder.evaluation.metrics import recalls
 from embedder.evaluation.pictures import PictureTable
 from embedder.evaluation.report import IndexFigures
-from embedder.evaluation.sweep import CurvePoint, Setting, settings
+from embedder.evaluation.sweep import CurvePoint, SearchSetting, settings
 from embedder.evaluation.timing import Latency, time_each, time_throughput
 from embedder.retrieval.store_api import Store
 from embedder.store_index.versions import open_version
@@ -23,20 +23,20 @@ CURVE_DEPTH = 10
 
 
 @dataclass(frozen=True)
-class Trial:
+class EffortTrial:
     """One setting of the index, timed.
 
     Attributes:
         rows: int64 (Q, k), rows of the table that it found, -1 for none.
     """
 
-    setting: Setting
+    setting: SearchSetting
     latency: Latency
     rows: Ints
 
 
 @dataclass(frozen=True)
-class Asked:
+class IndexAnswers:
     """What the index answered.
 
     Attributes:
@@ -51,19 +51,19 @@ class Asked:
     resident_bytes: int
     ranks: Ints
     rows: Ints
-    trials: list[Trial]
+    trials: list[EffortTrial]
 
-    def pairs(self) -> Pairs:
+    def pairs(self) -> RelevantPairs:
         """Every pair of a query and a row that was found, whose exact score is wanted."""
         rows = self._all_rows()
-        return Pairs(np.repeat(np.arange(len(rows)), rows.shape[1]), rows.reshape(-1))
+        return RelevantPairs(np.repeat(np.arange(len(rows)), rows.shape[1]), rows.reshape(-1))
 
-    def recall_at(self, exact: Exact, ks: Sequence[int]) -> dict[int, Estimate]:
+    def recall_at(self, exact: ExactNeighbours, ks: Sequence[int]) -> dict[int, ConfidenceInterval]:
         """recall@k of the published setting, by k."""
         scores = exact.asked_scores.reshape(len(self.rows), -1)
         return {k: mean(found_shares(scores, exact, k)) for k in ks}
 
-    def curve(self, exact: Exact) -> list[CurvePoint]:
+    def curve(self, exact: ExactNeighbours) -> list[CurvePoint]:
         """recall@10 and latency of each setting."""
         scores = exact.asked_scores.reshape(len(self.rows), -1)
         points, start = [], self.rows.shape[1]
@@ -88,7 +88,7 @@ class Asked:
 
 def ask_index(
     store: Store, number: int, pictures: PictureTable, vectors: Floats, queries: Ints, right_items: Ints, depth: int
-) -> Asked:
+) -> IndexAnswers:
     """Open the index and ask it everything.
 
     Args:
@@ -110,7 +110,7 @@ def ask_index(
     num_items = len(pictures.item_ids)
     # One more than is reported: where the right item ties with all that follow, that must be seen.
     scores, items = find_items(opened.search, vectors, rows, depth + 1, len(opened))
-    return Asked(
+    return IndexAnswers(
         number=number,
         index=opened,
         resident_bytes=max(0, resident),
@@ -120,13 +120,13 @@ def ask_index(
     )
 
 
-def _try(index: Index, setting: Setting, vectors: Floats, rows: IndexedItems) -> Trial:
+def _try(index: Index, setting: SearchSetting, vectors: Floats, rows: IndexedItems) -> EffortTrial:
     one_by_one = [vectors[number : number + 1] for number in range(len(vectors))]
     latency = time_each(lambda query: setting.search(index, query, CURVE_DEPTH, num_threads=1), one_by_one)
-    return Trial(setting, latency, rows.table_rows(setting.search(index, vectors, CURVE_DEPTH).rows))
+    return EffortTrial(setting, latency, rows.table_rows(setting.search(index, vectors, CURVE_DEPTH).rows))
 
 
-def index_figures(asked: Asked, exact: Exact, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
+def index_figures(asked: IndexAnswers, exact: ExactNeighbours, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
     """Put together what was found, and time searches at the depth that people ask for.
 
     Args:

@@ -22,7 +22,7 @@ SEED = 1
 MAX_DRAWS = 1 << 18  # held at once
 
 
-class Estimate(BaseModel):
+class ConfidenceInterval(BaseModel):
     """A figure with its 95 % confidence interval."""
 
     model_config = ConfigDict(frozen=True)
@@ -32,7 +32,7 @@ class Estimate(BaseModel):
     high: float
 
 
-def share(is_hit: Values) -> Estimate:
+def share(is_hit: Values) -> ConfidenceInterval:
     """Share of true values with Wilson's interval.
 
     Args:
@@ -43,10 +43,12 @@ def share(is_hit: Values) -> Estimate:
     centre = (found + squared / 2) / (1 + squared)
     reach = Z_95 / (1 + squared) * math.sqrt(found * (1 - found) / num + squared / (4 * num))
     # At 0 and 1 the formula gives the bound itself, but for the last digit.
-    return Estimate(value=found, low=max(0.0, min(found, centre - reach)), high=min(1.0, max(found, centre + reach)))
+    return ConfidenceInterval(
+        value=found, low=max(0.0, min(found, centre - reach)), high=min(1.0, max(found, centre + reach))
+    )
 
 
-def mean(values: Values) -> Estimate:
+def mean(values: Values) -> ConfidenceInterval:
     """Mean with its bootstrap interval; of nothing but zeros and ones it is a share, with that one's interval.
 
     Resampling values that are all alike would give an interval of no width.
@@ -64,4 +66,4 @@ def mean(values: Values) -> Estimate:
         part[:] = values[rng.integers(0, num, (len(part), num))].mean(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
     found = float(np.mean(values))
-    return Estimate(value=found, low=min(found, float(low)), high=max(found, float(high)))
+    return ConfidenceInterval(value=found, low=min(found, float(low)), high=max(found, float(high)))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from embedder.evaluation.intervals import Estimate, mean, share
+from embedder.evaluation.intervals import ConfidenceInterval, mean, share
 from shards.training.metrics import reciprocal_ranks
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -22,12 +22,12 @@ class GroupFigures(BaseModel):
     name: str
     num_queries: int
     is_small: bool = Field(description=f"fewer than {SMALL_GROUP} queries: mostly luck")
-    r_at: dict[int, Estimate] = Field(description="R@k of the model: exact search")
-    mrr: Estimate
-    r_at_through_index: dict[int, Estimate] | None = Field(description="none where the store has no index")
+    r_at: dict[int, ConfidenceInterval] = Field(description="R@k of the model: exact search")
+    mrr: ConfidenceInterval
+    r_at_through_index: dict[int, ConfidenceInterval] | None = Field(description="none where the store has no index")
 
 
-def recalls(ranks: Ints, ks: Sequence[int]) -> dict[int, Estimate]:
+def recalls(ranks: Ints, ks: Sequence[int]) -> dict[int, ConfidenceInterval]:
     """R@k by k.
 
     Args:
@@ -37,7 +37,7 @@ def recalls(ranks: Ints, ks: Sequence[int]) -> dict[int, Estimate]:
     return {k: share(ranks < k) for k in ks}
 
 
-def mean_reciprocal_rank(ranks: Ints) -> Estimate:
+def mean_reciprocal_rank(ranks: Ints) -> ConfidenceInterval:
     """MRR over whole rankings."""
     return mean(reciprocal_ranks(ranks))
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from embedder.errors import ConfigError
 from embedder.evaluation.pictures import PictureTable
-from embedder.evaluation.query_sets import Questions, check_group, group_names, item_groups, table_columns
+from embedder.evaluation.query_sets import QuerySet, check_group, group_names, item_groups, table_columns
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
 from embedder.sources.table_formats import FORMATS
@@ -119,7 +119,7 @@ def known_only(found: QueryFile, pictures: PictureTable) -> QueryFile:
     return QueryFile(found.path, kept[0], kept[1], groups, len(unknown))
 
 
-def file_questions(found: QueryFile, store: Store, num_queries: int | None, group: str | None) -> Questions:
+def file_questions(found: QueryFile, store: Store, num_queries: int | None, group: str | None) -> QuerySet:
     """Encode a file's queries; of more than `num_queries`, those with the lowest hashes.
 
     Raises:
@@ -134,4 +134,4 @@ def file_questions(found: QueryFile, store: Store, num_queries: int | None, grou
         check_group(group, table_columns(store))
         groups = item_groups(store, item_ids, group)
     queries = np.array([numbers[found.texts[row]] for row in rows], np.int64)
-    return Questions(found.path, texts, store.encode_text(texts), queries, item_ids, groups)
+    return QuerySet(found.path, texts, store.encode_text(texts), queries, item_ids, groups)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.store_api import Store
 from embedder.store.arrow_tensors import unpack_vectors
-from embedder.store.hash_sample import Piece, lowest_keys, published_pieces
+from embedder.store.hash_sample import SampledPart, lowest_keys, published_pieces
 from embedder.store.tables import RecordTable
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -22,7 +22,7 @@ NO_GROUP = "(none)"
 
 
 @dataclass(frozen=True)
-class Questions:
+class QuerySet:
     """Q queries and R right answers.
 
     Attributes:
@@ -42,7 +42,7 @@ class Questions:
     groups: list[str] | None = None
 
 
-def own_captions(store: Store, num_queries: int, group: str | None = None) -> Questions:
+def own_captions(store: Store, num_queries: int, group: str | None = None) -> QuerySet:
     """The captions of the store's own pictures; identical ones are one query, for which any of their pictures is right.
 
     Of more than `num_queries` those with the lowest hashes are taken: the same every night, but for what is new.
@@ -65,7 +65,7 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     for place in sorted(set().union(*places.values())):
         collected.add(pieces[place], group)
     vectors = np.stack([collected.vectors[number] for number in range(len(numbers))])
-    return Questions(OWN_CAPTIONS, list(numbers), vectors, *collected.columns(), collected.groups(group))
+    return QuerySet(OWN_CAPTIONS, list(numbers), vectors, *collected.columns(), collected.groups(group))
 
 
 def group_names(values: Sequence[Any]) -> list[str]:
@@ -98,7 +98,7 @@ def table_columns(store: Store) -> list[str]:
     return [] if schema is None else list(schema.names)
 
 
-def _captions(piece: Piece) -> Iterator[str]:
+def _captions(piece: SampledPart) -> Iterator[str]:
     """Captions of one part file's pictures."""
     rows = _asking(piece.read(["caption", "image_embedding", "text_embedding"]))
     return iter(rows["caption"].to_pylist())
@@ -121,7 +121,7 @@ class _Answers:
         self._found: dict[tuple[int, str], Any] = {}
         self.vectors: dict[int, Floats] = {}
 
-    def add(self, piece: Piece, group: str | None) -> None:
+    def add(self, piece: SampledPart, group: str | None) -> None:
         """Take what one part file has of them."""
         columns = ["item_id", "caption", "image_embedding", "text_embedding"]
         rows = _asking(piece.read([*columns, *([group] if group and group not in columns else [])]))

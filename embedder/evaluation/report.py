@@ -4,19 +4,19 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from embedder.evaluation.intervals import Estimate
+from embedder.evaluation.intervals import ConfidenceInterval
 from embedder.evaluation.metrics import GroupFigures
 from embedder.evaluation.sweep import CurvePoint
 from embedder.evaluation.timing import Latency, Throughput
 
 
-class Part(BaseModel):
+class ReportSection(BaseModel):
     """A part of the report."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class QueryFigures(Part):
+class QueryFigures(ReportSection):
     """What was asked."""
 
     source: str = Field(description="`captions of the store`, or the file")
@@ -25,14 +25,14 @@ class QueryFigures(Part):
     num_unknown: int = Field(description="rows of the file whose item has no picture in the store; left out")
 
 
-class ModelFigures(Part):
+class ModelFigures(ReportSection):
     """What the model can do: exact search over all pictures."""
 
-    r_at: dict[int, Estimate] = Field(description="share of queries with a right item among the best k")
-    mrr: Estimate = Field(description="mean of 1/rank of the best right item, over whole rankings")
+    r_at: dict[int, ConfidenceInterval] = Field(description="share of queries with a right item among the best k")
+    mrr: ConfidenceInterval = Field(description="mean of 1/rank of the best right item, over whole rankings")
 
 
-class IndexFigures(Part):
+class IndexFigures(ReportSection):
     """What comes through the published index."""
 
     number: int
@@ -40,8 +40,8 @@ class IndexFigures(Part):
     parameters: dict[str, int] = Field(description="effort of a search")
     num_vectors: int = Field(description="that a search may find")
     num_masked: int = Field(description="rows that it holds besides, removed since it was built")
-    r_at: dict[int, Estimate] = Field(description="R@k end to end")
-    recall_at: dict[int, Estimate] = Field(description="share of the exact top k rows that the index found")
+    r_at: dict[int, ConfidenceInterval] = Field(description="R@k end to end")
+    recall_at: dict[int, ConfidenceInterval] = Field(description="share of the exact top k rows that the index found")
     size_bytes: int = Field(description="its files")
     memory_bytes: int = Field(description="of the FAISS file, all of it read")
     resident_bytes: int = Field(description="growth of this process, opened and searched with all queries")
@@ -50,7 +50,7 @@ class IndexFigures(Part):
     curve: list[CurvePoint]
 
 
-class Evaluation(Part):
+class Evaluation(ReportSection):
     """The whole report; intervals are of 95 %."""
 
     format_version: Literal[1] = 1

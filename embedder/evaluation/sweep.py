@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedder.evaluation.exact import Floats
-from embedder.evaluation.intervals import Estimate
+from embedder.evaluation.intervals import ConfidenceInterval
 from index.designs import Parameters, parse_design
 from index.manifest import Manifest
 
 if TYPE_CHECKING:
-    from index.search import Hits, Index
+    from index.search import Index, Neighbours
 
 RERANKING = "k_factor"
 
@@ -23,25 +23,25 @@ class CurvePoint(BaseModel):
 
     parameters: dict[str, int] = Field(description="of the search; what was built stays the same")
     is_published: bool = Field(description="searches use this setting")
-    recall_at_10: Estimate = Field(description="share of the exact top ten found")
+    recall_at_10: ConfidenceInterval = Field(description="share of the exact top ten found")
     p50_ms: float = Field(description="of one query, one thread")
     p99_ms: float
     queries_per_s: float
 
 
 @dataclass(frozen=True)
-class Setting:
+class SearchSetting:
     """An effort that an index may be searched with."""
 
     parameters: Parameters
     is_published: bool
 
-    def search(self, index: "Index", queries: Floats, k: int, num_threads: int | None = None) -> "Hits":
+    def search(self, index: "Index", queries: Floats, k: int, num_threads: int | None = None) -> "Neighbours":
         """Search with it; None takes all cores."""
         return index.search(queries, k, parameters=self.parameters, num_threads=num_threads)
 
 
-def settings(manifest: Manifest) -> list[Setting]:
+def settings(manifest: Manifest) -> list[SearchSetting]:
     """The efforts worth comparing, the least first; only the published one where there is no choice.
 
     Re-ranking is as published; the efforts of graph or lists are those that the design can be built with, and the
@@ -51,4 +51,4 @@ def settings(manifest: Manifest) -> list[Setting]:
     efforts = [effort for efforts in parse_design(manifest.design).efforts() for effort in efforts]
     others = [effort for effort in efforts if effort != published and effort.get(RERANKING) == published.get(RERANKING)]
     every = sorted([published, *others], key=lambda effort: [effort[name] for name in sorted(effort)])
-    return [Setting(effort, effort == published) for effort in every]
+    return [SearchSetting(effort, effort == published) for effort in every]

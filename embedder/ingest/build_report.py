@@ -7,7 +7,7 @@ from embedder.engine.cpu_use import beside_steps
 from embedder.engine.resources import StageResources
 from embedder.ingest.counts import Counts
 from embedder.ingest.diff import Difference
-from embedder.ingest.execute import Outcome
+from embedder.ingest.execute import EngineOutcome
 from embedder.planning.profile import kept_costs
 from embedder.report.plan_records import Review
 from embedder.report.plan_review import Observed, review_run
@@ -17,7 +17,7 @@ from embedder.store.layout import Kind, utc_now
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
-def make_report(outcome: Outcome, difference: Difference, counts: Counts, started_s: float) -> Report:
+def make_report(outcome: EngineOutcome, difference: Difference, counts: Counts, started_s: float) -> Report:
     """Report on a run whose engine has ended; what comes of it is filled in later.
 
     Args:
@@ -112,7 +112,7 @@ def _place(index: int, stage: StageResources) -> PlaceReport:
     )
 
 
-def _review(outcome: Outcome, observed: Observed) -> Review | None:
+def _review(outcome: EngineOutcome, observed: Observed) -> Review | None:
     """On one machine a cut changes nothing in a single process, so only runs on Ray are reviewed."""
     job = outcome.job
     return review_run(job, outcome.available, observed, kept_costs(job.config, job.model))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
-from embedder.store.hash_sample import Piece, journal_pieces, lowest_keys
+from embedder.store.hash_sample import SampledPart, journal_pieces, lowest_keys
 from embedder.store.journal import JournalEntry
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -55,7 +55,7 @@ def _centred(vectors: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.asarray(wide - wide.mean(axis=0))
 
 
-def _inputs(piece: Piece, tower: str) -> Iterator[str]:
+def _inputs(piece: SampledPart, tower: str) -> Iterator[str]:
     rows = piece.read(["modality", *INPUT_COLUMNS[tower]])
     if tower == "image":
         rows = rows.filter(pc.not_equal(rows["modality"], "text"))
@@ -67,7 +67,7 @@ def _keys(rows: pa.Table, tower: str) -> Iterator[str | None]:
     return (None if values[0] is None else "\n".join(map(str, values)) for values in zip(*columns, strict=True))
 
 
-def _vectors(piece: Piece, tower: str, wanted: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _vectors(piece: SampledPart, tower: str, wanted: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """The wanted inputs of one part file with their vectors; those that have none are left out."""
     name = f"{tower}_embedding"
     rows = piece.read([*INPUT_COLUMNS[tower], name])

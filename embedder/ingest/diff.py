@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.store.arrow_lookup import places, taken, without_items
+from embedder.store.arrow_lookup import positions, take_or_null, without_items
 
 NEW = "new"
 CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn out to be equal
@@ -72,11 +72,11 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
         The items to embed, with columns `reason`, `attempts` (counted from 1 since the file last changed),
         `known_version` and `known_vectors`.
     """
-    place = places(listing["item_id"], known["item_id"])
-    reason = _reasons(listing, {name: taken(known[name], place) for name in COMPARED})
+    place = positions(listing["item_id"], known["item_id"])
+    reason = _reasons(listing, {name: take_or_null(known[name], place) for name in COMPARED})
     is_wanted = pc.is_valid(reason)
     to_embed, reason, place = listing.filter(is_wanted), reason.filter(is_wanted), place.filter(is_wanted)
-    facts = {name: taken(known[name], place) for name in FACTS}
+    facts = {name: take_or_null(known[name], place) for name in FACTS}
     is_retry = pc.equal(reason, REJECTED_BEFORE)
     columns = {
         "reason": reason,

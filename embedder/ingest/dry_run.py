@@ -11,13 +11,13 @@ from rich.table import Table
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.ingest.diff import CONTENT_CHANGED
-from embedder.ingest.eta import Estimate, estimate_s
+from embedder.ingest.eta import RunEstimate, estimate_s
 from embedder.ingest.guards import Verdict, check_forced, force, judge_hold
 from embedder.ingest.inputs import Inputs, open_inputs
 from embedder.ingest.judging import judge_listing
 from embedder.ingest.known_items import NOTHING_FINISHED, left_out_before, published_items
 from embedder.ingest.takeover import find_held
-from embedder.ingest.work import Options, Work, count_by_source, outdated_by, plan_work
+from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.purge.tombstones import without_purged
@@ -28,7 +28,7 @@ from embedder.store.tables import RecordTable
 MIB = 1 << 20
 
 
-class Reason(BaseModel):
+class EmbedReason(BaseModel):
     """Why some items would be embedded."""
 
     model_config = ConfigDict(frozen=True)
@@ -44,7 +44,7 @@ class Forecast(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    reasons: tuple[Reason, ...]
+    reasons: tuple[EmbedReason, ...]
     num_unchanged: int
     num_retired: int
     retired_by_source: dict[str, int]
@@ -60,13 +60,13 @@ class Forecast(BaseModel):
     """Another model or preprocessing: the old vectors are served until all new ones are there."""
     rewrite_bytes: int
     """Part files of embeddings that hold replaced or retired items, which are written anew; at most."""
-    estimate: Estimate
+    estimate: RunEstimate
     retire_guard: Verdict
     left_out: tuple[str, ...] = ()
     """What the sources hold beside items, in lines for a person."""
 
 
-def forecast(config: RunConfig, options: Options) -> Forecast:
+def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     """Compare the sources with the store as `refresh` would.
 
     Raises:
@@ -111,16 +111,16 @@ def _finished_before(inputs: Inputs) -> pa.Table:
     return finished_items(Run(inputs.files, last, session="")) if last is not None else NOTHING_FINISHED
 
 
-def _reasons(work: Work) -> tuple[Reason, ...]:
+def _reasons(work: WorkPlan) -> tuple[EmbedReason, ...]:
     sizes = work.difference.to_embed.group_by("reason").aggregate([("item_id", "count"), ("size_bytes", "sum")])
     rows = sorted(sizes.to_pylist(), key=lambda row: -row["item_id_count"])
     return tuple(
-        Reason(reason=row["reason"], num_items=row["item_id_count"], size_bytes=row["size_bytes_sum"] or 0)
+        EmbedReason(reason=row["reason"], num_items=row["item_id_count"], size_bytes=row["size_bytes_sum"] or 0)
         for row in rows
     )
 
 
-def _rewrite_bytes(files: StoreFiles, current: Current | None, work: Work, chosen: pa.Table) -> int:
+def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, chosen: pa.Table) -> int:
     """Bytes of the published part files in which a row may change; found file by file."""
     if current is None or work.outdated is not None or not (chosen.num_rows or work.retired.num_rows):
         return 0

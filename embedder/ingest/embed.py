@@ -3,13 +3,15 @@
 from collections.abc import Collection
 
 from embedder.config import RunConfig
-from embedder.engine.progress import Watcher
+from embedder.engine.progress import RunWatcher
 from embedder.ingest.flow import run_flow
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.report.schema import Report
 
 
-def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False, forced: Collection[str] = ()) -> Report:
+def embed(
+    config: RunConfig, watcher: RunWatcher, *, retry_rejects: bool = False, forced: Collection[str] = ()
+) -> Report:
     """Embed what the store lacks, and publish it; nothing ever leaves the store, and its model stays.
 
     Args:
@@ -24,4 +26,4 @@ def embed(config: RunConfig, watcher: Watcher, *, retry_rejects: bool = False, f
         StoreError: the store is locked, or of another model.
         RunFailed: a signal came, or a guard refused what would have been published.
     """
-    return run_flow(config, watcher, Options(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced)))
+    return run_flow(config, watcher, IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced)))

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from embedder.ingest.execute import Outcome
+from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
-from embedder.ingest.work import Work
+from embedder.ingest.work import WorkPlan
 from embedder.store.layout import Current
 
 
@@ -23,8 +23,8 @@ class Ended:
         left_out_before: of `embedder.ingest.known_items.left_out_before`.
     """
 
-    outcome: Outcome
-    work: Work
+    outcome: EngineOutcome
+    work: WorkPlan
     current: Current | None
     verdicts: tuple[Verdict, ...]
     retired: pa.ChunkedArray

@@ -14,7 +14,7 @@ from embedder.store.runs import REPORT_FILE, all_runs
 NUM_RUNS = 5
 
 
-class Estimate(BaseModel):
+class RunEstimate(BaseModel):
     """Seconds that a run will take, and what says so."""
 
     model_config = ConfigDict(frozen=True)
@@ -37,7 +37,7 @@ class Estimate(BaseModel):
         )
 
 
-def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> Estimate:
+def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> RunEstimate:
     """Estimate the time for so many items.
 
     Args:
@@ -46,12 +46,12 @@ def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> Est
         num_items: to embed.
     """
     if num_items == 0:
-        return Estimate(wall_s=0.0)
+        return RunEstimate(wall_s=0.0)
     newest_first = reversed([run.run_id for run in all_runs(files) if run.model_fingerprint == model_fingerprint])
     return from_reports(_reports(files, newest_first), num_items)
 
 
-def from_reports(reports: Iterable[dict[str, Any]], num_items: int) -> Estimate:
+def from_reports(reports: Iterable[dict[str, Any]], num_items: int) -> RunEstimate:
     """The medians of the first few reports that measured anything."""
     rates, startups = [], []
     for report in reports:
@@ -61,9 +61,9 @@ def from_reports(reports: Iterable[dict[str, Any]], num_items: int) -> Estimate:
         if len(rates) == NUM_RUNS:
             break
     if not rates:
-        return Estimate(wall_s=None)
+        return RunEstimate(wall_s=None)
     rate, startup_s = statistics.median(rates), statistics.median(startups)
-    return Estimate(wall_s=startup_s + num_items / rate, items_per_s=rate, startup_s=startup_s, num_runs=len(rates))
+    return RunEstimate(wall_s=startup_s + num_items / rate, items_per_s=rate, startup_s=startup_s, num_runs=len(rates))
 
 
 def _reports(files: StoreFiles, run_ids: Iterable[str]) -> Iterable[dict[str, Any]]:

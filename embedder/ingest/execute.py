@@ -10,24 +10,24 @@ import pyarrow as pa
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
-from embedder.engine.choose_engine import Choice, choose_engine
+from embedder.engine.choose_engine import EngineChoice, choose_engine
 from embedder.engine.cpu_use import CpuUse
 from embedder.engine.job import Job, Model, bytes_per_row, plan_job, rows_per_batch
 from embedder.engine.monitor import RunMonitor
-from embedder.engine.progress import Watcher
+from embedder.engine.progress import RunWatcher
 from embedder.engine.resources import Available, describe_devices, describe_limits, object_store_bytes
-from embedder.engine.signals import Stop, stop_at, stop_on_signals
+from embedder.engine.signals import StopRequest, stop_at, stop_on_signals
 from embedder.store.runs import Run
 from shards.plan import ShardPlan
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EngineOutcome:
     """What an engine's run came to, beside its journal."""
 
     job: Job
     available: Available
-    choice: Choice
+    choice: EngineChoice
     wall_s: float
     peak_memory_bytes: int
     cpu_use: CpuUse
@@ -43,9 +43,9 @@ def execute(
     plan: ShardPlan,
     run: Run,
     to_embed: pa.Table,
-    watcher: Watcher,
+    watcher: RunWatcher,
     stop_at_s: float | None = None,
-) -> Outcome:
+) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
     Args:
@@ -59,9 +59,9 @@ def execute(
     """
     choice = choose_engine(config, plan, to_embed.num_rows, hardware.num_cpus(), hardware.num_gpus())
     if to_embed.num_rows == 0:
-        choice = Choice("local", "nothing to embed")
+        choice = EngineChoice("local", "nothing to embed")
     watcher.say(f"engine {choice.engine}: {choice.reason}")
-    stop = Stop(run, config.stop_timeout_s)
+    stop = StopRequest(run, config.stop_timeout_s)
     begun_s = time.perf_counter()
     store_bytes = object_store_bytes(bytes_per_row(model, plan), rows_per_batch(config))
     with _engine(choice.engine, config, store_bytes) as (available, run_job):
@@ -81,7 +81,7 @@ def execute(
             if stop.is_overdue:
                 watcher.say(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
     wall_s = time.perf_counter() - begun_s
-    return Outcome(
+    return EngineOutcome(
         job=job,
         available=available,
         choice=choice,
@@ -93,7 +93,7 @@ def execute(
     )
 
 
-RunJob = Callable[[list[pa.Table], Job, Stop], None]
+RunJob = Callable[[list[pa.Table], Job, StopRequest], None]
 
 
 @contextmanager

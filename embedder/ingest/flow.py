@@ -12,8 +12,8 @@ import pyarrow as pa
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine.int8_check import check_int8
-from embedder.engine.progress import Watcher
-from embedder.errors import RunFailed
+from embedder.engine.progress import RunWatcher
+from embedder.errors import RunFailedError
 from embedder.ingest.build_report import idle_report
 from embedder.ingest.ended import Ended
 from embedder.ingest.execute import execute
@@ -23,8 +23,8 @@ from embedder.ingest.judging import judge_earlier, judge_start, refusal
 from embedder.ingest.known_items import NOTHING_FINISHED, left_out_before, published_items
 from embedder.ingest.publish_or_refuse import end_run, told_left_out
 from embedder.ingest.request import Request
-from embedder.ingest.takeover import HeldItems, find_equal, find_held, take_over, with_held_versions
-from embedder.ingest.work import Options, Work, outdated_by, plan_work, retired_ids
+from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
+from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work, retired_ids
 from embedder.observability.run_observer import operation
 from embedder.report.schema import Report
 from embedder.store.files import StoreFiles
@@ -40,7 +40,7 @@ from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import keep_index, make_first_index
 
 
-def refresh(config: RunConfig, watcher: Watcher, options: Options) -> Report:
+def refresh(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> Report:
     """Bring the store to what the sources hold: new, changed, deleted since last time; then the index.
 
     Args:
@@ -55,7 +55,7 @@ def refresh(config: RunConfig, watcher: Watcher, options: Options) -> Report:
     return run_flow(config, watcher, replace(options, kind="refresh"))
 
 
-def run_flow(config: RunConfig, watcher: Watcher, options: Options) -> Report:
+def run_flow(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> Report:
     """Do what `embed` or `refresh` promises, and tell the operators."""
     started_s = time.time()
     with operation(config, options.kind, watcher) as operators:
@@ -95,7 +95,7 @@ def _run_locked(request: Request) -> Report:
         reason = refusal(verdicts) or ""
         guards = tuple(verdict.model_dump() for verdict in verdicts)
         request.watcher.reported(idle.model_copy(update={"outcome": reason, "guards": guards}))
-        raise RunFailed(reason)
+        raise RunFailedError(reason)
     if current is not None and work.is_nothing:
         return _idle_night(request, idle, before)
     run, finished = _begin(request, current)
@@ -114,7 +114,7 @@ def _run_locked(request: Request) -> Report:
     return end_run(request, Ended(outcome, work, current, verdicts, retired, before))
 
 
-def _held(config: RunConfig, options: Options, started_s: float) -> Report | None:
+def _held(config: RunConfig, options: IngestOptions, started_s: float) -> Report | None:
     """Report on a run that does nothing, as a rollback holds the store; None where it may go on."""
     files = StoreFiles(config.store) if config.store is not None else None
     if files is None or not files.exists(CURRENT_FILE):
@@ -134,7 +134,7 @@ def _begin(request: Request, current: Current | None) -> tuple[Run, pa.Table]:
     return run, finished_items(run)
 
 
-def _take_over(request: Request, run: Run, held: tuple[HeldItems, ...], listed: pa.Table) -> Run:
+def _take_over(request: Request, run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table) -> Run:
     """Copy what rolled back publications hold into the run's session; gives the run in its next one."""
     for each in held:
         num_items = each.records.num_rows
@@ -180,7 +180,7 @@ def _check_columns(request: Request, *, is_first: bool) -> pa.Schema:
     return carryover
 
 
-def describe(work: Work) -> str:
+def describe(work: WorkPlan) -> str:
     """What is to be done, in one line."""
     difference = work.difference
     parts = [f"{num:,} {reason}" for reason, num in difference.reasons.items()]

@@ -12,19 +12,19 @@ from embedder.ingest.counts import Counts, count_run
 from embedder.ingest.ended import Ended
 from embedder.ingest.guards import Verdict, force, judge, judge_hold, judge_retire
 from embedder.ingest.request import Request
-from embedder.ingest.work import Options, Work, count_by_source, plan_work, retired_ids
+from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, plan_work, retired_ids
 from embedder.store.layout import Current, read_current
 from embedder.store.runs import Run, finished_items, resumable_run
 
 
-def judge_start(request: Request, current: Current | None, work: Work, published: pa.Table) -> tuple[Verdict, ...]:
+def judge_start(request: Request, current: Current | None, work: WorkPlan, published: pa.Table) -> tuple[Verdict, ...]:
     """Judge what can be judged before anything is embedded: whether the store is held, and what the listing lost."""
     hold = judge_hold(request.inputs.files.address, current)
     listing = judge_listing(work, published, request.inputs.config, request.options)
     return (listing,) if hold is None else (force(hold, request.options.forced), listing)
 
 
-def judge_listing(work: Work, published: pa.Table, config: RunConfig, options: Options) -> Verdict:
+def judge_listing(work: WorkPlan, published: pa.Table, config: RunConfig, options: IngestOptions) -> Verdict:
     """Judge what a listing lost, before anything is embedded."""
     verdict = judge_retire(count_by_source(published), count_by_source(work.retired), config.max_retire_fraction)
     return force(verdict, options.forced)
@@ -35,7 +35,7 @@ def judge_result(counts: Counts, request: Request, ended: Ended) -> list[Verdict
     return _judge(ended.outcome.job.run, counts, request, ended.work, ended.current, ended.retired)
 
 
-def judge_earlier(request: Request, listing: pa.Table, published: pa.Table, work: Work) -> list[Verdict]:
+def judge_earlier(request: Request, listing: pa.Table, published: pa.Table, work: WorkPlan) -> list[Verdict]:
     """Judge the unfinished run that this one would go on with, where it has nothing left to do.
 
     A listing is judged before anything is embedded. Where an earlier run was refused, though, what the other guards
@@ -64,7 +64,7 @@ def judge_earlier(request: Request, listing: pa.Table, published: pa.Table, work
 
 
 def _judge(
-    run: Run, counts: Counts, request: Request, work: Work, current: Current | None, retired: pa.ChunkedArray
+    run: Run, counts: Counts, request: Request, work: WorkPlan, current: Current | None, retired: pa.ChunkedArray
 ) -> list[Verdict]:
     candidate = Candidate(
         run=run,

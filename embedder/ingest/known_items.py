@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.diff import KNOWN, REJECTED_BEFORE
-from embedder.store.arrow_lookup import places, taken, without_items
+from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 from embedder.store.runs import FINISHED
@@ -38,7 +38,7 @@ NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHE
 
 
 @dataclass(frozen=True)
-class Policy:
+class RetryPolicy:
     """What is embedded again although it looks the same.
 
     Attributes:
@@ -76,7 +76,7 @@ def left_out_before(files: StoreFiles, current: Current | None, published: pa.Ta
     return items.join(listing.select(["item_id"]), "item_id", join_type="left semi")
 
 
-def known_items(published: pa.Table, finished: pa.Table, policy: Policy) -> pa.Table:
+def known_items(published: pa.Table, finished: pa.Table, policy: RetryPolicy) -> pa.Table:
     """What the listing is compared with; the journal's word counts before the table's.
 
     Args:
@@ -88,8 +88,10 @@ def known_items(published: pa.Table, finished: pa.Table, policy: Policy) -> pa.T
         A table of `KNOWN`, each item once.
     """
     standing = _standing(published, policy)
-    place = places(finished["item_id"], published["item_id"])
-    done = _known(finished, _retries(finished, policy), {name: taken(standing[name], place) for name in standing})
+    place = positions(finished["item_id"], published["item_id"])
+    done = _known(
+        finished, _retries(finished, policy), {name: take_or_null(standing[name], place) for name in standing}
+    )
     outdated = policy.outdated
     why = _retries(published, policy) if outdated is None else pa.repeat(outdated, published.num_rows)
     older = without_items(_known(published, why, standing), finished["item_id"])
@@ -101,7 +103,7 @@ def _known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.Chun
     return pa.table({**columns, "why": why, **standing}).cast(KNOWN)
 
 
-def _standing(published: pa.Table, policy: Policy) -> dict[str, pa.ChunkedArray]:
+def _standing(published: pa.Table, policy: RetryPolicy) -> dict[str, pa.ChunkedArray]:
     """What may be kept of the published rows: `known_version`, `known_vectors`."""
     if policy.outdated is not None:
         return {name: pa.nulls(published.num_rows, KNOWN.field(name).type) for name in STANDING}
@@ -114,7 +116,7 @@ def whole_contents(items: pa.Table) -> pa.ChunkedArray:
     return pc.if_else(is_whole, items["content_version"], pa.scalar(None, pa.string()))
 
 
-def _retries(items: pa.Table, policy: Policy) -> pa.ChunkedArray:
+def _retries(items: pa.Table, policy: RetryPolicy) -> pa.ChunkedArray:
     """Why items are tried again: `rejected before`, or null."""
     again = pc.not_equal(items["state"], "embedded")
     if not policy.retry_rejects:

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from embedder.errors import RunFailed
+from embedder.errors import RunFailedError
 from embedder.ingest.build_report import make_report
 from embedder.ingest.counts import Counts, count_run
 from embedder.ingest.ended import Ended
@@ -14,7 +14,7 @@ from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import compact_if_needed
 from embedder.store.layout import run_file
-from embedder.store.publish import Order, publish
+from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import REPORT_FILE
 from embedder.store_index.keep_index import keep_index
 
@@ -48,7 +48,7 @@ def end_run(request: Request, ended: Ended) -> Report:
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:
         request.watcher.reported(report)
-        raise RunFailed(failure)
+        raise RunFailedError(failure)
     return report
 
 
@@ -97,7 +97,7 @@ def _kept(ended: Ended, counts: Counts, num_left: int) -> str | None:
 def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verdict]) -> Report:
     job, say = ended.outcome.job, request.watcher.say
     info, config = request.inputs.info, request.inputs.config
-    order = Order(
+    order = PublishIntent(
         kind=request.options.kind,
         info=info,
         replaces_all=ended.work.outdated is not None,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from embedder.ingest.inputs import Inputs
-from embedder.ingest.work import Options
-from embedder.observability.run_observer import Operation
+from embedder.ingest.work import IngestOptions
+from embedder.observability.run_observer import RunObserver
 
 
 @dataclass(frozen=True)
@@ -12,8 +12,8 @@ class Request:
     """What is asked, by whom, and since when (Unix time)."""
 
     inputs: Inputs
-    options: Options
-    watcher: Operation
+    options: IngestOptions
+    watcher: RunObserver
     started_s: float
 
     @property

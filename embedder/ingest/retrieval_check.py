@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from embedder.ingest.candidate import Candidate
 from embedder.store.arrow_tensors import unpack_vectors
-from embedder.store.hash_sample import Piece, hash_of, journal_pieces, lowest_keys, published_pieces
+from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
 from embedder.store.layout import Current
 from shards.training.metrics import retrieval_at
 
@@ -24,7 +24,7 @@ MIN_PAIRS = 64  # R@10 of fewer is mostly luck
 STANDARD_ERRORS = 2.0
 
 
-class Retrieval(BaseModel):
+class PublishedRetrieval(BaseModel):
     """The published figure, as `CURRENT.json` keeps it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -34,7 +34,7 @@ class Retrieval(BaseModel):
 
 
 @dataclass(frozen=True)
-class Pairs:
+class CaptionPairs:
     """Vectors of N items that have both sides, in the order of their hashes; float32 (N, E) each."""
 
     images: Floats
@@ -43,18 +43,18 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.images)
 
-    def first(self, num_pairs: int) -> "Pairs":
+    def first(self, num_pairs: int) -> "CaptionPairs":
         """A smaller sample: the one that would have been drawn with so many places."""
-        return Pairs(self.images[:num_pairs], self.texts[:num_pairs])
+        return CaptionPairs(self.images[:num_pairs], self.texts[:num_pairs])
 
 
-def best_of(current: Current | None) -> Retrieval | None:
+def best_of(current: Current | None) -> PublishedRetrieval | None:
     """The published figure; none where there is none, or nothing is published."""
     record = current.model_dump().get("retrieval") if current is not None else None
-    return Retrieval.model_validate(record) if record else None
+    return PublishedRetrieval.model_validate(record) if record else None
 
 
-def retrieval_figure(pairs: Pairs) -> float | None:
+def retrieval_figure(pairs: CaptionPairs) -> float | None:
     """R@10, or none where there are too few pairs."""
     if len(pairs) < MIN_PAIRS:
         return None
@@ -67,7 +67,7 @@ def recall_margin(recall: float, num_pairs: int) -> float:
     return STANDARD_ERRORS * math.sqrt(recall * (1 - recall) / max(num_pairs, 1))
 
 
-def sample_pairs(candidate: Candidate) -> Pairs:
+def sample_pairs(candidate: Candidate) -> CaptionPairs:
     """Draw the pairs with the lowest hashes of item ids from the state that would be published."""
     pieces = list(_pieces(candidate))
     keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS)
@@ -78,18 +78,18 @@ def sample_pairs(candidate: Candidate) -> Pairs:
             found.setdefault(item_id, (image, text))
     order = sorted(found, key=hash_of)[:NUM_PAIRS]
     if not order:
-        return Pairs(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
-    return Pairs(np.stack([found[each][0] for each in order]), np.stack([found[each][1] for each in order]))
+        return CaptionPairs(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
+    return CaptionPairs(np.stack([found[each][0] for each in order]), np.stack([found[each][1] for each in order]))
 
 
-def _pieces(candidate: Candidate) -> Iterator[Piece]:
+def _pieces(candidate: Candidate) -> Iterator[SampledPart]:
     files = candidate.run.files
     if candidate.published is not None and candidate.keeps_published:
         yield from published_pieces(files, candidate.published.embeddings)
     yield from journal_pieces(files, candidate.entries)
 
 
-def _pair_ids(piece: Piece) -> Iterator[str]:
+def _pair_ids(piece: SampledPart) -> Iterator[str]:
     """Items that should have both sides, by what is quick to read."""
     rows = piece.read(["item_id", "segment", "modality", "caption"])
     is_first = pc.and_(pc.equal(rows["segment"], 0), pc.not_equal(rows["modality"], "text"))
@@ -122,7 +122,7 @@ class _State:
         return item_id in self.old if session is None else self.sessions.get(item_id) == session
 
 
-def _pairs_of(piece: Piece, state: _State) -> Iterator[tuple[str, Any, Any]]:
+def _pairs_of(piece: SampledPart, state: _State) -> Iterator[tuple[str, Any, Any]]:
     columns = ["item_id", "segment", "image_embedding", "text_embedding"]
     rows = piece.read(columns)
     has_both = pc.and_(pc.is_valid(rows["image_embedding"]), pc.is_valid(rows["text_embedding"]))

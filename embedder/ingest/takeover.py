@@ -17,14 +17,14 @@ from embedder.batch_schema import CARRIED, carried_schema
 from embedder.errors import StoreError
 from embedder.ingest.diff import same_values
 from embedder.ingest.known_items import whole_contents
-from embedder.store.arrow_lookup import places, taken, without_items
+from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
 from embedder.store.history import readable
 from embedder.store.journal import read_finished
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
 from embedder.store.maintenance import table_at
 from embedder.store.metadata_updates import moved
-from embedder.store.part_writer import Stamp, write_copies
+from embedder.store.part_writer import RunMetadata, write_copies
 from embedder.store.runs import Run
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, served_info
@@ -34,19 +34,19 @@ LISTED = ("source", "uri", *COMPARED)
 
 
 @dataclass(frozen=True)
-class HeldItems:
+class RolledBackRecords:
     """Records of items to embed in one publication."""
 
     version: Published
     records: pa.Table
 
-    def of(self, is_meant: pa.ChunkedArray) -> "HeldItems":
+    def of(self, is_meant: pa.ChunkedArray) -> "RolledBackRecords":
         """Some of the records."""
         return replace(self, records=self.records.filter(is_meant))
 
 
 @dataclass(frozen=True)
-class Held:
+class RolledBackItems:
     """What publications that were rolled back from hold of the items to embed.
 
     Attributes:
@@ -54,8 +54,8 @@ class Held:
         others: items whose content may be the same, each once; reading them will tell.
     """
 
-    as_listed: tuple[HeldItems, ...] = ()
-    others: tuple[HeldItems, ...] = ()
+    as_listed: tuple[RolledBackRecords, ...] = ()
+    others: tuple[RolledBackRecords, ...] = ()
 
     def left(self, to_embed: pa.Table) -> pa.Table:
         """The items that can't be taken over as they are listed."""
@@ -64,7 +64,7 @@ class Held:
         return to_embed
 
 
-def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> Held:
+def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> RolledBackItems:
     """Look for items in what the last rollback left, the newest publication first.
 
     Args:
@@ -73,34 +73,34 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
         info: the model and preprocessing of the run.
         to_embed: listed items.
     """
-    as_listed: list[HeldItems] = []
-    others: list[HeldItems] = []
+    as_listed: list[RolledBackRecords] = []
+    others: list[RolledBackRecords] = []
     read: set[str] = set()
     ids = to_embed["item_id"]
     for version in _left_behind(files, current, info) if to_embed.num_rows else ():
-        held = HeldItems(version, _records(files, version, to_embed["item_id"], read))
-        place = places(held.records["item_id"], to_embed["item_id"])
-        same = [same_values(held.records[name], taken(to_embed[name], place)) for name in COMPARED]
+        held = RolledBackRecords(version, _records(files, version, to_embed["item_id"], read))
+        place = positions(held.records["item_id"], to_embed["item_id"])
+        same = [same_values(held.records[name], take_or_null(to_embed[name], place)) for name in COMPARED]
         is_same = pc.and_(*same)
         has_all = pc.and_(pc.is_valid(whole_contents(held.records)), pc.greater(held.records["num_vectors"], 0))
         as_listed.append(held.of(is_same))
         others.append(held.of(pc.and_(has_all, pc.invert(is_same))))
         to_embed = without_items(to_embed, as_listed[-1].records["item_id"])
-    return Held(_each_once(as_listed, ids), _each_once(others, to_embed["item_id"]))
+    return RolledBackItems(_each_once(as_listed, ids), _each_once(others, to_embed["item_id"]))
 
 
-def with_held_versions(to_embed: pa.Table, held: Held) -> pa.Table:
+def with_held_versions(to_embed: pa.Table, held: RolledBackItems) -> pa.Table:
     """Items to embed, with the content that each had in a publication that was rolled back from, and its vectors."""
     if not held.others:
         return to_embed
     known = pa.concat_tables([each.records for each in held.others])
-    place = places(to_embed["item_id"], known["item_id"])
-    return to_embed.append_column("held_version", taken(known["content_version"], place)).append_column(
-        "held_vectors", taken(known["num_vectors"], place)
+    place = positions(to_embed["item_id"], known["item_id"])
+    return to_embed.append_column("held_version", take_or_null(known["content_version"], place)).append_column(
+        "held_vectors", take_or_null(known["num_vectors"], place)
     )
 
 
-def find_equal(run: Run, held: Held) -> tuple[HeldItems, ...]:
+def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]:
     """The items that the run's session has read, and whose content proved to be that of a rolled back publication."""
     if not held.others:
         return ()
@@ -109,14 +109,14 @@ def find_equal(run: Run, held: Held) -> tuple[HeldItems, ...]:
     seen = without_items(finished.records, finished.whole["item_id"])
 
     def is_equal(records: pa.Table) -> pa.ChunkedArray:
-        version = taken(seen["content_version"], places(records["item_id"], seen["item_id"]))
+        version = take_or_null(seen["content_version"], positions(records["item_id"], seen["item_id"]))
         return pc.fill_null(pc.equal(version, records["content_version"]), False)
 
     equal = (each.of(is_equal(each.records)) for each in held.others)
     return tuple(each for each in equal if each.records.num_rows)
 
 
-def take_over(run: Run, held: tuple[HeldItems, ...], listed: pa.Table, rows_per_part: int) -> None:
+def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int) -> None:
     """Copy items into part files of the run; a kill leaves those that are whole.
 
     Args:
@@ -129,7 +129,7 @@ def take_over(run: Run, held: tuple[HeldItems, ...], listed: pa.Table, rows_per_
     names = {"item_id": "item_id", "uri": "uri"} | {name: CARRIED + name for name in carryover.names}
     moves = pa.table({name: listed[column] for name, column in names.items()})
     info = run.info
-    stamp = Stamp(run.run_id, run.session, info.model_fingerprint, info.preprocess_fingerprint, carryover)
+    stamp = RunMetadata(run.run_id, run.session, info.model_fingerprint, info.preprocess_fingerprint, carryover)
     tasks = count()
     for each in held:
         for rows in _gathered(_rows_of(run.files, each, stamp, moves), rows_per_part):
@@ -165,15 +165,15 @@ def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: 
             records = with_nulls(table.read(paths=[path]), ITEMS).select(ITEMS.names).cast(ITEMS)
         except StoreError:  # a damaged file: its items are embedded
             continue
-        tables.append(records.filter(pc.is_valid(places(records["item_id"], ids))))
+        tables.append(records.filter(pc.is_valid(positions(records["item_id"], ids))))
     return pa.concat_tables(tables)
 
 
-def _each_once(found: list[HeldItems], ids: pa.ChunkedArray) -> tuple[HeldItems, ...]:
+def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[RolledBackRecords, ...]:
     """Of each of some items the first record, where there is one."""
-    kept: list[HeldItems] = []
+    kept: list[RolledBackRecords] = []
     for each in found:
-        here = each.of(pc.is_valid(places(each.records["item_id"], ids)))
+        here = each.of(pc.is_valid(positions(each.records["item_id"], ids)))
         for earlier in kept:
             here = replace(here, records=without_items(here.records, earlier.records["item_id"]))
         kept.append(here)
@@ -182,21 +182,21 @@ def _each_once(found: list[HeldItems], ids: pa.ChunkedArray) -> tuple[HeldItems,
 
 def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
     """Records with what the listing says of their items now."""
-    place = places(records["item_id"], listed["item_id"])
+    place = positions(records["item_id"], listed["item_id"])
     for name in LISTED:
         column = ITEMS.field(name)
-        now = taken(listed[name], place).cast(column.type)
+        now = take_or_null(listed[name], place).cast(column.type)
         records = records.set_column(ITEMS.get_field_index(name), column, now)
     return records
 
 
-def _rows_of(files: StoreFiles, held: HeldItems, stamp: Stamp, moves: pa.Table) -> Iterator[pa.Table]:
+def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
     """The rows of the items, a table a part file, with the place and the carried columns that they have now."""
     table = table_at(files, "embeddings", held.version)
     schema = with_carryover(EMBEDDINGS, stamp.carryover)
     for path in table.paths():
         try:
-            is_theirs = pc.is_valid(places(table.read(["item_id"], [path])["item_id"], held.records["item_id"]))
+            is_theirs = pc.is_valid(positions(table.read(["item_id"], [path])["item_id"], held.records["item_id"]))
             if not pc.any(is_theirs).as_py():
                 continue
             rows = table.read(paths=[path]).filter(is_theirs)

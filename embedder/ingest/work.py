@@ -7,13 +7,13 @@ import pyarrow.compute as pc
 
 from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
-from embedder.ingest.known_items import Policy, known_items
+from embedder.ingest.known_items import RetryPolicy, known_items
 from embedder.store.layout import Kind, StoreInfo
 from embedder.store.store_info import differing
 
 
 @dataclass(frozen=True)
-class Options:
+class IngestOptions:
     """What is asked of a run beside its configuration.
 
     Attributes:
@@ -39,7 +39,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkPlan:
     """What is to be done.
 
     Attributes:
@@ -60,12 +60,12 @@ class Work:
 
 def plan_work(
     config: RunConfig,
-    options: Options,
+    options: IngestOptions,
     listing: pa.Table,
     published: pa.Table,
     finished: pa.Table,
     outdated: str | None,
-) -> Work:
+) -> WorkPlan:
     """Compare a listing with what is published and with what an unfinished run has finished.
 
     Args:
@@ -76,16 +76,16 @@ def plan_work(
         finished: of `embedder.store.runs.finished_items`, or no rows.
         outdated: of `outdated_by`.
     """
-    policy = Policy(options.retry_rejects, config.max_attempts, outdated)
+    policy = RetryPolicy(options.retry_rejects, config.max_attempts, outdated)
     difference = diff(listing, known_items(published, finished, policy))
     retired = gone(listing, published) if options.may_change else published.slice(0, 0)
     if options.only is not None:
         is_meant = pc.is_in(difference.to_embed["item_id"], value_set=options.only)
         difference = replace(difference, to_embed=difference.to_embed.filter(is_meant))
-    return Work(difference, retired, outdated)
+    return WorkPlan(difference, retired, outdated)
 
 
-def retired_ids(listing: pa.Table, work: Work, finished: pa.Table) -> pa.ChunkedArray:
+def retired_ids(listing: pa.Table, work: WorkPlan, finished: pa.Table) -> pa.ChunkedArray:
     """Items that leave the store, and those that the run had finished before they went."""
     finished_and_gone = gone(listing, finished)["item_id"]
     return pa.chunked_array([*work.retired["item_id"].chunks, *finished_and_gone.chunks], pa.string())

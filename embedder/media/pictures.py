@@ -22,7 +22,7 @@ from PIL import (
 from embedder.media.errors import DecodeError
 from embedder.media.resize import (
     DRAFT_SCALES,
-    PictureFit,
+    ResizeSpec,
     Size,
     fitting_scale,
     kept_box,
@@ -67,7 +67,7 @@ def prepare_pillow() -> None:
     warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
 
 
-def decode_picture(encoded: bytes, fit: PictureFit, max_pixels: int) -> bytes:
+def decode_picture(encoded: bytes, fit: ResizeSpec, max_pixels: int) -> bytes:
     """Decode, put upright, flatten on white and fit.
 
     Args:
@@ -197,7 +197,7 @@ def _assumed_range(picture: Image.Image, is_float: bool) -> tuple[float, float]:
     return low, high
 
 
-def fit_picture(picture: Image.Image, fit: PictureFit) -> bytes:
+def fit_picture(picture: Image.Image, fit: ResizeSpec) -> bytes:
     """Resize an RGB or L picture and crop or pad it to the square; S * S * 3 bytes.
 
     The values are those of transformers' PIL or torchvision image processors, as the fit's resampler says.
@@ -210,7 +210,7 @@ def fit_picture(picture: Image.Image, fit: PictureFit) -> bytes:
     return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
 
 
-def _scaled(picture: Image.Image, size: Size, fit: PictureFit) -> Image.Image:
+def _scaled(picture: Image.Image, size: Size, fit: ResizeSpec) -> Image.Image:
     """Resize, and keep what the fit keeps."""
     box = kept_box(size, fit)
     if fit.resampler == "torchvision":

@@ -27,7 +27,7 @@ STRIP_PIXELS = 1 << 17  # filtered along x at a time: a second copy of the whole
 MAX_CACHED_PX = 1 << 14  # filters of so long a side take 3 MB (bilinear), of a million pixels 150 MB
 
 
-class Block(NamedTuple):
+class ResampleBlock(NamedTuple):
     """Along one axis, outputs `start` to `stop` are inputs `first` to `last` times weights."""
 
     start: int
@@ -53,7 +53,7 @@ def resample(picture: Image.Image, size: Size, box: Box, interpolation: Interpol
     return Image.fromarray(pixels[..., 0] if picture.mode == "L" else pixels)
 
 
-def _filtered_along_x(picture: Image.Image, columns: tuple[Block, ...], top: int, bottom: int) -> Pixels:
+def _filtered_along_x(picture: Image.Image, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
     """Filter what lies between two rows of a picture: (bottom - top, width, C)."""
     left, right = columns[0].first, columns[-1].last
     num_rows = max(1, STRIP_PIXELS // (right - left))
@@ -62,7 +62,7 @@ def _filtered_along_x(picture: Image.Image, columns: tuple[Block, ...], top: int
     return np.concatenate([_filtered(values, columns).transpose(1, 0, 2) for values in turned])
 
 
-def _filtered(values: Pixels, blocks: tuple[Block, ...]) -> Pixels:
+def _filtered(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
     """Filter along the first axis, which holds what the blocks read: (last - first, N, C) -> (stop, N, C)."""
     inputs = values.reshape(len(values), -1)
     outputs = np.empty((blocks[-1].stop, inputs.shape[1]), np.uint8)
@@ -74,7 +74,9 @@ def _filtered(values: Pixels, blocks: tuple[Block, ...]) -> Pixels:
 
 
 @lru_cache(maxsize=16)
-def filter_blocks(num_in: int, num_out: int, start: int, stop: int, interpolation: Interpolation) -> tuple[Block, ...]:
+def filter_blocks(
+    num_in: int, num_out: int, start: int, stop: int, interpolation: Interpolation
+) -> tuple[ResampleBlock, ...]:
     """The filter of one axis for the outputs `start` to `stop`, which count from 0 in the blocks.
 
     Weights are integers over 2^precision, and so are their products with 8-bit values and all sums of those. Floats
@@ -91,7 +93,7 @@ def filter_blocks(num_in: int, num_out: int, start: int, stop: int, interpolatio
         dense = np.zeros((len(offsets), offsets[-1] + parts.shape[1]), weights.dtype)
         dense[np.arange(len(offsets))[:, None], offsets[:, None] + np.arange(parts.shape[1])] = weights[at : at + BLOCK]
         first, last = int(firsts[at]), min(int(firsts[at]) + dense.shape[1], num_in)
-        blocks.append(Block(at, at + len(offsets), first, last, dense[:, : last - first]))
+        blocks.append(ResampleBlock(at, at + len(offsets), first, last, dense[:, : last - first]))
     return tuple(blocks)
 
 

@@ -20,7 +20,7 @@ MAX_CROP_ASPECT: dict[Resampler, int] = {"pillow": 4, "torchvision": 64}
 
 
 @dataclass(frozen=True)
-class PictureFit:
+class ResizeSpec:
     """How pictures are brought to the size that the model takes.
 
     Attributes:
@@ -39,7 +39,7 @@ class PictureFit:
     resampler: Resampler = "pillow"
 
 
-def scaled_size(size: Size, fit: PictureFit) -> Size:
+def scaled_size(size: Size, fit: ResizeSpec) -> Size:
     """Size of the whole picture after the resize, before a crop or padding.
 
     Args:
@@ -58,7 +58,7 @@ def scaled_size(size: Size, fit: PictureFit) -> Size:
     return width, height
 
 
-def kept_box(size: Size, fit: PictureFit) -> Box:
+def kept_box(size: Size, fit: ResizeSpec) -> Box:
     """What is kept of a scaled picture: the middle square of a crop, else all.
 
     Source: torchvision 0.29 `center_crop`, which rounds the halves of what goes (timm calls it), and transformers 5.23
@@ -71,7 +71,7 @@ def kept_box(size: Size, fit: PictureFit) -> Box:
     return left, top, left + fit.image_size, top + fit.image_size
 
 
-def long_cut(size: Size, fit: PictureFit) -> Box | None:
+def long_cut(size: Size, fit: ResizeSpec) -> Box | None:
     """What to keep of a very long picture before the resize of a crop, or None for all.
 
     A picture of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
@@ -84,13 +84,13 @@ def long_cut(size: Size, fit: PictureFit) -> Box | None:
     return left, top, left + width, top + height
 
 
-def draft_size(size: Size, fit: PictureFit) -> Size:
+def draft_size(size: Size, fit: ResizeSpec) -> Size:
     """The least size at which a JPEG may be decoded; sides that swap later are all the same to a square."""
     width, height = (math.ceil(REDUCED_MARGIN * edge) for edge in scaled_size(size, fit))
     return width, height
 
 
-def fitting_scale(size: Size, fit: PictureFit) -> int:
+def fitting_scale(size: Size, fit: ResizeSpec) -> int:
     """How far a JPEG's sides are reduced while it is decoded, where the model allows that."""
     if not fit.reduced_decode:
         return 1

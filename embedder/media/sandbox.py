@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox_process import ChildDied, ChildTimedOut, DecoderProcess, Message
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox_process import Message, SandboxCrashError, SandboxProcess, SandboxTimeoutError
 
 Source = bytes | bytearray | memoryview | str | Path
 """Encoded bytes, or the path of a local file."""
@@ -50,7 +50,7 @@ class VideoSegment:
     pixels: Pixels
 
 
-class DecodeDoor:
+class SandboxedDecoder:
     """Decodes one file after another in a child process of its own.
 
     The child is started for the first file and kept; it dies with this process. One thread uses a door at a time;
@@ -62,7 +62,7 @@ class DecodeDoor:
 
     def __init__(self, limits: DecodeLimits | None = None) -> None:
         self.limits = limits or DecodeLimits()
-        self._child: DecoderProcess | None = None
+        self._child: SandboxProcess | None = None
         self._fds: tuple[int, int] | None = None
         self._inbox_bytes = 0
         self._turn = 0  # grows with each request, so that an abandoned video notices that it is over
@@ -97,7 +97,7 @@ class DecodeDoor:
         for fd in fds or ():
             os.close(fd)
 
-    def picture(self, source: Source, fit: PictureFit) -> Pixels:
+    def picture(self, source: Source, fit: ResizeSpec) -> Pixels:
         """Decode one picture: upright, flattened on white, fitted.
 
         Args:
@@ -114,7 +114,7 @@ class DecodeDoor:
             self._check_size(memoryview(source).nbytes)
         return self._one_picture(source, fit, {"do": "picture"})
 
-    def frame_at(self, source: Source, fit: PictureFit, time_s: float) -> Pixels:
+    def frame_at(self, source: Source, fit: ResizeSpec, time_s: float) -> Pixels:
         """Decode the frame of a video that is shown at `time_s` seconds after its first frame.
 
         Returns:
@@ -126,7 +126,7 @@ class DecodeDoor:
         return self._one_picture(source, fit, {"do": "frame", "time_s": time_s})
 
     def video(
-        self, source: Source, fit: PictureFit, *, segment_s: float, frames_per_segment: int
+        self, source: Source, fit: ResizeSpec, *, segment_s: float, frames_per_segment: int
     ) -> Iterator[VideoSegment]:
         """Decode a video segment by segment, in memory bounded by one segment.
 
@@ -157,7 +157,7 @@ class DecodeDoor:
                 self._end_unfinished()
                 self._empty_inbox()
 
-    def _segments(self, request: Message, fit: PictureFit, frames_per_segment: int) -> Iterator[VideoSegment]:
+    def _segments(self, request: Message, fit: ResizeSpec, frames_per_segment: int) -> Iterator[VideoSegment]:
         """What the child sends; a child that crashes is replaced once, and passes over what was delivered."""
         budget_s, num_delivered = self.limits.video_timeout_s, 0
         for num_crashes in range(1, MAX_CRASHES + 1):
@@ -174,13 +174,13 @@ class DecodeDoor:
                         continue
                     segment = self._collect_segment(answer, fit, frames_per_segment)
                     num_delivered += 1
-                    with contextlib.suppress(ChildDied):  # noticed when the next segment is asked for
+                    with contextlib.suppress(SandboxCrashError):  # noticed when the next segment is asked for
                         self._send({"next": True})
                     yield segment
-            except ChildDied as death:
+            except SandboxCrashError as death:
                 self._blame(death, num_crashes)
 
-    def _one_picture(self, source: Source, fit: PictureFit, what: Message) -> Pixels:
+    def _one_picture(self, source: Source, fit: ResizeSpec, what: Message) -> Pixels:
         request = what | self._deliver(source, fit)
         try:
             for num_crashes in range(1, MAX_CRASHES + 1):
@@ -190,7 +190,7 @@ class DecodeDoor:
                     pixels: Pixels = self._collect(answer, fit, 1)[0]
                     self._is_busy = False
                     return pixels
-                except ChildDied as death:
+                except SandboxCrashError as death:
                     self._blame(death, num_crashes)
             raise RuntimeError("the last crash is always blamed on the file")
         finally:
@@ -210,7 +210,7 @@ class DecodeDoor:
         """One answer of the child; errors that it reports are raised."""
         try:
             answer = self._get_child().receive(timeout_s)
-        except ChildTimedOut:
+        except SandboxTimeoutError:
             self._kill_child()
             message = f"{what} took longer than {timeout_s:.3g} s and was ended"
             raise DecodeError("TimeoutError", message, transient=True) from None
@@ -221,7 +221,7 @@ class DecodeDoor:
             raise DecodeError(str(answer["error_type"]), str(answer["message"]), bool(answer.get("transient")))
         return answer
 
-    def _blame(self, death: ChildDied, num_crashes: int) -> None:
+    def _blame(self, death: SandboxCrashError, num_crashes: int) -> None:
         """Clear a dead child away; the file is blamed when that was its last chance."""
         self._kill_child()
         if num_crashes >= MAX_CRASHES:
@@ -233,7 +233,7 @@ class DecodeDoor:
         if num_bytes > limit:
             raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; a picture may have {limit}")
 
-    def _deliver(self, source: Source, fit: PictureFit) -> Message:
+    def _deliver(self, source: Source, fit: ResizeSpec) -> Message:
         """Begin a request: end what was open, and hand the source to the child by path or through the inbox."""
         self._turn += 1
         self._end_unfinished()
@@ -248,14 +248,14 @@ class DecodeDoor:
         self._inbox_bytes = encoded.nbytes
         return fitting | {"size": encoded.nbytes}
 
-    def _collect_segment(self, answer: Message, fit: PictureFit, frames_per_segment: int) -> VideoSegment:
+    def _collect_segment(self, answer: Message, fit: ResizeSpec, frames_per_segment: int) -> VideoSegment:
         pixels = self._collect(answer, fit, frames_per_segment)
         try:
             return VideoSegment(int(answer["segment"]), float(answer["start_s"]), float(answer["end_s"]), pixels)
         except (KeyError, TypeError, ValueError):
-            raise ChildDied("the decoder lost its way") from None
+            raise SandboxCrashError("the decoder lost its way") from None
 
-    def _collect(self, answer: Message, fit: PictureFit, max_pictures: int) -> Pixels:
+    def _collect(self, answer: Message, fit: ResizeSpec, max_pictures: int) -> Pixels:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
         Raises:
@@ -263,23 +263,23 @@ class DecodeDoor:
         """
         num_pictures, side = answer.get("num_pictures"), fit.image_size
         if not isinstance(num_pictures, int) or not 1 <= num_pictures <= max_pictures:
-            raise ChildDied("the decoder lost its way")
+            raise SandboxCrashError("the decoder lost its way")
         pixels = np.empty((num_pictures, side, side, 3), np.uint8)
         unfilled, offset = pixels.data.cast("B"), 0
         _, outbox_fd = self._shared_fds()
         while unfilled:
             num_bytes = os.preadv(outbox_fd, [unfilled], offset)
             if num_bytes == 0:
-                raise ChildDied("the decoder lost its way")
+                raise SandboxCrashError("the decoder lost its way")
             unfilled, offset = unfilled[num_bytes:], offset + num_bytes
         return pixels
 
-    def _get_child(self) -> DecoderProcess:
+    def _get_child(self) -> SandboxProcess:
         if self._child is None:
             self._child = self._start_child()
         return self._child
 
-    def _start_child(self) -> DecoderProcess:
+    def _start_child(self) -> SandboxProcess:
         """Start a child and wait until it is ready.
 
         Raises:
@@ -287,10 +287,10 @@ class DecodeDoor:
         """
         problem: Exception | None = None
         for _ in range(MAX_STARTS):
-            child = DecoderProcess(self.limits, *self._shared_fds())
+            child = SandboxProcess(self.limits, *self._shared_fds())
             try:
                 child.receive(START_TIMEOUT_S)
-            except (ChildDied, ChildTimedOut) as error:
+            except (SandboxCrashError, SandboxTimeoutError) as error:
                 problem = error
                 child.kill()
             else:

@@ -25,7 +25,7 @@ STDERR_BYTES = 1 << 14  # of what the child prints, only the end is kept
 REAP_S = 5.0  # a killed process that hangs in the kernel (a dead network disk) is not waited for any longer
 
 
-class ChildDied(Exception):
+class SandboxCrashError(Exception):
     """The child ended without an answer; the message says how.
 
     Attributes:
@@ -37,12 +37,12 @@ class ChildDied(Exception):
         self.was_killed = was_killed
 
 
-class ChildTimedOut(Exception):
+class SandboxTimeoutError(Exception):
     """The child did not answer in time."""
 
 
 @dataclass
-class DecoderProcess:
+class SandboxProcess:
     """A running decoding child.
 
     Args:
@@ -155,7 +155,7 @@ class DecoderProcess:
         remaining_ms = (deadline - time.monotonic()) * 1000
         events = self._poll.poll(max(0.0, remaining_ms))
         if not events and remaining_ms <= 0:
-            raise ChildTimedOut
+            raise SandboxTimeoutError
         for fd, _ in events:
             if fd == self._stderr_fd:
                 if not self._read_stderr():  # closed, as at its end; the control socket tells what became of the child
@@ -182,20 +182,20 @@ class DecoderProcess:
         self._stderr = (self._stderr + said)[-STDERR_BYTES:]
         return bool(said)
 
-    def _death(self) -> ChildDied:
+    def _death(self) -> SandboxCrashError:
         """Say how the child ended; one that talks nonsense is ended here."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)  # it has closed its end: its exit status follows at once
         code = self._process.poll()
         if code is None:
             self._process.kill()
-            return ChildDied("the decoder lost its way")
+            return SandboxCrashError("the decoder lost its way")
         while self._read_stderr():  # ends: nobody writes any more
             pass
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         last_words = _last_words(self._stderr.decode(errors="replace"))
         message = f"the decoder {how}" + (f": {last_words}" if last_words else "")
-        return ChildDied(message, was_killed=code == -signal.SIGKILL)
+        return SandboxCrashError(message, was_killed=code == -signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from embedder.media.errors import DecodeError
 from embedder.media.pictures import decode_picture, prepare_pillow
-from embedder.media.resize import PictureFit
+from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox_files import InboxFile, open_regular, read_whole
 
 Message = dict[str, Any]
@@ -22,7 +22,7 @@ LINE_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 500
 
 
-class HungUp(Exception):
+class SandboxClosedError(Exception):
     """The parent closed the control socket."""
 
 
@@ -52,14 +52,14 @@ class Server:
                 self._send(answer)
                 answer = self._answer(self._receive())
             self._send(answer)
-        except (HungUp, BrokenPipeError):
+        except (SandboxClosedError, BrokenPipeError):
             return
 
     def _answer(self, request: Message) -> Message:
         try:
             with self._source(request) as file:
                 return self._handlers[request["do"]](request, file)
-        except HungUp:
+        except SandboxClosedError:
             raise
         except DecodeError as error:
             return _error_answer(error.error_type, error.message, error.transient)
@@ -139,16 +139,16 @@ class Server:
         while b"\n" not in self._received:
             received = os.read(self._control_fd, LINE_BYTES)
             if not received:
-                raise HungUp
+                raise SandboxClosedError
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
         message: Message = json.loads(line)
         return message
 
 
-def _read_fit(request: Message) -> PictureFit:
+def _read_fit(request: Message) -> ResizeSpec:
     """How pictures are fitted; what that takes is imported while there is no picture yet that fills the memory."""
-    fit = PictureFit(**request["fit"])
+    fit = ResizeSpec(**request["fit"])
     if fit.resampler == "torchvision":
         import_module("embedder.media.resample")
     return fit

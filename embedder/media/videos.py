@@ -17,7 +17,7 @@ from PIL import Image
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
 from embedder.media.pictures import check_pixels, fit_picture, to_rgb, upright
-from embedder.media.resize import PictureFit
+from embedder.media.resize import ResizeSpec
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
@@ -42,7 +42,7 @@ ORIENTATIONS = {
 
 
 def read_segments(
-    file: BinaryIO, fit: PictureFit, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
+    file: BinaryIO, fit: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
 ) -> Iterator[PickedSegment[bytes]]:
     """Decode a video from its first frame to its last, one segment at a time.
 
@@ -74,7 +74,7 @@ def read_segments(
             yield segment
 
 
-def read_frame_at(file: BinaryIO, fit: PictureFit, time_s: float, max_pixels: int) -> bytes:
+def read_frame_at(file: BinaryIO, fit: ResizeSpec, time_s: float, max_pixels: int) -> bytes:
     """The frame shown at a time counted from the first frame; beyond either end, the first or the last frame.
 
     Raises: as `read_segments`.
@@ -208,7 +208,7 @@ def _seeked_frames(
 class _Squarer:
     """Turns frames of one stream into squares."""
 
-    def __init__(self, stream: Any, fit: PictureFit) -> None:
+    def __init__(self, stream: Any, fit: ResizeSpec) -> None:
         self._fit = fit
         self._aspect: Fraction | None = None if fit.resize == "squash" else stream.sample_aspect_ratio
         self._reformatter = VideoReformatter()

@@ -8,10 +8,10 @@ from obstore.exceptions import BaseError
 from embedder.errors import StoreError
 from embedder.observability.redaction import mask
 from embedder.storage.printable import printable
-from embedder.store.errors import StoreUnavailable
+from embedder.store.errors import StoreUnavailableError
 from embedder.store.layout import utc_now
 
-UNWRITABLE = (OSError, BaseError, StoreError, StoreUnavailable)
+UNWRITABLE = (OSError, BaseError, StoreError, StoreUnavailableError)
 """What a disk or a store that is full, gone or read-only raises."""
 Write = Callable[[str], None]
 """Takes lines, each with its end."""

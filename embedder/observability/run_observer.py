@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from embedder.config import RunConfig
-from embedder.engine.interrupts import Interrupted
-from embedder.engine.progress import Watcher
+from embedder.engine.interrupts import SignalInterrupt
+from embedder.engine.progress import RunWatcher
 from embedder.errors import USER_MISTAKES
 from embedder.observability.log import UNWRITABLE, RunLog
 from embedder.observability.metrics import write_metrics
@@ -38,10 +38,10 @@ USER_MISTAKE = 2  # the exit code
 PROGRESS_S = 60.0  # between two lines of progress
 
 
-class Operation:
+class RunObserver:
     """Watches a run for its operators, and hands on what it sees to a display."""
 
-    def __init__(self, config: RunConfig, kind: str, watcher: Watcher) -> None:
+    def __init__(self, config: RunConfig, kind: str, watcher: RunWatcher) -> None:
         self.config, self.kind = config, kind
         self.started_at = utc_now()
         self.report: dict[str, Any] | None = None
@@ -148,15 +148,15 @@ class Operation:
 
 
 @contextmanager
-def operation(config: RunConfig, kind: str, watcher: Watcher) -> Iterator[Operation]:
+def operation(config: RunConfig, kind: str, watcher: RunWatcher) -> Iterator[RunObserver]:
     """Watch the block for the run's operators, and tell them how it ended; its error goes on to the caller."""
-    watched = Operation(config, kind, watcher)
+    watched = RunObserver(config, kind, watcher)
     try:
         yield watched
     except USER_MISTAKES as error:
         watched.ended(USER_MISTAKE, str(error))
         raise
-    except Interrupted as error:
+    except SignalInterrupt as error:
         error.message += "; what is finished is kept, and the same command goes on"
         watched.ended(error.exit_code, error.message)
         raise

@@ -11,10 +11,10 @@ from embedder.planning.options import PlanOptions
 from shards.config import ModelConfig, load_model_config
 from shards.model_folder import resolve_model
 from shards.plan import ShardPlan, plan_placement
-from shards.planning.compare import Comparison, compare_with_equal_parts
+from shards.planning.compare import PlanComparison, compare_with_equal_parts
 from shards.planning.costs import HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
-from shards.planning.problem import Problem, make_problem
+from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.what_if import WhatIf, what_if
 
 
@@ -30,8 +30,8 @@ class Answer:
     """
 
     plan: ShardPlan
-    problem: Problem
-    comparison: Comparison | None
+    problem: PlacementProblem
+    comparison: PlanComparison | None
     what_if: WhatIf | None
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 from shards.errors import ModelError
 
 
-class Kept(Protocol):
+class CachedProfile(Protocol):
     """What can be written as JSON text, and read strictly."""
 
     def to_json(self) -> str:
@@ -22,7 +22,7 @@ class Kept(Protocol):
         """Read the text; raises ModelError where it is something else."""
 
 
-KeptT = TypeVar("KeptT", bound=Kept)
+KeptT = TypeVar("KeptT", bound=CachedProfile)
 
 
 def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], KeptT]) -> KeptT:
@@ -48,7 +48,7 @@ def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
         return None
 
 
-def _path(kind: type[Kept], key: Mapping[str, object]) -> Path:
+def _path(kind: type[CachedProfile], key: Mapping[str, object]) -> Path:
     return cache_folder() / f"{kind.__name__}-{_digest(key)}.json"
 
 

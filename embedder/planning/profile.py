@@ -27,16 +27,16 @@ from embedder.engine.resources import Available, requested
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import cached, kept
 from embedder.planning.ray_overhead import engine_uses, fitted
-from embedder.planning.sample import Sample, sample_items
+from embedder.planning.sample import ItemSample, sample_items
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
-from embedder.store.part_writer import Stamp, write_part
+from embedder.store.part_writer import RunMetadata, write_part
 from shards.planning.costs import STARTUP_S, HostCosts, ModelCosts
 from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec, whole_model
 
 if TYPE_CHECKING:
-    from shards.measure import Setting
+    from shards.measure import TimingSetting
 
 SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store lies, too
 SEND_BYTES = 16 << 20
@@ -44,7 +44,7 @@ NUM_CALLS = 7
 
 
 @dataclass(frozen=True)
-class Measured:
+class Profile:
     """All that was measured.
 
     Attributes:
@@ -81,7 +81,7 @@ def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] 
     return costs, with_engine(config, model, costs, host, DataMix())
 
 
-def measure(config: RunConfig, model: Model, listing: pa.Table) -> Measured:
+def measure(config: RunConfig, model: Model, listing: pa.Table) -> Profile:
     """Costs on this machine for these items; what they hold and how they decode is never kept.
 
     Args:
@@ -96,10 +96,10 @@ def measure(config: RunConfig, model: Model, listing: pa.Table) -> Measured:
     setting = setting_of(config, sample.mix.caption_tokens)
     costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
     host = with_engine(config, model, costs, host_costs(config, model, sample), sample.mix)
-    return Measured(costs, host, sample.mix)
+    return Profile(costs, host, sample.mix)
 
 
-def _model_key(model: Model, setting: "Setting") -> dict[str, object]:
+def _model_key(model: Model, setting: "TimingSetting") -> dict[str, object]:
     return {**machine_key(), "model": model.fingerprint, "device_name": setting.device_name, **asdict(setting)}
 
 
@@ -123,19 +123,19 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "Setting":
+def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "TimingSetting":
     """How the stages will compute.
 
     Where stages have different numbers of threads, it is the fewest.
     """
     import torch
 
-    from shards.measure import Setting
+    from shards.measure import TimingSetting
 
     num_cpus = hardware.num_cpus()
     stages = requested(config, Available(num_cpus, torch.cuda.device_count())).stages
     num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
-    return Setting(
+    return TimingSetting(
         dtype=config.dtype,
         device=device,
         num_threads=num_threads,
@@ -144,7 +144,7 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
     )
 
 
-def model_costs(config: RunConfig, model: Model, setting: "Setting") -> ModelCosts:
+def model_costs(config: RunConfig, model: Model, setting: "TimingSetting") -> ModelCosts:
     """Seconds of the layers in one replica, of a hand-over and of a call."""
     from shards.measure import measure_costs
 
@@ -156,7 +156,7 @@ def model_costs(config: RunConfig, model: Model, setting: "Setting") -> ModelCos
         return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))
 
 
-def host_costs(config: RunConfig, model: Model, sample: Sample) -> HostCosts:
+def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts:
     """CPU seconds of decoding, tokenising and writing; Ray's own are left out."""
     decode_s = sample.decode_s_per_image
     if decode_s is None:  # no pictures among the items; the mix says so, and the number is for what-if questions
@@ -239,7 +239,7 @@ def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
         rows = rows.append_column("attempts", pa.repeat(pa.scalar(1, pa.int32()), num_rows))
     for name in ("image_embedding", "text_embedding"):
         rows = rows.append_column(name, vectors)
-    stamp = Stamp("sample", "0001-sample", "", "", pa.schema([]))
+    stamp = RunMetadata("sample", "0001-sample", "", "", pa.schema([]))
     with tempfile.TemporaryDirectory(prefix="embedder-") as root:
         return median_s(lambda: write_part(StoreFiles(root), stamp, 0, rows)) / num_rows
 

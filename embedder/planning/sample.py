@@ -26,7 +26,7 @@ MAX_S = 3.0  # a sample of long videos ends here
 
 
 @dataclass(frozen=True)
-class Sample:
+class ItemSample:
     """What some items hold and cost.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sample:
     rows: pa.Table
 
 
-def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = None) -> Sample:
+def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = None) -> ItemSample:
     """Decode items that stand evenly spread over a listing.
 
     Args:
@@ -70,15 +70,15 @@ def shipped_listing() -> pa.Table:
         return pa.concat_tables(list(list_sources([source])))
 
 
-def _sum_up(rows: pa.Table, encode_s: float) -> Sample:
+def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
     calls = [call for calls in rows["trace"].drop_null().to_pylist() for call in calls]
     num_images, num_captions, cpu_s = (
         sum(call[key] for call in calls) for key in ("num_images", "num_captions", "cpu_s")
     )
     mix = observed_mix(calls, sum(number is not None for number in rows["num_vectors"].to_pylist()))
     if num_images == 0:
-        return Sample(mix, None, cpu_s / max(num_captions, 1), rows)
-    return Sample(mix, max(cpu_s - encode_s * num_captions, 0.0) / num_images, encode_s, rows)
+        return ItemSample(mix, None, cpu_s / max(num_captions, 1), rows)
+    return ItemSample(mix, max(cpu_s - encode_s * num_captions, 0.0) / num_images, encode_s, rows)
 
 
 def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:

@@ -9,7 +9,7 @@ from embedder.engine.job import Job, rows_per_batch
 from embedder.engine.resources import Allocation, Available
 from embedder.planning.sample import observed_mix
 from embedder.report.plan_records import BetterPlan, Expected, Review
-from embedder.report.prediction import Host, Prediction, StageShape, balanced_cut, predict
+from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict
 from embedder.report.schema import StepReport
 from embedder.store.layout import run_file
 from shards.plan import plan_specs
@@ -109,7 +109,7 @@ def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
     return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]
 
 
-def _expected(found: Prediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:
+def _expected(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:
     seconds = {f"stage {index}": stage_s for index, stage_s in enumerate(found.stage_s)}
     host = costs[1]
     seconds |= {"decode": found.decode_s, "write": host.write_s_per_item, "engine": host.engine_s_per_item}
@@ -119,7 +119,7 @@ def _expected(found: Prediction, costs: tuple[ModelCosts, HostCosts]) -> Expecte
 
 
 def _as_observed(
-    costs: tuple[ModelCosts, HostCosts], found: Prediction, seconds: dict[str, float], mix: DataMix
+    costs: tuple[ModelCosts, HostCosts], found: RunPrediction, seconds: dict[str, float], mix: DataMix
 ) -> tuple[ModelCosts, HostCosts]:
     """The costs brought to the level that the run found: towers all by one factor, the host's work as it was."""
     observed_s = sum(value for step, value in seconds.items() if step.startswith("stage"))

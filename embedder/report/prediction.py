@@ -12,7 +12,7 @@ from shards.costs import Dtype
 from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.devices import DeviceType
 from shards.planning.planner import BOUNDLESS, specs_between
-from shards.planning.problem import Pool, Problem
+from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.search import best_placement
 from shards.planning.workload import DataMix
 from shards.ranges import ShardSpec
@@ -51,7 +51,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class RunPrediction:
     """What is expected of a run under way.
 
     Attributes:
@@ -77,7 +77,7 @@ def predict(
     host_costs: HostCosts,
     mix: DataMix,
     host: Host,
-) -> Prediction:
+) -> RunPrediction:
     """Predict the throughput of a cut.
 
     Args:
@@ -104,7 +104,7 @@ def predict(
     if host.num_cores is not None:
         rates["shared cores"] = host.num_cores / cpu_s
     bottleneck = min(rates, key=lambda name: rates[name])
-    return Prediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
+    return RunPrediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
 
 
 def balanced_cut(
@@ -127,10 +127,10 @@ def balanced_cut(
 
 def problem_of(
     config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, host: Host
-) -> Problem:
+) -> PlacementProblem:
     """The planner's problem with a device of its own for each stage, of any size."""
     device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
-    return Problem(
+    return PlacementProblem(
         config=config,
         dtype=dtype,
         mix=mix,

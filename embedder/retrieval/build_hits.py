@@ -7,7 +7,7 @@ import numpy as np
 
 from embedder.retrieval.hit import Duplicate, Hit, Segment
 from embedder.retrieval.ranking import Ranking, Scored
-from embedder.retrieval.row_metadata import Catalogue
+from embedder.retrieval.row_metadata import RowMetadata
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -15,7 +15,7 @@ NO_ROWS: Scored = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 def describe_hits(
-    catalogue: Catalogue,
+    catalogue: RowMetadata,
     catalogue_rows: Rows,
     hits: Ranking,
     segments: Sequence[Scored],

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.store.arrow_tensors import unpack_vectors
-from index.search import Hits
+from index.search import Neighbours
 from index.vectors import check_vectors
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -42,7 +42,7 @@ class ExactIndex:
         """Some of the vectors, float32 (n, E)."""
         return self._vectors[rows]
 
-    def search(self, queries: Floats, k: int = 10, *, among: Mask | None = None, profile: str = "text") -> Hits:
+    def search(self, queries: Floats, k: int = 10, *, among: Mask | None = None, profile: str = "text") -> Neighbours:
         """Find the k nearest vectors of each query.
 
         Args:
@@ -60,7 +60,7 @@ class ExactIndex:
         allowed = None if among is None else np.flatnonzero(among)
         width = min(k, len(self) if allowed is None else len(allowed))
         if width == 0:
-            return Hits(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+            return Neighbours(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
         check_vectors(queries, "queries", dim=self._vectors.shape[1])
         vectors = self._vectors if allowed is None else self._vectors[allowed]
         scores, rows = [], []
@@ -70,7 +70,7 @@ class ExactIndex:
                 scores.append(of_query[best])
                 rows.append(best if allowed is None else allowed[best])
         shape = (len(queries), width)
-        return Hits(np.reshape(scores, shape).astype(np.float32), np.reshape(rows, shape).astype(np.int64))
+        return Neighbours(np.reshape(scores, shape).astype(np.float32), np.reshape(rows, shape).astype(np.int64))
 
 
 def largest(values: np.ndarray[Any, np.dtype[Any]], k: int) -> Rows:

@@ -10,8 +10,8 @@ import numpy as np
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import Hit
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.storage.printable import printable
@@ -19,7 +19,7 @@ from embedder.storage.printable import printable
 THUMBNAIL_PX = 160
 MAX_TEXT_CHARACTERS = 500  # of a line under a picture
 MAX_NAMED = 3  # other times or duplicates that a line names
-THUMBNAIL = PictureFit(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
+THUMBNAIL = ResizeSpec(image_size=THUMBNAIL_PX, resize="pad", interpolation="lanczos", reduced_decode=True)
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -101,7 +101,7 @@ def read_thumbnails(hits: Hits) -> list[Pixels | None]:
     """Fetch and decode the hits' pictures; what can't be read any more is None."""
     max_bytes = DecodeLimits().max_file_bytes
     thumbnails: list[Pixels | None] = []
-    with DecodeDoor() as door, Fetcher() as fetcher:
+    with SandboxedDecoder() as door, Fetcher() as fetcher:
         for hit in hits:
             try:
                 with fetcher.fetch(hit.uri, max_bytes=max_bytes) as fetched:
@@ -111,7 +111,7 @@ def read_thumbnails(hits: Hits) -> list[Pixels | None]:
     return thumbnails
 
 
-def _thumbnail(door: DecodeDoor, content: bytes | Path | None, middle_s: float | None) -> Pixels | None:
+def _thumbnail(door: SandboxedDecoder, content: bytes | Path | None, middle_s: float | None) -> Pixels | None:
     """A picture, or a video's frame at some time; None where there is nothing."""
     if content is None:
         return None

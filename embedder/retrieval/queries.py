@@ -17,7 +17,7 @@ Images = Image | Sequence[Image]
 
 
 @dataclass(frozen=True)
-class Queries:
+class QueryBatch:
     """Queries of one kind.
 
     Attributes:
@@ -38,7 +38,7 @@ class Queries:
         return ["a picture" if isinstance(value, bytes) else str(value) for value in self.values]
 
 
-def read_queries(query: Query | None, image: Images | None) -> Queries:
+def read_queries(query: Query | None, image: Images | None) -> QueryBatch:
     """Tell what was given.
 
     Raises:
@@ -49,21 +49,21 @@ def read_queries(query: Query | None, image: Images | None) -> Queries:
         return _texts_or_vectors(query)
     if image is not None and query is None:
         if isinstance(image, str | Path | bytes):
-            return Queries("picture", [image], True)
-        return Queries("picture", list(image), False)
+            return QueryBatch("picture", [image], True)
+        return QueryBatch("picture", list(image), False)
     raise ConfigError("search with a text or a vector, or with a picture (image): give one of the two")
 
 
-def _texts_or_vectors(query: Query) -> Queries:
+def _texts_or_vectors(query: Query) -> QueryBatch:
     if isinstance(query, str):
-        return Queries("text", [query], True)
+        return QueryBatch("text", [query], True)
     if isinstance(query, np.ndarray):
         return _vectors(query)
     several = list(query)
-    return Queries("text", several, False) if all(isinstance(each, str) for each in several) else _vectors(several)
+    return QueryBatch("text", several, False) if all(isinstance(each, str) for each in several) else _vectors(several)
 
 
-def _vectors(values: Any) -> Queries:
+def _vectors(values: Any) -> QueryBatch:
     try:
         values = np.asarray(values)
     except ValueError:  # rows of different lengths
@@ -72,4 +72,4 @@ def _vectors(values: Any) -> Queries:
         raise RetrievalError(
             f"query: found {values.dtype} of shape {values.shape}; give one vector (E,), or several (Q, E)"
         )
-    return Queries("vector", np.atleast_2d(values.astype(np.float32)), values.ndim == 1)
+    return QueryBatch("vector", np.atleast_2d(values.astype(np.float32)), values.ndim == 1)

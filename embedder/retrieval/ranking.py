@@ -48,7 +48,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Arranged:
+class ArrangedRanking:
     """A ranking that is grouped and folded.
 
     Attributes:
@@ -62,12 +62,12 @@ class Arranged:
 
 def deepen(
     rank: Callable[[list[int], int], Sequence[Ranking]],
-    arrange: Callable[[Ranking], Arranged],
+    arrange: Callable[[Ranking], ArrangedRanking],
     *,
     num_queries: int,
     k: int,
     depth: int,
-) -> list[Arranged]:
+) -> list[ArrangedRanking]:
     """Search deeper, twice as deep each time, until each query has k hits or there is nothing more to find.
 
     Args:
@@ -77,7 +77,7 @@ def deepen(
         k: hits that a query should get.
         depth: of the first search.
     """
-    arranged: dict[int, Arranged] = {}
+    arranged: dict[int, ArrangedRanking] = {}
     pending = list(range(num_queries))
     while pending:
         for query, ranking in zip(pending, rank(pending, depth), strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.compat.locked_property import made_once
+from embedder.compat.locked_property import locked_cached_property
 from embedder.retrieval.filters import RowFilter
 from embedder.store.part_writer import VECTOR_COLUMNS
 from embedder.store.schema import EMBEDDINGS
@@ -20,7 +20,7 @@ KEY = ["item_id", "segment"]
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # what a hit tells, beside carryover
 
 
-class Catalogue:
+class RowMetadata:
     """All columns of one version but the vectors."""
 
     def __init__(self, table: RecordTable) -> None:
@@ -58,7 +58,7 @@ class Catalogue:
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]
 
-    @made_once
+    @locked_cached_property
     def filter(self) -> RowFilter:
         """Evaluates conditions over the rows."""
         return RowFilter(self.rows)

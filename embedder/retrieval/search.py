@@ -11,8 +11,8 @@ from embedder.retrieval.hit import Hit
 from embedder.retrieval.hits import Hits
 from embedder.retrieval.near_duplicates import fold
 from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.ranking import Arranged, Ranking, Scored, deepen
-from embedder.retrieval.snapshot import SearchedVersion
+from embedder.retrieval.ranking import ArrangedRanking, Ranking, Scored, deepen
+from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 
@@ -33,7 +33,7 @@ class Searcher:
     """Searches one published version. It may be asked from several threads."""
 
     def __init__(self, files: StoreFiles, current: Current, model_fingerprint: str) -> None:
-        self.version = SearchedVersion(files, current, model_fingerprint)
+        self.version = Snapshot(files, current, model_fingerprint)
 
     def search(self, vector: Floats, k: int = 10) -> Hits:
         """The k pictures and videos nearest to one vector, best first; fewer where there are fewer.
@@ -87,7 +87,7 @@ class Searcher:
             words = [texts[query] for query in which]
             return self.version.hybrid.rank(rankings, queries[which], words, depth, among, options.min_score)
 
-        def arrange(ranking: Ranking) -> Arranged:
+        def arrange(ranking: Ranking) -> ArrangedRanking:
             return self._arrange(ranking, options)
 
         arranged = deepen(rank, arrange, num_queries=len(queries), k=options.k, depth=self._depth(options))
@@ -103,16 +103,16 @@ class Searcher:
         depth = options.k * (SPARE_DEPTH if leaves_fewer else 1)
         return max(depth, HYBRID_DEPTH) if options.hybrid else depth
 
-    def _arrange(self, ranking: Ranking, options: SearchOptions) -> Arranged:
+    def _arrange(self, ranking: Ranking, options: SearchOptions) -> ArrangedRanking:
         """One place a video, and near-duplicates under the best of them."""
         if options.group:
             ranking = ranking.take(self.version.items.first_of_each(ranking.rows))
         if options.fold is None:
-            return Arranged(ranking, [])
+            return ArrangedRanking(ranking, [])
         places, duplicates = fold(self.version.vectors.vectors(ranking.rows), options.fold, options.k)
-        return Arranged(ranking.take(places), [ranking.take(each) for each in duplicates])
+        return ArrangedRanking(ranking.take(places), [ranking.take(each) for each in duplicates])
 
-    def _describe(self, query: Floats, arranged: Arranged, options: SearchOptions, among: Mask | None) -> Hits:
+    def _describe(self, query: Floats, arranged: ArrangedRanking, options: SearchOptions, among: Mask | None) -> Hits:
         """The first k as hits, with what the table says of them."""
         version = self.version
         hits = arranged.hits.take(np.arange(min(options.k, len(arranged.hits.rows))))

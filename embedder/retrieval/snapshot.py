@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedder.compat.locked_property import made_once
+from embedder.compat.locked_property import locked_cached_property
 from embedder.retrieval.bm25_cache import open_words
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
-from embedder.retrieval.row_metadata import Catalogue
+from embedder.retrieval.row_metadata import RowMetadata
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 from embedder.store.tables import RecordTable
@@ -23,41 +23,41 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class SearchedVersion:
+class Snapshot:
     """The vectors of one publication, and what the table says of them; for several threads at once."""
 
     def __init__(self, files: StoreFiles, current: Current, model_fingerprint: str) -> None:
         self.files, self.current, self.model_fingerprint = files, current, model_fingerprint
 
-    @made_once
+    @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":
         """The published index, or the table's vectors where there is none."""
         if self.current.index is None:
             return ExactIndex(pictures(self._table.read(["item_id", "segment", "image_embedding"])).combine_chunks())
         return open_version(self.files, self.current.index, self.model_fingerprint)
 
-    @made_once
+    @locked_cached_property
     def items(self) -> ItemRows:
         """Which vectors belong to one video."""
         return ItemRows(self.vectors.ids)
 
-    @made_once
-    def catalogue(self) -> Catalogue:
+    @locked_cached_property
+    def catalogue(self) -> RowMetadata:
         """The table without its vectors."""
-        return Catalogue(self._table)
+        return RowMetadata(self._table)
 
-    @made_once
+    @locked_cached_property
     def catalogue_rows(self) -> Rows:
         """The row of the catalogue that describes each vector; -1 for one that is no longer live."""
         return self.catalogue.rows_of(self.vectors.ids, self.vectors.is_live)
 
-    @made_once
+    @locked_cached_property
     def _is_in_order(self) -> bool:
         """Whether the catalogue has the vectors' rows in their order: looking up a million takes a millisecond."""
         num_rows = self.catalogue.rows.num_rows
         return len(self.catalogue_rows) == num_rows and bool((self.catalogue_rows == np.arange(num_rows)).all())
 
-    @made_once
+    @locked_cached_property
     def hybrid(self) -> HybridRanker:
         """Ranks by caption words, too."""
         words = open_words(self._table, self.catalogue.rows["caption"])
@@ -73,7 +73,7 @@ class SearchedVersion:
         among: Mask = fulfils & self.vectors.is_live
         return among
 
-    def prepare(self, like: "SearchedVersion | None" = None) -> None:
+    def prepare(self, like: "Snapshot | None" = None) -> None:
         """Read what every search needs; else the first one does.
 
         Args:
@@ -85,6 +85,6 @@ class SearchedVersion:
         if like is not None and "filter" in vars(like.catalogue):
             _ = self.catalogue.filter
 
-    @made_once
+    @locked_cached_property
     def _table(self) -> RecordTable:
         return RecordTable(self.files, "embeddings", self.current.embeddings)

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.compat.locked_property import made_once
+from embedder.compat.locked_property import locked_cached_property
 from embedder.engine.job import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.queries import Images, Queries, Query, read_queries
+from embedder.retrieval.queries import Images, Query, QueryBatch, read_queries
 from embedder.retrieval.search import Searcher
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication
@@ -26,7 +26,7 @@ from embedder.store_index.versions import has_version
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Wishes(TypedDict, total=False):
+class SearchKeywords(TypedDict, total=False):
     """Options of `Store.search`, for type checkers."""
 
     where: str | None
@@ -88,10 +88,10 @@ class Store:
         return self.encoder.encode_image(images)
 
     @overload
-    def search(self, query: str, k: int = 10, **options: Unpack[Wishes]) -> Hits: ...
+    def search(self, query: str, k: int = 10, **options: Unpack[SearchKeywords]) -> Hits: ...
     @overload
     def search(
-        self, query: Query | None = None, k: int = 10, *, image: Images | None = None, **options: Unpack[Wishes]
+        self, query: Query | None = None, k: int = 10, *, image: Images | None = None, **options: Unpack[SearchKeywords]
     ) -> Any: ...
     def search(
         self,
@@ -140,7 +140,7 @@ class Store:
             hits.query, hits.version = name, self.version
         return answers[0] if queries.is_single else Answers(answers)
 
-    def _vectors(self, queries: Queries) -> Floats:
+    def _vectors(self, queries: QueryBatch) -> Floats:
         """All of some queries as vectors, float32 (Q, E); the model is run once, and not loaded for vectors."""
         if queries.kind == "text":
             return self.encode_text(queries.values)
@@ -169,12 +169,12 @@ class Store:
         else:
             self.encoder.load_like(before.encoder)
 
-    @made_once
+    @locked_cached_property
     def searcher(self) -> Searcher:
         """Searches this version."""
         return Searcher(self.files, self.current, self.info.model_fingerprint)
 
-    @made_once
+    @locked_cached_property
     def encoder(self) -> QueryEncoder:
         """Encodes with the store's model.
 

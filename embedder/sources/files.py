@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import chain, groupby
 
-from embedder.sources.globbing import Found, find_one
+from embedder.sources.globbing import GlobMatches, find_one
 from embedder.sources.listing_schema import Listing, Row, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, Selects, find_selected
@@ -36,7 +36,7 @@ def list_files(path: str, selects: Selects) -> Listing:
     return Listing(tables_of_rows(rows), unique_ids=True)
 
 
-def _selected(group: list[Entry], found: Found, selection: Selection) -> Iterator[Row]:
+def _selected(group: list[Entry], found: GlobMatches, selection: Selection) -> Iterator[Row]:
     """Make the rows of those files of one stem that are items; a caption goes where its picture goes."""
     if len(group) == 1 and selection.judge(group[0].name) is MEDIA:
         yield _row(group[0], found, None)
@@ -62,7 +62,7 @@ def _selected(group: list[Entry], found: Found, selection: Selection) -> Iterato
         yield row if judgement is None or judgement.is_media else row._replace(is_media=False)
 
 
-def _with_sidecars(found: Found) -> Iterator[Entry]:
+def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
     """Add to files that were named one by one the captions beside them, and bring each stem together."""
     entries = {entry.name: entry for entry in found.entries}
     for name in [name for name in entries if not _is_sidecar(name)]:
@@ -73,7 +73,7 @@ def _with_sidecars(found: Found) -> Iterator[Entry]:
     return iter(sorted(entries.values(), key=lambda entry: (stem_of(entry.name), entry.name)))
 
 
-def pair_captions(entries: list[Entry], found: Found) -> Iterator[Row]:
+def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Row]:
     """Make the rows of all files of one stem; nothing among them is lost.
 
     A caption that must not be opened (a pipe, a link out of the root) is a reject of its own.
@@ -91,7 +91,7 @@ def pair_captions(entries: list[Entry], found: Found) -> Iterator[Row]:
             yield _row(entry, found, None)
 
 
-def _row(entry: Entry, found: Found, caption: Entry | None) -> Row:
+def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:
     uri = found.uri(entry)
     if not is_text(uri):
         return _bad_name_row(entry, uri)

@@ -21,7 +21,7 @@ _MAGIC = re.compile(r"[*?\[{]")
 
 
 @dataclass(frozen=True)
-class Found:
+class GlobMatches:
     """The entries that a path means, and the folder (or URI) that their names are relative to."""
 
     root: str
@@ -40,7 +40,7 @@ def is_pattern(path: str) -> bool:
     return bool(_MAGIC.search(path)) and (is_remote(path) or not os.path.lexists(path))
 
 
-def find_entries(path: str, skips: SkipsFolder = skips_nothing) -> Found:
+def find_entries(path: str, skips: SkipsFolder = skips_nothing) -> GlobMatches:
     """Find what a path means: the file itself, everything below a folder, or all that match a pattern.
 
     Args:
@@ -110,11 +110,11 @@ def _brace_choices(body: str, pattern: str) -> list[str]:
     return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
 
 
-def _find_local(path: str, skips: SkipsFolder) -> Found:
+def _find_local(path: str, skips: SkipsFolder) -> GlobMatches:
     if os.path.isdir(path):  # noqa: PTH112
-        return Found(path, walk_folder(path, skips), is_folder=True)
+        return GlobMatches(path, walk_folder(path, skips), is_folder=True)
     if os.path.lexists(path):
-        return Found(os.path.dirname(path), iter([_single(path)]), is_named=True)  # noqa: PTH120
+        return GlobMatches(os.path.dirname(path), iter([_single(path)]), is_named=True)  # noqa: PTH120
     if not _MAGIC.search(path):
         raise SourceError(f"{path}: there is no such file or folder; check the path, and that its disk is mounted")
     return _found_by_pattern(path, _glob_local)
@@ -127,18 +127,18 @@ def _glob_local(pattern: str, root: str) -> list[Entry]:
     return [entry for name in names if (entry := look_at(root, name, real_root))]
 
 
-def _find_remote(path: str) -> Found:
+def _find_remote(path: str) -> GlobMatches:
     from embedder.sources.object_listing import find_object, walk_objects
 
     if entry := find_object(path):
-        return Found(path.rpartition("/")[0], iter([entry]), is_named=True)
+        return GlobMatches(path.rpartition("/")[0], iter([entry]), is_named=True)
     if _MAGIC.search(path):
         return _found_by_pattern(path, _glob_remote)
     entries = walk_objects(path)
     first = next(entries, None)
     if first is None:
         raise SourceError(f"{path}: there is no object or folder of this name; check bucket and prefix")
-    return Found(path, chain([first], entries), is_folder=True)
+    return GlobMatches(path, chain([first], entries), is_folder=True)
 
 
 def _glob_remote(pattern: str, root: str) -> list[Entry]:
@@ -151,7 +151,7 @@ def _glob_remote(pattern: str, root: str) -> list[Entry]:
     return [entry for entry in walk_objects(root) if matcher.match(f"{root}/{entry.name}")]
 
 
-def _found_by_pattern(path: str, find: Callable[[str, str], list[Entry]]) -> Found:
+def _found_by_pattern(path: str, find: Callable[[str, str], list[Entry]]) -> GlobMatches:
     """Collect what each expanded pattern finds; one that finds nothing is a mistake, not an empty set."""
     root = fixed_root(path)
     entries: dict[str, Entry] = {}
@@ -160,7 +160,7 @@ def _found_by_pattern(path: str, find: Callable[[str, str], list[Entry]]) -> Fou
         if not found:
             raise SourceError(f"{pattern}: no file of this name or pattern; check the path and the range in braces")
         entries |= {entry.name: entry for entry in found}
-    return Found(root, iter(entries.values()))
+    return GlobMatches(root, iter(entries.values()))
 
 
 def fixed_root(pattern: str) -> str:

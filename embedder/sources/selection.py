@@ -11,7 +11,7 @@ import pyarrow as pa
 from embedder.batch_schema import UNREADABLE_KIND
 from embedder.config import SourceConfig
 from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
-from embedder.sources.globbing import Found, find_entries
+from embedder.sources.globbing import GlobMatches, find_entries
 from embedder.sources.local_listing import Entry
 from embedder.sources.name_patterns import compile_patterns
 from embedder.sources.uris import is_remote, name_in
@@ -22,7 +22,7 @@ MAX_KINDS_SHOWN = 6
 Verdict = Literal["item", "excluded", "own"] | Sort
 
 
-class Judgement(NamedTuple):
+class FileVerdict(NamedTuple):
     """What becomes of a file: an `item`, or why it is none.
 
     `is_media` says that it must hold a picture, a clip or a caption, by its name or because the user named its kind.
@@ -32,7 +32,7 @@ class Judgement(NamedTuple):
     is_media: bool = False
 
 
-MEDIA = Judgement("item", is_media=True)
+MEDIA = FileVerdict("item", is_media=True)
 
 
 @dataclass
@@ -158,22 +158,22 @@ class Selection:
             return "excluded"
         return "junk" if in_junk_folder(folder) else None
 
-    def judge(self, name: str) -> Judgement:
+    def judge(self, name: str) -> FileVerdict:
         """Say what becomes of a file. Junk is never an item; other files are where `include` names their kind."""
         if self._own and self._is_own(name):
-            return Judgement("own")
+            return FileVerdict("own")
         if self._exclude is not None and self._exclude.match(name):
-            return Judgement("excluded")
+            return FileVerdict("excluded")
         sort, is_named = sort_of(name), False
         if self._include is not None and sort != "junk":
             if not self._include.match(name):
-                return Judgement("excluded")
+                return FileVerdict("excluded")
             is_named = self._include.name_kind(name)
         if sort == "media" or is_named:
             return MEDIA
-        return Judgement("item", name[-4:].lower() == ".txt") if sort == "unknown" else Judgement(sort)
+        return FileVerdict("item", name[-4:].lower() == ".txt") if sort == "unknown" else FileVerdict(sort)
 
-    def without_junk(self, found: Found) -> Iterator[Entry]:
+    def without_junk(self, found: GlobMatches) -> Iterator[Entry]:
         """Yield what was found, without junk and without what the run itself writes; a file that is named stays."""
         for entry in found.entries:
             verdict = self.judge(entry.name).verdict
@@ -200,7 +200,7 @@ def take_all(root: str) -> Selection:
     return Selection(SourceConfig(path=root), root, (), LeftOut())
 
 
-def find_selected(path: str, selects: Selects) -> tuple[Found, Selection]:
+def find_selected(path: str, selects: Selects) -> tuple[GlobMatches, Selection]:
     """Find what a path means, and the selection for the folder that its names are relative to.
 
     Args:

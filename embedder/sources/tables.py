@@ -23,7 +23,7 @@ _MISSING = "missing"  # `modified` of a file that is not there: it changes when 
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """What is read of a table, and what becomes of it; made once, from the first file.
 
     Attributes:
@@ -68,7 +68,7 @@ def _text_columns(columns: Columns) -> frozenset[str]:
     return frozenset(name for name in (columns.id, columns.image, columns.caption) if name)
 
 
-def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> Plan:
+def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> TablePlan:
     """Check the named columns against those that exist; decide what is read.
 
     Raises:
@@ -90,7 +90,7 @@ def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> Plan:
             fields.setdefault(name, _text_field(path, schema.field(name)))
     if columns.id is not None:
         fields.setdefault(columns.id, _id_field(path, schema.field(columns.id)))
-    return Plan(columns, pa.schema(list(fields.values())), carryover, cells)
+    return TablePlan(columns, pa.schema(list(fields.values())), carryover, cells)
 
 
 def _image_is_bytes(path: str, field: pa.Field) -> bool:
@@ -157,7 +157,7 @@ def _similar(name: str, schema: pa.Schema) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _tables(table: Table, plan: Plan) -> Iterator[pa.Table]:
+def _tables(table: Table, plan: TablePlan) -> Iterator[pa.Table]:
     for file in table.files:
         wanted = pa.schema(field for field in plan.read if field.name not in file.constants)
         format_ = FORMATS[table.suffix]
@@ -168,7 +168,7 @@ def _tables(table: Table, plan: Plan) -> Iterator[pa.Table]:
             yield table_of_rows(rows, {field.name: columns[field.name].cast(field.type) for field in plan.carryover})
 
 
-def _constants(file: TableFile, plan: Plan, num_rows: int) -> dict[str, pa.Array]:
+def _constants(file: TableFile, plan: TablePlan, num_rows: int) -> dict[str, pa.Array]:
     return {
         field.name: pa.array([file.constants[field.name]] * num_rows).cast(field.type)
         for field in plan.read
@@ -176,7 +176,7 @@ def _constants(file: TableFile, plan: Plan, num_rows: int) -> dict[str, pa.Array
     }
 
 
-def _rows(chunk: Chunk, columns: dict[str, pa.Array], plan: Plan, file: TableFile, folder: str) -> Iterator[Row]:
+def _rows(chunk: Chunk, columns: dict[str, pa.Array], plan: TablePlan, file: TableFile, folder: str) -> Iterator[Row]:
     names = plan.columns
     ids = _texts(columns, names.id, chunk.num_rows)
     captions = _texts(columns, names.caption, chunk.num_rows)

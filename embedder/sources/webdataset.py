@@ -13,14 +13,14 @@ from embedder.sources.byte_ranges import ByteRanges, open_ranges
 from embedder.sources.detect import PACKED_TAR_SUFFIXES
 from embedder.sources.errors import FetchError
 from embedder.sources.file_names import sort_of
-from embedder.sources.globbing import Found, listing_error
+from embedder.sources.globbing import GlobMatches, listing_error
 from embedder.sources.listing_schema import ROWS_PER_TABLE, Listing, Row, table_of_rows
 from embedder.sources.local_listing import Entry
 from embedder.sources.selection import LeftOut, Selects, find_selected
 from embedder.sources.tar_scan import BrokenTarError, compression_of, scan_members
 from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
 from embedder.sources.uris import member_uri, row_uri
-from embedder.sources.webdataset_samples import Problem, Sample, Samples
+from embedder.sources.webdataset_samples import MemberProblem, Samples, TarSample
 from embedder.storage.printable import is_text, readable
 
 RowWithMetadata = tuple[Row, dict[str, Any]]
@@ -38,7 +38,7 @@ class Tar:
         """Make a row that is not fetched."""
         return Row(item_id, uri or self.uri, None, self.entry.modified, error_type=error_type, error=error)
 
-    def member_reject(self, problem: Problem) -> Row:
+    def member_reject(self, problem: MemberProblem) -> Row:
         """Make the row of a member that can't be used, named by its whole name."""
         member, error_type, error = problem
         name = readable(member.name)
@@ -99,7 +99,7 @@ def _may_be_tar(name: str, left_out: LeftOut) -> bool:
     return not is_other
 
 
-def _rows_of_entry(entry: Entry, found: Found, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]:
+def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]:
     """Sort out what is no plain tar; every file below the source ends in a row, or in an error."""
     uri = found.uri(entry)
     name, lower = readable(entry.name), entry.name.lower()
@@ -154,7 +154,7 @@ def _scan(tar: Tar, samples: Samples, ranges: ByteRanges) -> str | None:
     return None
 
 
-def _item_row(tar: Tar, key: str, sample: Sample, number: int) -> Row:
+def _item_row(tar: Tar, key: str, sample: TarSample, number: int) -> Row:
     """Make the item of a key; one that is only a caption has it in its row, so its uri needs no fetch."""
     item_id, modified = f"{tar.prefix}/{key}", tar.entry.modified
     if media := sample.ranked_media():
@@ -166,11 +166,11 @@ def _item_row(tar: Tar, key: str, sample: Sample, number: int) -> Row:
     return tar.reject(item_id, "Empty", "neither a picture, a video nor a caption under this key")
 
 
-def _leftover_rows(tar: Tar, sample: Sample, wanted: tuple[str, ...]) -> Iterator[Row]:
+def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iterator[Row]:
     """Make a reject of each member of a key that its item does not use."""
     media = sample.ranked_media()
     for extra in media[1:]:
         error = f"a second picture or video under one key; the item is {media[0].name!r}"
-        yield tar.member_reject(Problem(extra, "ExtraMember", error))
+        yield tar.member_reject(MemberProblem(extra, "ExtraMember", error))
     if sample.json_problem and (wanted or not sample.text):
         yield tar.member_reject(sample.json_problem)

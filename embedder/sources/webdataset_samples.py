@@ -53,7 +53,7 @@ COMPANIONS = frozenset(
 )
 
 
-class Problem(NamedTuple):
+class MemberProblem(NamedTuple):
     """Why a member can't be used."""
 
     member: Member
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class Sample:
+class TarSample:
     """What one key has gathered while the headers went by.
 
     Attributes:
@@ -76,7 +76,7 @@ class Sample:
     text: str | None = None
     json_caption: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    json_problem: Problem | None = None
+    json_problem: MemberProblem | None = None
 
     @property
     def caption(self) -> str | None:
@@ -93,8 +93,8 @@ class Samples:
     """All keys of one tar; `wanted` names the values to keep of each `.json`."""
 
     wanted: tuple[str, ...] = ()
-    by_key: dict[str, Sample] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    by_key: dict[str, TarSample] = field(default_factory=dict)
+    problems: list[MemberProblem] = field(default_factory=list)
 
     def take(self, member: Member, ranges: ByteRanges) -> None:
         """Put one member to its key; captions and metadata are read at once, while their block is at hand."""
@@ -104,7 +104,7 @@ class Samples:
             self.problems.append(problem)
             return
         key, extension = split_key(member.name)
-        sample = self.by_key.setdefault(key, Sample())
+        sample = self.by_key.setdefault(key, TarSample())
         if extension.rpartition(".")[2] not in COMPANIONS:
             sample.media.append((_media_rank(extension), member))
         elif extension == "txt":
@@ -112,24 +112,24 @@ class Samples:
         elif extension == "json":
             self._take_json(member, sample, ranges)
 
-    def _take_text(self, member: Member, sample: Sample, ranges: ByteRanges) -> None:
+    def _take_text(self, member: Member, sample: TarSample, ranges: ByteRanges) -> None:
         if sample.text is not None:
             self.problems.append(
-                Problem(member, "ExtraMember", "a second .txt under one key; the first is the caption")
+                MemberProblem(member, "ExtraMember", "a second .txt under one key; the first is the caption")
             )
             return
         try:
             sample.text = decode_text(_read_small(member, ranges), member.name)
         except FetchError as error:
-            self.problems.append(Problem(member, error.error_type, error.message))
+            self.problems.append(MemberProblem(member, error.error_type, error.message))
 
-    def _take_json(self, member: Member, sample: Sample, ranges: ByteRanges) -> None:
+    def _take_json(self, member: Member, sample: TarSample, ranges: ByteRanges) -> None:
         try:
             tree = json_object(_read_small(member, ranges), member.name)
             sample.metadata = {name: tree[name] for name in self.wanted if name in tree}
             sample.json_caption = caption_in(tree, member.name)
         except FetchError as error:
-            sample.json_problem = Problem(member, error.error_type, error.message)
+            sample.json_problem = MemberProblem(member, error.error_type, error.message)
 
 
 def split_key(name: str) -> tuple[str, str]:
@@ -144,13 +144,13 @@ def split_key(name: str) -> tuple[str, str]:
     return (f"{folder}/{stem}" if folder else stem), extension.lower()
 
 
-def _name_problem(member: Member) -> Problem | None:
+def _name_problem(member: Member) -> MemberProblem | None:
     if not is_text(member.name):
-        return Problem(member, "NameNotUtf8", "the member's name is not valid UTF-8")
+        return MemberProblem(member, "NameNotUtf8", "the member's name is not valid UTF-8")
     if member.kind is not None:
-        return Problem(member, "NotAFile", f"the member is {member.kind}; only regular files are read")
+        return MemberProblem(member, "NotAFile", f"the member is {member.kind}; only regular files are read")
     if member.name.startswith("/") or ".." in member.name.split("/") or not member.name:
-        return Problem(member, "UnsafeName", "the member's name is empty, absolute, or climbs with `..`")
+        return MemberProblem(member, "UnsafeName", "the member's name is empty, absolute, or climbs with `..`")
     return None
 
 

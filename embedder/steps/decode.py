@@ -15,7 +15,7 @@ from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
 from embedder.sources.uris import name_in
-from embedder.steps.item_decoder import Content, DecodeSpec, ItemDecoder, Problem, Values
+from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
 from embedder.store.arrow_tensors import pack
 from embedder.store.runs import Run
 from embedder.store.step_metrics import Measurement, measure, trace_column
@@ -96,7 +96,7 @@ class ItemReader:
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
         if item["error_type"] is not None:
-            return self.decoder.rows(Content(problem=Problem("read", item["error_type"], item["error"])))
+            return self.decoder.rows(ItemContent(problem=ItemProblem("read", item["error_type"], item["error"])))
         caption, problem = self._caption(item)
         try:
             limits = self.spec.limits
@@ -104,18 +104,18 @@ class ItemReader:
                 item["uri"], max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes
             )
         except FetchError as error:
-            return self.decoder.rows(Content(caption=caption, problem=_read_problem(error)))
+            return self.decoder.rows(ItemContent(caption=caption, problem=_read_problem(error)))
         return self._fetched_rows(item, fetched, caption, problem)
 
     def _fetched_rows(
-        self, item: Values, fetched: Fetched, caption: str | None, problem: Problem | None
+        self, item: Values, fetched: Fetched, caption: str | None, problem: ItemProblem | None
     ) -> Iterator[Values]:
         with fetched:
             try:
                 content = self._content(item, fetched, caption, problem)
                 version = self._version(fetched, content)
             except FetchError as error:  # it went away, or its disk did, since it was opened
-                yield from self.decoder.rows(Content(caption=caption, problem=_read_problem(error)))
+                yield from self.decoder.rows(ItemContent(caption=caption, problem=_read_problem(error)))
                 return
             versions = [item.get(name) for name in VERSIONS]
             if version is not None and version in versions and content.problem is None:
@@ -124,7 +124,7 @@ class ItemReader:
             for row in self.decoder.rows(content):
                 yield _of_raw(item["uri"], row) | {"content_version": version}
 
-    def _version(self, fetched: Fetched, content: Content) -> str | None:
+    def _version(self, fetched: Fetched, content: ItemContent) -> str | None:
         """Hash of what the item's vectors are made from; not of terabytes of which none will be made."""
         if content.media is None and not content.caption:
             return None
@@ -132,7 +132,7 @@ class ItemReader:
         media_hash = "too large" if is_picture else self.fetcher.content_hash(fetched)
         return content_version(media_hash, content.caption)
 
-    def _caption(self, item: Values) -> tuple[str | None, Problem | None]:
+    def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
         """The caption from the listing or from the file beside the item."""
         if item["caption_uri"] is None:
             return item["caption"], None
@@ -141,34 +141,36 @@ class ItemReader:
         except FetchError as error:
             return None, _read_problem(error)
 
-    def _content(self, item: Values, fetched: Fetched, caption: str | None, problem: Problem | None) -> Content:
+    def _content(self, item: Values, fetched: Fetched, caption: str | None, problem: ItemProblem | None) -> ItemContent:
         """Tell by the first bytes what the item is; a text file without a picture is a caption."""
         if fetched.content is None:
-            return Content("text", None, caption, problem)
+            return ItemContent("text", None, caption, problem)
         head = _head(fetched.content)
         kind = sniff(head)
         if is_own_sheet(head):
-            return Content(None, None, caption, Problem("decode", OTHER_FILE, "a contact sheet of a search"))
+            return ItemContent(None, None, caption, ItemProblem("decode", OTHER_FILE, "a contact sheet of a search"))
         if kind in ("image", "video"):
-            return Content(kind, fetched.content, caption, problem)
+            return ItemContent(kind, fetched.content, caption, problem)
         if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
             return _caption_content(item, *self._caption(item | {"caption_uri": item["uri"]}))
-        return Content(None, None, caption, no_media(item, head))
+        return ItemContent(None, None, caption, no_media(item, head))
 
 
 def _known(listing: pa.Table, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in listing.schema.names]
 
 
-def _caption_content(item: Values, caption: str | None, problem: Problem | None) -> Content:
+def _caption_content(item: Values, caption: str | None, problem: ItemProblem | None) -> ItemContent:
     """A caption without a picture; a `.json` that holds none, and need not, is some other file."""
     is_claimed = item.get("is_media") is not False or (problem is not None and problem.transient)
     if not caption and not is_claimed:
-        return Content(None, None, None, Problem("decode", OTHER_FILE, "a file without a caption that belongs to none"))
-    return Content("text", None, caption, problem)
+        return ItemContent(
+            None, None, None, ItemProblem("decode", OTHER_FILE, "a file without a caption that belongs to none")
+        )
+    return ItemContent("text", None, caption, problem)
 
 
-def no_media(item: Values, head: bytes) -> Problem:
+def no_media(item: Values, head: bytes) -> ItemProblem:
     """Say why an item is left out or rejected, whose bytes are no picture, video or caption that can be read.
 
     Args:
@@ -178,10 +180,10 @@ def no_media(item: Values, head: bytes) -> Problem:
     kind = unreadable_kind(head) or UNREADABLE_SUFFIXES.get(suffix_of(name_in(item["uri"])))
     begins = f"it begins with {head[:16]!r}"
     if kind is not None:
-        return Problem("decode", UNREADABLE_KIND, f"{kind}: this version can't read that kind; {CONVERT}")
+        return ItemProblem("decode", UNREADABLE_KIND, f"{kind}: this version can't read that kind; {CONVERT}")
     if item.get("is_media") is False:
-        return Problem("decode", OTHER_FILE, f"neither a picture, a video nor a caption: {begins}")
-    return Problem("decode", "UnknownKind", f"neither a picture, a video nor a caption: {begins}")
+        return ItemProblem("decode", OTHER_FILE, f"neither a picture, a video nor a caption: {begins}")
+    return ItemProblem("decode", "UnknownKind", f"neither a picture, a video nor a caption: {begins}")
 
 
 def _of_raw(uri: str, row: Values) -> Values:
@@ -234,6 +236,6 @@ def _head(content: bytes | Path) -> bytes:
         raise from_os_error(error, str(content)) from None
 
 
-def _read_problem(error: FetchError) -> Problem:
+def _read_problem(error: FetchError) -> ItemProblem:
     """What was listed and is gone may come back, as a disk does: the next listing tells whether it is gone for good."""
-    return Problem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")
+    return ItemProblem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")

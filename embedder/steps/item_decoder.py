@@ -8,8 +8,8 @@ from typing import Any
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 
 Values = dict[str, Any]
@@ -20,7 +20,7 @@ Values = dict[str, Any]
 class DecodeSpec:
     """All that a decode task needs to know; plain values, so that equal specs share one decoder in a process."""
 
-    fit: PictureFit
+    fit: ResizeSpec
     limits: DecodeLimits
     tokenizer_json: str
     max_caption_tokens: int
@@ -30,7 +30,7 @@ class DecodeSpec:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ItemProblem:
     """Why an item, or one side of it, could not be embedded."""
 
     step: str
@@ -40,13 +40,13 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Content:
+class ItemContent:
     """What an item holds: a picture or video, a caption, or both; and a problem found while reading it."""
 
     kind: str | None = None
     media: bytes | Path | None = None
     caption: str | None = None
-    problem: Problem | None = None
+    problem: ItemProblem | None = None
 
 
 class ItemDecoder:
@@ -54,20 +54,20 @@ class ItemDecoder:
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
-        self.door = DecodeDoor(spec.limits)
+        self.door = SandboxedDecoder(spec.limits)
         self.captions = CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens)
 
     def cpu_s(self) -> float:
         """CPU seconds of this thread and of the decoding child."""
         return time.thread_time() + self.door.child_cpu_s()
 
-    def rows(self, content: Content) -> Iterator[Values]:
+    def rows(self, content: ItemContent) -> Iterator[Values]:
         """The item's rows in order; the last one bears `num_vectors` and, where there was one, the problem."""
         if content.kind == "video" and content.media is not None:
             return self._video_rows(content, content.media)
         return iter([self._picture_row(content)])
 
-    def _picture_row(self, content: Content) -> Values:
+    def _picture_row(self, content: ItemContent) -> Values:
         row = self._caption_values(content.caption)
         problem = content.problem
         if content.kind == "image" and content.media is not None:
@@ -80,10 +80,10 @@ class ItemDecoder:
         if has_vector:
             row |= {"segment": 0, "modality": modality}
         elif problem is None:
-            problem = Problem("read", "Empty", "the item has neither a picture nor a caption")
+            problem = ItemProblem("read", "Empty", "the item has neither a picture nor a caption")
         return row | {"num_vectors": int(has_vector)} | _problem_values(problem)
 
-    def _video_rows(self, content: Content, media: bytes | Path) -> Iterator[Values]:
+    def _video_rows(self, content: ItemContent, media: bytes | Path) -> Iterator[Values]:
         """One row a segment; the caption's tokens stand in the first."""
         caption = self._caption_values(content.caption)
         num_vectors, held, problem = 0, None, content.problem
@@ -120,15 +120,15 @@ class ItemDecoder:
         return {"caption": caption, "token_ids": self.captions.encode(caption)}
 
 
-def _modality(content: Content) -> str:
+def _modality(content: ItemContent) -> str:
     if content.kind == "image":
         return "pair" if content.caption else "image"
     return "text"
 
 
-def _decode_problem(error: DecodeError) -> Problem:
-    return Problem("decode", error.error_type, error.message, error.transient)
+def _decode_problem(error: DecodeError) -> ItemProblem:
+    return ItemProblem("decode", error.error_type, error.message, error.transient)
 
 
-def _problem_values(problem: Problem | None) -> Values:
+def _problem_values(problem: ItemProblem | None) -> Values:
     return asdict(problem) if problem else {}

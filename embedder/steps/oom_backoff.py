@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import torch
 
-from embedder.errors import RunFailed
+from embedder.errors import RunFailedError
 
 # Torch has a type of its own for devices only; its allocator for the CPU and oneDNN raise plain RuntimeErrors, and
 # oneDNN doesn't say that it was memory it lacked.
@@ -21,7 +21,7 @@ MAX_MESSAGE_CHARACTERS = 200
 Encode = Callable[[pa.RecordBatch], pa.Table]
 
 
-class FittingEncoder:
+class OomBackoffEncoder:
     """Encodes batches with a function, in as many pieces as its memory asks for.
 
     Rows don't depend on their neighbours, so the pieces give what the whole batch would have given.
@@ -66,7 +66,7 @@ class FittingEncoder:
 
     def _shrink(self, num_rows: int) -> None:
         if num_rows == 1:
-            raise RunFailed(
+            raise RunFailedError(
                 f"{self._name}: one item alone needs more memory than there is; give the stage more memory, cut the "
                 f"model into more stages (num_stages), or lower frames_per_segment ({self._problem})"
             )

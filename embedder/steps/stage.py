@@ -14,7 +14,7 @@ from embedder.batch_schema import TENSOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
-from embedder.steps.oom_backoff import FittingEncoder
+from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
 from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
@@ -53,7 +53,7 @@ class Stage:
             self.shard = self._load(folder)
         self._load_to_tell = iter([start or load])
         self._batch_size = BatchSize(spec.batch_sizes)
-        self._fitting = FittingEncoder(f"stage {spec.index}", self.encode)
+        self._fitting = OomBackoffEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
 
     def _load(self, folder: Path) -> Shard | TwinTower:

@@ -11,7 +11,7 @@ from embedder.store.runs import Run
 from embedder.store.step_metrics import LOAD, measure
 
 
-class StageProcess:
+class StageActor:
     """A `Stage`, imported where it runs.
 
     Of an exception in an actor's constructor Ray keeps the text alone, so a mistake of the user's (no model on this

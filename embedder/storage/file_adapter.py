@@ -4,7 +4,7 @@ import io
 from typing import Protocol
 
 
-class Ranges(Protocol):
+class RangeReader(Protocol):
     """Bytes that are read by ranges."""
 
     size: int
@@ -19,7 +19,7 @@ class Ranges(Protocol):
 class RangeFile(io.RawIOBase):
     """A Python file over ranges, for readers that want one (pyarrow, text)."""
 
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(self, ranges: RangeReader) -> None:
         super().__init__()
         self._ranges = ranges
         self._position = 0

@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 LARGE = pa.large_string()
 
 
-def places(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
+def positions(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
     """At which row each id stands among others, which are unique; null where it does not."""
     return pc.index_in(ids.cast(LARGE), value_set=among.cast(LARGE))
 
 
-def taken(column: pa.ChunkedArray, place: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column at the rows that `places` gave; null where it gave none."""
+def take_or_null(column: pa.ChunkedArray, place: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column at the rows that `positions` gave; null where it gave none."""
     if not pa.types.is_string(column.type):
         return column.take(place)
     return column.cast(LARGE).take(place).cast(pa.string())

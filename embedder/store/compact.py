@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.journal import Part
+from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Published, RunInfo
 from embedder.store.maintenance import Say, begin, parts_at, publish_files, table_at, writable
 from embedder.store.part_writer import rewritten_name, store_part
@@ -36,12 +36,12 @@ class Compaction:
     bytes_rewritten: int
 
 
-def plan_groups(parts: Iterable[Part], target: PartTarget) -> list[list[Part]]:
+def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[PartFile]]:
     """Which files are put together: neighbours by name, so by age, none of them more than half of the target; pure.
 
     Files of more than half are left as they are, so that what was rewritten once is not rewritten every night.
     """
-    groups: list[list[Part]] = []
+    groups: list[list[PartFile]] = []
     rows = size_bytes = 0
     for part in sorted(parts, key=lambda each: each.path):
         if part.num_rows * 2 > target.num_rows or part.size_bytes * 2 > target.size_bytes:
@@ -98,7 +98,7 @@ def _compact(
     return publish_files(files, operation, current, wanted, lambda candidate: candidate.index), done
 
 
-def _compaction(name: str, parts: list[Part], groups: list[list[Part]]) -> Compaction:
+def _compaction(name: str, parts: list[PartFile], groups: list[list[PartFile]]) -> Compaction:
     rewritten = [part for group in groups for part in group]
     return Compaction(
         table=name,
@@ -109,8 +109,8 @@ def _compaction(name: str, parts: list[Part], groups: list[list[Part]]) -> Compa
 
 
 def _merged(
-    files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[Part], groups: list[list[Part]]
-) -> list[Part]:
+    files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[PartFile], groups: list[list[PartFile]]
+) -> list[PartFile]:
     table = table_at(files, name, current)
     gone = {part.path for group in groups for part in group}
     new = []

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from shards.object_stores import ObjectStoreError
 
 _OS_ERROR = re.compile(r"os error (\d+)")
@@ -17,14 +17,14 @@ _CURES = {
 }
 
 
-class StoreUnavailable(RunFailed):
+class StoreUnavailableError(RunFailedError):
     """The store's server did not answer, many times over; what is finished is kept."""
 
 
-def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailable:
+def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailableError:
     """A request to a bucket failed for good, or often enough to give up."""
     if error.transient:
-        return StoreUnavailable(
+        return StoreUnavailableError(
             f"store {error.message}: it did not answer as it should, however often it was asked; "
             "what is finished is kept, and the same command goes on"
         )

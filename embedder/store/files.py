@@ -55,7 +55,7 @@ class HeldLock(Protocol):
         """Replace CURRENT.json."""
 
 
-class WriteConflict(Exception):
+class WriteConflictError(Exception):
     """Somebody else wrote the file since it was read."""
 
 
@@ -212,7 +212,7 @@ class StoreFiles:
         """Write the file unless it is there already; says whether this call wrote it."""
         try:
             self.replace(path, data, None)
-        except WriteConflict:
+        except WriteConflictError:
             return False
         return True
 
@@ -231,7 +231,7 @@ class StoreFiles:
         """
         if self.folder is not None and tag is not None:
             if not self.exists(path) or self.read_tagged(path)[1] != tag:
-                raise WriteConflict(path)
+                raise WriteConflictError(path)
             self.write(path, data)
             return _content_tag(data)
         mode: Any = "create" if tag is None else tag
@@ -239,7 +239,7 @@ class StoreFiles:
             with self._named_errors(path):
                 result = obstore.put(self._store, path, data, mode=mode)
         except (AlreadyExistsError, FileNotFoundError):
-            raise WriteConflict(path) from None
+            raise WriteConflictError(path) from None
         except PreconditionError:
             return self._written_before(path, data)
         return _tag(result) if self.folder is None else _content_tag(data)
@@ -250,7 +250,7 @@ class StoreFiles:
             found, tag = self.read_tagged(path)
             if found == data:
                 return tag
-        raise WriteConflict(path)
+        raise WriteConflictError(path)
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         """All files below `folder`, at any depth; none where there is no such folder."""

@@ -18,7 +18,7 @@ PENDING = 4096  # keys that may wait until the lowest are picked anew
 
 
 @dataclass(frozen=True)
-class Piece:
+class SampledPart:
     """One part file of the embeddings table: published, or still in a run's journal."""
 
     files: StoreFiles
@@ -33,16 +33,19 @@ class Piece:
         return read_keys(self.files, [self.entry] if self.entry else [], "embeddings", columns)
 
 
-def published_pieces(files: StoreFiles, version: int) -> Iterator[Piece]:
+def published_pieces(files: StoreFiles, version: int) -> Iterator[SampledPart]:
     """The part files of a version of the embeddings table."""
     table = RecordTable(files, "embeddings", version)
-    return (Piece(files, path, table=table) for path in table.paths())
+    return (SampledPart(files, path, table=table) for path in table.paths())
 
 
-def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterator[Piece]:
+def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterator[SampledPart]:
     """The part files with vectors that a run has finished."""
     return (
-        Piece(files, part.path, entry=entry) for entry in entries for part in entry.parts if part.table == "embeddings"
+        SampledPart(files, part.path, entry=entry)
+        for entry in entries
+        for part in entry.parts
+        if part.table == "embeddings"
     )
 
 

@@ -14,14 +14,14 @@ HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
 
 
 @dataclass(frozen=True)
-class Records:
+class ItemStates:
     """Item records of one part: those whose rows stand beside them, and those whose published rows stay."""
 
     own: pa.Table
     kept: pa.Table
 
 
-def split_records(rows: pa.Table) -> Records:
+def split_records(rows: pa.Table) -> ItemStates:
     """Decide, for each item whose last row is here (the row that knows `num_vectors`), which rows stand.
 
     The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
@@ -60,7 +60,7 @@ def split_records(rows: pa.Table) -> Records:
     }
     for name, column in values.items():
         rows = (rows.drop_columns([name]) if name in rows.schema.names else rows).append_column(name, column)
-    return Records(own=rows.filter(pc.invert(kept)), kept=rows.filter(kept))
+    return ItemStates(own=rows.filter(pc.invert(kept)), kept=rows.filter(kept))
 
 
 def _optional(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:

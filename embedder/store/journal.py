@@ -17,7 +17,7 @@ from embedder.store.schema import TABLES, with_nulls
 TASK_DIGITS = 6  # of a write task's number in file names
 
 
-class Part(BaseModel):
+class PartFile(BaseModel):
     """One Parquet file in a table's folder, not yet in its log."""
 
     model_config = ConfigDict(frozen=True)
@@ -35,7 +35,7 @@ class JournalEntry(Record):
     """What one write task left behind."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[PartFile, ...]
     num_items: int
     num_rejects: int
     num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
@@ -66,7 +66,7 @@ def read_entry(files: StoreFiles, path: str) -> JournalEntry:
     return entry
 
 
-def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[Part]:
+def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[PartFile]:
     """The part files of one table."""
     return (part for entry in entries for part in entry.parts if part.table == table)
 
@@ -77,7 +77,7 @@ def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, co
     place = {"session": pa.string(), "path": pa.string(), "kept": pa.bool_()}
     empty = pa.schema([*(own.field(name) for name in columns), *map(pa.field, place, place.values())])
 
-    def read(part: Part) -> pa.Table:
+    def read(part: PartFile) -> pa.Table:
         content = _read_part(files, part, columns)
         for name in place:
             content = content.append_column(name, pa.repeat(getattr(part, name), content.num_rows))
@@ -86,7 +86,7 @@ def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, co
     return pa.concat_tables([empty.empty_table(), *files.each(read, parts_of(entries, table))])
 
 
-def _read_part(files: StoreFiles, part: Part, columns: list[str]) -> pa.Table:
+def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
     """Some columns of a finished part file.
 
     Raises:
@@ -102,7 +102,7 @@ def _read_part(files: StoreFiles, part: Part, columns: list[str]) -> pa.Table:
         ) from None
 
 
-def _entry_of(part: Part) -> str:
+def _entry_of(part: PartFile) -> str:
     """Path of the journal entry that names a part file, by the part file's name."""
     run_part, _, task = part.path.partition(f"-{part.session}-")
     return (

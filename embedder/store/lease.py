@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from embedder.errors import RunFailed, StoreError
-from embedder.store.errors import StoreUnavailable
-from embedder.store.files import StoreFiles, Tag, WriteConflict
+from embedder.errors import RunFailedError, StoreError
+from embedder.store.errors import StoreUnavailableError
+from embedder.store.files import StoreFiles, Tag, WriteConflictError
 from embedder.store.layout import CURRENT_FILE, utc_now
 
 LOCK_FILE = ".lock"
@@ -29,7 +29,7 @@ BEATS_PER_LEASE = 6
 Say = Callable[[str], None]
 
 
-class LeaseLost(RunFailed):
+class LeaseLostError(RunFailedError):
     """Another run has taken the store over; this one has published nothing since."""
 
 
@@ -69,8 +69,8 @@ class Lease:
         self.confirm()
         try:
             self._current = self.files.replace(CURRENT_FILE, data, self._current)
-        except WriteConflict:
-            raise LeaseLost(
+        except WriteConflictError:
+            raise LeaseLostError(
                 f"store {self.files.address}: another run published while this one held the lock; nothing of this one "
                 "is published: run the same command again"
             ) from None
@@ -119,10 +119,10 @@ class BucketLease(Lease):
             self._holder["beat"] += 1
             try:
                 self._tag = self.files.replace(LOCK_FILE, _bytes(self._holder), self._tag)
-            except WriteConflict:
+            except WriteConflictError:
                 self.lost = True
         if self.lost:
-            raise LeaseLost(
+            raise LeaseLostError(
                 f"store {self.files.address}: this run was silent for more than {self.lease_s:g} s, and another one "
                 f"took the store over ({describe(read_holder(self.files))}); nothing of this one is published since: "
                 "its finished part is kept, and the same command goes on"
@@ -137,30 +137,30 @@ class BucketLease(Lease):
             return
         try:
             self.files.replace(LOCK_FILE, _bytes({"released": utc_now().isoformat(timespec="seconds")}), self._tag)
-        except (WriteConflict, StoreError, StoreUnavailable):
+        except (WriteConflictError, StoreError, StoreUnavailableError):
             return
 
     def _beat(self) -> None:
         while not self._ended.wait(self.lease_s / BEATS_PER_LEASE):
             try:
                 self.confirm()
-            except LeaseLost:
+            except LeaseLostError:
                 return
-            except (StoreError, StoreUnavailable):
+            except (StoreError, StoreUnavailableError):
                 continue  # a server that is away now may be back before anybody has watched for a whole lease
 
     def _take(self, say: Say) -> Tag:
         data = _bytes(self._holder)
         try:
             return self.files.replace(LOCK_FILE, data, None)
-        except WriteConflict:
+        except WriteConflictError:
             found, tag = self.files.read_tagged(LOCK_FILE)
         holder = _parse(found)
         if holder.get("token") not in (None, self._holder["token"]):
             tag = self._watch(holder, tag, say)
         try:
             return self.files.replace(LOCK_FILE, data, tag)
-        except WriteConflict:
+        except WriteConflictError:
             raise _held(self.files, read_holder(self.files)) from None
 
     def _watch(self, holder: dict[str, Any], tag: Tag, say: Say) -> Tag:
@@ -189,7 +189,7 @@ class BucketLease(Lease):
                 return  # Google compares generations, and has done so from the beginning
             try:
                 self.files.replace(LOCK_FILE, b"{}", {"e_tag": f'"{"0" * 32}"'})
-            except WriteConflict:
+            except WriteConflictError:
                 return
         raise StoreError(
             f"store {self.files.address}: its server overlooks If-Match or If-None-Match, so two runs could publish at "

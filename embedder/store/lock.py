@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, Current, utc_now
 from embedder.store.lease import LOCK_FILE, BucketLease, Lease, Say
@@ -35,7 +35,7 @@ def write_lock(files: StoreFiles, say: Say = lambda message: None) -> Iterator[L
         files.lease = lease
         try:
             yield lease
-        except RunFailed:
+        except RunFailedError:
             if lease.lost:  # whatever the run says of its end, this is the reason
                 lease.confirm()
             raise

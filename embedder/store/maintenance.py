@@ -9,7 +9,7 @@ from typing import Any
 
 from embedder.store.current import swap_current
 from embedder.store.files import StoreFiles
-from embedder.store.journal import Part
+from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Kind, Published, RunInfo, utc_now
 from embedder.store.runs import begin_operation
 from embedder.store.schema import TABLES
@@ -32,7 +32,7 @@ def writable(files: StoreFiles) -> Current:
     return published(files)
 
 
-def parts_at(files: StoreFiles, version: Current) -> dict[str, list[Part]]:
+def parts_at(files: StoreFiles, version: Current) -> dict[str, list[PartFile]]:
     """The files that hold a publication, by table."""
     return {name: table_at(files, name, version).parts() for name in TABLES}
 
@@ -52,7 +52,7 @@ def publish_files(
     files: StoreFiles,
     run: RunInfo,
     like: Current,
-    wanted: Mapping[str, Sequence[Part]],
+    wanted: Mapping[str, Sequence[PartFile]],
     choose_index: IndexChoice,
     **said: Any,
 ) -> Published:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedder.store.arrow_lookup import places, taken
+from embedder.store.arrow_lookup import positions, take_or_null
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry
 from embedder.store.layout import journal_folder
@@ -53,12 +53,12 @@ def _of_entry(files: StoreFiles, run_id: str, entry: JournalEntry, kept: pa.Tabl
 
 def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:
     """Rows of embeddings with the place and the carried columns that their items have now."""
-    place = places(rows["item_id"], moves["item_id"])
+    place = positions(rows["item_id"], moves["item_id"])
     for name in moves.schema.names:
         if name == "item_id" or name not in rows.schema.names:
             continue
         index = rows.schema.get_field_index(name)
-        now = taken(moves[name], place).cast(rows.schema.field(index).type)
+        now = take_or_null(moves[name], place).cast(rows.schema.field(index).type)
         column = pc.if_else(pc.is_valid(place), now, rows[name])
         rows = rows.set_column(index, rows.schema.field(index), column)
     return rows

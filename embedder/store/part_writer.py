@@ -20,7 +20,7 @@ from embedder.errors import StoreError
 from embedder.store.arrow_lookup import without_items
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
-from embedder.store.journal import TASK_DIGITS, JournalEntry, Part, write_entry
+from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, write_entry
 from embedder.store.layout import journal_folder, utc_now
 from embedder.store.metadata_updates import MOVED, moves_file, write_moves
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
@@ -33,7 +33,7 @@ PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kep
 
 
 @dataclass(frozen=True)
-class Stamp:
+class RunMetadata:
     """What every row of a run carries."""
 
     run_id: str
@@ -43,7 +43,7 @@ class Stamp:
     carryover: pa.Schema
 
 
-def write_part(files: StoreFiles, stamp: Stamp, task: int, rows: pa.Table) -> JournalEntry:
+def write_part(files: StoreFiles, stamp: RunMetadata, task: int, rows: pa.Table) -> JournalEntry:
     """Write the finished rows as part files and journal them; the same task again replaces the same files.
 
     Args:
@@ -82,7 +82,7 @@ def write_part(files: StoreFiles, stamp: Stamp, task: int, rows: pa.Table) -> Jo
 
 
 def write_copies(
-    files: StoreFiles, stamp: Stamp, task: int, copies: Mapping[str, pa.Table], taken_from: str
+    files: StoreFiles, stamp: RunMetadata, task: int, copies: Mapping[str, pa.Table], taken_from: str
 ) -> JournalEntry:
     """Write rows and records of another publication as they are, and journal them.
 
@@ -111,7 +111,7 @@ def write_copies(
 
 
 @contextmanager
-def _undone_on_failure(files: StoreFiles, stamp: Stamp, name: str) -> Iterator[None]:
+def _undone_on_failure(files: StoreFiles, stamp: RunMetadata, name: str) -> Iterator[None]:
     """Delete a write task's part files when the block fails: nobody would ever name them, and a full disk stay full.
 
     They stay where an earlier try of the task has left its journal entry.
@@ -127,13 +127,13 @@ def _undone_on_failure(files: StoreFiles, stamp: Stamp, name: str) -> Iterator[N
         raise
 
 
-def vector_rows(rows: pa.Table, stamp: Stamp) -> pa.Table:
+def vector_rows(rows: pa.Table, stamp: RunMetadata) -> pa.Table:
     """The rows of the embeddings table; rows that only report on an item (no modality) are left out."""
     rows = rows.filter(pc.is_valid(rows["modality"]))
     return _project(rows, EMBEDDINGS, stamp.carryover, _constants(stamp, "embedded_at"))
 
 
-def item_records(records: pa.Table, stamp: Stamp) -> pa.Table:
+def item_records(records: pa.Table, stamp: RunMetadata) -> pa.Table:
     """The rows of the items table."""
     return _project(records, ITEMS, pa.schema([]), _constants(stamp, "updated_at"))
 
@@ -181,7 +181,7 @@ def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return bad
 
 
-def _constants(stamp: Stamp, time_column: str) -> dict[str, object]:
+def _constants(stamp: RunMetadata, time_column: str) -> dict[str, object]:
     return {
         "run_id": stamp.run_id,
         "model_fingerprint": stamp.model_fingerprint,
@@ -211,19 +211,21 @@ def rewritten_name(run_id: str, why: str, paths: Iterable[str]) -> str:
 
 def store_part(
     files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
-) -> Part:
+) -> PartFile:
     """Write one Parquet file into a table's folder; nobody reads it before it is journaled or committed."""
     part, data = encode_part(table, path, content, session, kept=kept)
     files.write(f"{table}/{path}", data)
     return part
 
 
-def encode_part(table: str, path: str, content: pa.Table, session: str, *, kept: bool = False) -> tuple[Part, bytes]:
+def encode_part(
+    table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
+) -> tuple[PartFile, bytes]:
     """One Parquet file of a table, and what a log or a journal says of it; nothing is written."""
     # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
     plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
     data = parquet_bytes(content, use_dictionary=plain)
-    part = Part(
+    part = PartFile(
         table=table,
         path=path,
         num_rows=content.num_rows,

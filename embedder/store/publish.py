@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from embedder.store.arrow_lookup import without_items
 from embedder.store.current import swap_current
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry, Part, parts_of, read_entries, read_finished
+from embedder.store.journal import JournalEntry, PartFile, parts_of, read_entries, read_finished
 from embedder.store.layout import (
     Current,
     Kind,
@@ -31,12 +31,12 @@ from embedder.store.layout import (
     write_record,
 )
 from embedder.store.metadata_updates import MOVED, moved, moves_file, read_moves
-from embedder.store.part_writer import Stamp, rewritten_name, store_part
+from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
 from embedder.store.recover import settle
 from embedder.store.runs import Run, is_published, last_run
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.store_info import MODEL_FIELDS
-from embedder.store.tables import Change, RecordTable
+from embedder.store.tables import RecordTable, TableChange
 
 IndexBuilder = Callable[[int], int | None]
 """Given the embeddings version that is about to be published, makes an index of it and returns its number."""
@@ -46,7 +46,7 @@ RETIRED_FILE = "retired.parquet"
 NO_IDS = pa.chunked_array([], pa.string())
 
 
-class Order(Record):
+class PublishIntent(Record):
     """`runs/<run_id>/publication.json`: what is to be published, as it was decided before the first commit."""
 
     kind: Kind = "embed"
@@ -68,7 +68,7 @@ class Publication:
 
     files: StoreFiles
     run_id: str
-    order: Order
+    order: PublishIntent
     entries: list[JournalEntry]
     whole: pa.Table
     retired: pa.ChunkedArray
@@ -84,9 +84,9 @@ class Publication:
 
 def publish(
     run: Run,
-    stamp: Stamp,
+    stamp: RunMetadata,
     build_index: IndexBuilder,
-    order: Order | None = None,
+    order: PublishIntent | None = None,
     retired: pa.ChunkedArray = NO_IDS,
 ) -> Published:
     """Commit what the run finished and make it what readers see.
@@ -103,7 +103,7 @@ def publish(
     """
     entries = run.entries()
     names = tuple(entry.name for entry in entries)
-    order = (order or Order()).model_copy(update={"session": run.session, "entries": names})
+    order = (order or PublishIntent()).model_copy(update={"session": run.session, "entries": names})
     run.files.confirm_lease()
     run.files.write_table(run_file(run.run_id, RETIRED_FILE), pa.table({"item_id": retired}))
     write_record(run.files, run_file(run.run_id, ORDER_FILE), order)
@@ -136,19 +136,19 @@ def finish_publication(
     )
 
 
-def _open_order(files: StoreFiles, last: RunInfo | None) -> Order | None:
+def _open_order(files: StoreFiles, last: RunInfo | None) -> PublishIntent | None:
     """The order of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
     if last is None or is_published(files, last):
         return None
     if not any(RecordTable(files, name).committed(last.run_id) for name in TABLES):
         return None
-    return read_record(files, run_file(last.run_id, ORDER_FILE), Order)
+    return read_record(files, run_file(last.run_id, ORDER_FILE), PublishIntent)
 
 
 def _carry_out(
     files: StoreFiles,
     run_id: str,
-    order: Order,
+    order: PublishIntent,
     entries: list[JournalEntry],
     retired: pa.ChunkedArray,
     carryover: pa.Schema,
@@ -182,7 +182,7 @@ def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) 
     schema = with_carryover(TABLES[name], carryover)
     if table.committed(work.run_id):
         return table.version
-    change = Change(adds=_own_parts(work, name, keys))
+    change = TableChange(adds=_own_parts(work, name, keys))
     if work.order.replaces_all:
         change.removes += table.paths()
     else:
@@ -190,7 +190,7 @@ def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) 
     return table.commit(work.run_id, change, schema)
 
 
-def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[Part]:
+def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
     """The run's part files, those with rows that do not count (torn or outdated items) written anew without them."""
     whole = work.whole
     if name == "embeddings":
@@ -210,7 +210,7 @@ def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[Part]:
     return parts
 
 
-def _replace_older(work: Publication, table: RecordTable, change: Change) -> None:
+def _replace_older(work: Publication, table: RecordTable, change: TableChange) -> None:
     """Copy-on-write: files with older rows of the same items leave; what else they hold joins again."""
     replaced = work.replaced_ids(table.name)
     moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
@@ -233,7 +233,7 @@ def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False
     return content.filter(listed if keep else pc.invert(listed))
 
 
-def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> Part:
+def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
     """Write what stays of a part file as a new one."""
     new_path = rewritten_name(work.run_id, "rewrite", [path])
     return store_part(work.files, table.name, new_path, content, work.order.session)

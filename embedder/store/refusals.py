@@ -17,7 +17,7 @@ from embedder.store.runs import last_run
 
 
 @dataclass(frozen=True)
-class Before:
+class StoreBefore:
     """What there was before the command touched the store."""
 
     has_store: bool
@@ -25,15 +25,15 @@ class Before:
     last_run: str | None
 
 
-def look(files: StoreFiles) -> Before:
+def look(files: StoreFiles) -> StoreBefore:
     """Look at a store that is about to be locked."""
     has_store = files.exists(STORE_FILE)
     last = last_run(files) if has_store else None
-    return Before(has_store, files.exists(LOCK_FILE), last.run_id if last else None)
+    return StoreBefore(has_store, files.exists(LOCK_FILE), last.run_id if last else None)
 
 
 @contextmanager
-def taken_back(files: StoreFiles, before: Before) -> Iterator[None]:
+def taken_back(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
     """Take away what the block has made when it ends with a mistake of the user's; what it finished stays.
 
     Args:
@@ -48,7 +48,7 @@ def taken_back(files: StoreFiles, before: Before) -> Iterator[None]:
         raise
 
 
-def _take_back(files: StoreFiles, before: Before) -> None:
+def _take_back(files: StoreFiles, before: StoreBefore) -> None:
     last = last_run(files)
     if last is not None and last.run_id != before.last_run:
         if read_entries(files, last.run_id):

@@ -48,7 +48,7 @@ class Rejects:
 
 
 @dataclass(frozen=True)
-class Reason:
+class RejectReason:
     """One reason, how many items it has cost, and one of them."""
 
     step: str
@@ -142,7 +142,7 @@ def _not_embedded(items: pa.Table) -> pa.Table:
     return items.filter(pc.not_equal(items["state"], "embedded")).select(ITEMS.names)
 
 
-def frequent_reasons(rejects: pa.Table) -> list[Reason]:
+def frequent_reasons(rejects: pa.Table) -> list[RejectReason]:
     """The reasons of rejects, the most frequent first, each with the item whose id comes first. Pure."""
     facts = rejects.select(["step", "error_type", "item_id", "error"]).sort_by("item_id")
     # One thread: only so does "first" mean the first row.
@@ -150,7 +150,7 @@ def frequent_reasons(rejects: pa.Table) -> list[Reason]:
         [("item_id", "count"), ("item_id", "first"), ("error", "first")]
     )
     reasons = [
-        Reason(
+        RejectReason(
             step=row["step"] or "",
             error_type=row["error_type"] or "",
             num_items=row["item_id_count"],
@@ -162,7 +162,7 @@ def frequent_reasons(rejects: pa.Table) -> list[Reason]:
     return sorted(reasons, key=lambda reason: (-reason.num_items, reason.step, reason.error_type))
 
 
-def describe_reasons(reasons: list[Reason]) -> str:
+def describe_reasons(reasons: list[RejectReason]) -> str:
     """The most frequent reasons in one line of bounded length, and how many items the others cost. Pure."""
     parts = [str(reason) for reason in reasons[:MAX_REASONS]]
     if others := reasons[MAX_REASONS:]:

@@ -15,7 +15,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.journal import Part
+from embedder.store.journal import PartFile
 from embedder.store.schema import TABLES, with_nulls
 
 # By default Delta deletes log entries by their age, and with them versions that history promises.
@@ -23,10 +23,10 @@ KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
 @dataclass
-class Change:
+class TableChange:
     """What one commit does to a table: part files that join it, paths that leave it."""
 
-    adds: list[Part] = field(default_factory=list)
+    adds: list[PartFile] = field(default_factory=list)
     removes: list[str] = field(default_factory=list)
 
 
@@ -92,7 +92,7 @@ class RecordTable:
         actions = pa.table(self._delta.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
         return sum(action["size_bytes"] for action in actions if action["path"] in paths)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartFile]:
         """The files of this version with rows, bytes and statistics, by path."""
         if self._delta is None:
             return []
@@ -159,7 +159,7 @@ class RecordTable:
         """Whether that run's commit is already in the table."""
         return self._delta is not None and self._delta.transaction_version(run_id) is not None
 
-    def commit(self, run_id: str, change: Change, schema: pa.Schema) -> int:
+    def commit(self, run_id: str, change: TableChange, schema: pa.Schema) -> int:
         """Add and remove files as one version, once a run; returns the version that holds them.
 
         Args:
@@ -179,7 +179,7 @@ class RecordTable:
         except OSError as error:
             raise self.files.problem(error, self.name) from None
 
-    def _commit(self, run_id: str, change: Change, schema: pa.Schema) -> int:
+    def _commit(self, run_id: str, change: TableChange, schema: pa.Schema) -> int:
         if self._delta is None:
             self._delta = DeltaTable.create(
                 self.files.uri(self.name),
@@ -215,7 +215,7 @@ class RecordTable:
             with self._changing():
                 self._delta.create_checkpoint()
 
-    def commit_files(self, run_id: str, wanted: Sequence[Part], schema: pa.Schema | None = None) -> int:
+    def commit_files(self, run_id: str, wanted: Sequence[PartFile], schema: pa.Schema | None = None) -> int:
         """Make the newest version hold these files and no other, once a run; returns the version that does.
 
         Whatever an unfinished commit left in the newest version leaves it with that.
@@ -226,12 +226,12 @@ class RecordTable:
             schema: the table's columns, where it may not exist yet.
         """
         held, wished = set(self.paths()), {part.path for part in wanted}
-        change = Change([part for part in wanted if part.path not in held], sorted(held - wished))
+        change = TableChange([part for part in wanted if part.path not in held], sorted(held - wished))
         known = self.schema if self.schema is not None else TABLES[self.name]
         return self.commit(run_id, change, known if schema is None else schema)
 
 
-def _part(table: str, action: dict[str, Any]) -> Part:
+def _part(table: str, action: dict[str, Any]) -> PartFile:
     """A file as the log holds it."""
     kinds = {"minValues": action.get("min"), "maxValues": action.get("max"), "nullCount": action.get("null_count")}
     stats = {
@@ -241,7 +241,7 @@ def _part(table: str, action: dict[str, Any]) -> Part:
             for kind, values in kinds.items()
         },
     }
-    return Part(
+    return PartFile(
         table=table,
         path=action["path"],
         num_rows=action["num_records"],
@@ -251,7 +251,7 @@ def _part(table: str, action: dict[str, Any]) -> Part:
     )
 
 
-def _add(part: Part) -> AddAction:
+def _add(part: PartFile) -> AddAction:
     return AddAction(part.path, part.size_bytes, {}, _now_ms(), True, part.stats)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from embedder.config import IndexConfig
-from embedder.errors import RunFailed
+from embedder.errors import RunFailedError
 from embedder.store.errors import local_problem
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
@@ -31,7 +31,7 @@ from index.build import build_index
 from index.changes import compare_ids
 from index.constraints import Constraints
 from index.designs import KINDS, parse_design
-from index.errors import GateRefused, RebuildNeeded, RetrievalError
+from index.errors import GateRefusedError, RebuildNeededError, RetrievalError
 from index.gate import Gate, check_gate
 from index.manifest import Manifest
 from index.update import update_index
@@ -45,7 +45,7 @@ FEW_VECTORS = 10_000
 
 
 @dataclass(frozen=True)
-class Making:
+class IndexJob:
     """An index that is wanted.
 
     Attributes:
@@ -97,7 +97,7 @@ class Making:
             manifest = build(folder)
             try:
                 self._judge(manifest)
-            except GateRefused:
+            except GateRefusedError:
                 shutil.rmtree(folder)
                 raise
             return manifest
@@ -108,13 +108,13 @@ class Making:
         where, limit = f"store {self.files.address}", self.wishes.memory_bytes
         check_gate(manifest, self.last, Gate(self.wishes.min_recall, self.wishes.max_drop), where)
         if limit is not None and manifest.memory_bytes > limit:
-            raise GateRefused(
+            raise GateRefusedError(
                 f"{where}: the new index ({manifest.design}) takes {manifest.memory_bytes:,} bytes, and "
                 f"index.memory_bytes = {limit:,} is the most that is allowed; allow more, or ask for a lower recall"
             )
 
 
-def make_index(making: Making, *, may_update: bool = True) -> int | None:
+def make_index(making: IndexJob, *, may_update: bool = True) -> int | None:
     """Make an index that may be published, in whichever way succeeds.
 
     Args:
@@ -132,7 +132,7 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
         making.say("no index: no picture or video is among what is published")
         return None
     reasons: list[str] = []
-    attempts: list[Callable[[Making], tuple[int, str]]] = [_rebuilt, _exact]
+    attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt, _exact]
     if may_update and making.previous is not None:
         attempts.insert(0, _updated)
     for attempt in attempts:
@@ -151,20 +151,20 @@ def make_index(making: Making, *, may_update: bool = True) -> int | None:
     raise _not_made(making, reasons)
 
 
-def _not_made(making: Making, reasons: list[str]) -> RunFailed:
+def _not_made(making: IndexJob, reasons: list[str]) -> RunFailedError:
     cure = (
         "loosen index.memory_bytes, index.latency_ms, index.recall or index.min_recall, or give it more memory where "
         "that ran out"
     )
     if making.previous is None:
         cure += ", or publish without an index (--set index.build=false: search compares with every vector)"
-    return RunFailed(
+    return RunFailedError(
         f"store {making.files.address}: no index of the new version may be published: {'; '.join(reasons)}; what was "
         f"published stays, and what was embedded is kept: {cure}; then run the same command again"
     )
 
 
-def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = False) -> Made:
+def build_anew(making: IndexJob, kind: str | None = None, *, measure_all: bool = False) -> Made:
     """Build an index of all rows.
 
     Args:
@@ -199,14 +199,16 @@ def build_anew(making: Making, kind: str | None = None, *, measure_all: bool = F
     return making.add(build)
 
 
-def _updated(making: Making) -> tuple[int, str]:
+def _updated(making: IndexJob) -> tuple[int, str]:
     """The published version, with what changed since: only the added rows' vectors are read."""
     if making.previous is None or making.last is None:
-        raise RebuildNeeded("there is no index to go on from")
+        raise RebuildNeededError("there is no index to go on from")
     if making.last.model_fingerprint != making.info.model_fingerprint:
-        raise RebuildNeeded("the vectors are of another model")
+        raise RebuildNeededError("the vectors are of another model")
     if not _is_kind(making.last, making.wishes.kind):
-        raise RebuildNeeded(f"the last is {making.last.design}, and index.kind = {making.wishes.kind} is asked for")
+        raise RebuildNeededError(
+            f"the last is {making.last.design}, and index.kind = {making.wishes.kind} is asked for"
+        )
     before = open_version(making.files, making.previous, making.info.model_fingerprint)
     ids = making.rows.ids
     changes = compare_ids(before.ids, before.is_live, ids)
@@ -238,12 +240,12 @@ def _is_kind(manifest: Manifest, wish: str) -> bool:
     return str(parse_design(wish)) == manifest.design
 
 
-def _rebuilt(making: Making) -> tuple[int, str]:
+def _rebuilt(making: IndexJob) -> tuple[int, str]:
     number, manifest = build_anew(making)
     did = "built" if making.previous is None else "rebuilt"
     return number, f"{did} as {manifest.design}, recall@10 {manifest.recall_at_10:.3f}"
 
 
-def _exact(making: Making) -> tuple[int, str]:
+def _exact(making: IndexJob) -> tuple[int, str]:
     """Compare with every vector: slow where there are many, and never wrong."""
     return build_anew(making, "flat")[0], "exact"

@@ -12,7 +12,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
 from embedder.store.store_info import check_writable, published, read_store_info, served_info
-from embedder.store_index.build_or_update import Making, build_anew, make_index
+from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
 from embedder.store_index.versions import has_version
 from index.manifest import Manifest
 
@@ -54,7 +54,9 @@ def build_store_index(
         check_writable(files, info)
         if force:
             wishes = wishes.model_copy(update={"max_drop": 1.0})
-        making = Making(files, current.embeddings, served_info(info, current), current.index, wishes, say, ray_address)
+        making = IndexJob(
+            files, current.embeddings, served_info(info, current), current.index, wishes, say, ray_address
+        )
         if making.rows.ids.num_rows == 0:
             raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
         number, manifest = build_anew(making, kind, measure_all=measure_all)
@@ -81,7 +83,7 @@ def update_store_index(files: StoreFiles, wishes: IndexConfig = NO_WISHES, say: 
         raise StoreError(
             f"store {files.address}: it has no index; `embedder index build --store {files.address}` makes one"
         )
-    number = make_index(Making(files, current.embeddings, served_info(info, current), current.index, wishes, say))
+    number = make_index(IndexJob(files, current.embeddings, served_info(info, current), current.index, wishes, say))
     if number is None:
         raise StoreError(f"store {files.address}: no picture or video is in it; an index needs at least one")
     if number != current.index:
@@ -124,7 +126,7 @@ def keep_index(
     if previous is not None and may_update and current is not None and current.embeddings == embeddings_version:
         return previous
     info = info or served_info(read_store_info(files), current)
-    making = Making(files, embeddings_version, info, previous, wishes, say, ray_address, load_model=False)
+    making = IndexJob(files, embeddings_version, info, previous, wishes, say, ray_address, load_model=False)
     return make_index(making, may_update=may_update)
 
 

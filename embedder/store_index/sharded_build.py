@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Group:
+class ClusterGroup:
     """Neighbouring part files that become one part."""
 
     paths: tuple[str, ...]
@@ -61,19 +61,19 @@ def cluster_filler(
         yield ClusterFiller(files, rows, cluster().num_cpus, say)
 
 
-def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[Group]:
+def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[ClusterGroup]:
     """Which part files become one part, in their order: as many as hold that many rows, one at least; pure.
 
     Args:
         num_rows: part files, and how many rows of each are indexed.
         rows_per_part: about how many rows a part gets.
     """
-    groups: list[Group] = []
+    groups: list[ClusterGroup] = []
     for path, rows in num_rows:
         if groups and groups[-1].num_rows + rows <= rows_per_part:
-            groups[-1] = Group((*groups[-1].paths, path), groups[-1].num_rows + rows)
+            groups[-1] = ClusterGroup((*groups[-1].paths, path), groups[-1].num_rows + rows)
         else:
-            groups.append(Group((path,), rows))
+            groups.append(ClusterGroup((path,), rows))
     return groups
 
 
@@ -111,7 +111,7 @@ class ClusterFiller:
             progress.tell(done)
         return paths
 
-    def _parts(self, groups: Sequence[Group], template: bytes) -> Iterator[tuple[int, bytes]]:
+    def _parts(self, groups: Sequence[ClusterGroup], template: bytes) -> Iterator[tuple[int, bytes]]:
         """The parts with their numbers, as they are ready; no more wait than the cluster can work on soon."""
         import ray
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from embedder.training.batches import epoch_batches
-from embedder.training.example_cache import Feed
+from embedder.training.example_cache import ExampleCache
 from embedder.training.frozen_towers import feature_batches, run_towers
-from embedder.training.loop import Learner, Steps
-from embedder.training.setup import Prepared
-from embedder.training.validation import Retrieval, Validation
+from embedder.training.loop import Steps, TrainingBackend
+from embedder.training.setup import PreparedTraining
+from embedder.training.validation import Validation, ValidationRecall
 from embedder.training.worker_resources import allocate_workers
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.trainer import StepMetrics
 
 
 @dataclass(frozen=True)
-class Learning:
+class TrainingSetup:
     """What the loop drives.
 
     Attributes:
@@ -27,20 +27,20 @@ class Learning:
         device: where it happens, for the report.
     """
 
-    trainer: Learner
+    trainer: TrainingBackend
     steps: Steps
-    measure: Callable[[], Retrieval] | None
+    measure: Callable[[], ValidationRecall] | None
     device: str
 
 
 @contextmanager
 def learning(
-    prepared: Prepared,
-    feed: Feed,
+    prepared: PreparedTraining,
+    feed: ExampleCache,
     validation: Validation | None,
     should_stop: Callable[[], bool],
     say: Callable[[str], None],
-) -> Iterator[Learning]:
+) -> Iterator[TrainingSetup]:
     """Make ready what takes the steps, and end it with the block.
 
     Args:
@@ -60,10 +60,12 @@ def learning(
     else:
         trainer = prepared.trainer
         measure = None if validation is None else partial(validation.measure, trainer)
-        yield Learning(trainer, _own_steps(prepared, feed, should_stop, say), measure, str(trainer.device))
+        yield TrainingSetup(trainer, _own_steps(prepared, feed, should_stop, say), measure, str(trainer.device))
 
 
-def _own_steps(prepared: Prepared, feed: Feed, should_stop: Callable[[], bool], say: Callable[[str], None]) -> Steps:
+def _own_steps(
+    prepared: PreparedTraining, feed: ExampleCache, should_stop: Callable[[], bool], say: Callable[[str], None]
+) -> Steps:
     config, trainer, draw, tally = prepared.config, prepared.trainer, prepared.draw, prepared.standing.tally
     batches: Callable[..., Generator[tuple[int, TrainBatch | FeatureBatch | None], None, None]]
     if config.train.what == "projections":
@@ -82,14 +84,16 @@ def _own_steps(prepared: Prepared, feed: Feed, should_stop: Callable[[], bool], 
 
 
 @contextmanager
-def _together(prepared: Prepared, validation: Validation | None, say: Callable[[str], None]) -> Iterator[Learning]:
+def _together(
+    prepared: PreparedTraining, validation: Validation | None, say: Callable[[str], None]
+) -> Iterator[TrainingSetup]:
     from embedder.engine.ray_session import cluster
-    from embedder.training.train_worker import ReplicaSpec
+    from embedder.training.train_worker import TrainWorkerSpec
     from embedder.training.worker_group import team_of, team_steps
 
     config, trainer = prepared.config, prepared.trainer
     places = allocate_workers(config, cluster())
-    replica = ReplicaSpec(
+    replica = TrainWorkerSpec(
         model=trainer.config,
         settings=config.train,
         draw=prepared.draw,
@@ -103,4 +107,4 @@ def _together(prepared: Prepared, validation: Validation | None, say: Callable[[
             team.hold_out(validation)
         steps = team_steps(team, prepared.train, prepared.spec, prepared.draw, places, prepared.standing.tally)
         device = f"{places.num_workers} x {places.device}"
-        yield Learning(team, steps, None if validation is None else team.measure, device)
+        yield TrainingSetup(team, steps, None if validation is None else team.measure, device)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embedder.batch_schema import LEFT_OUT
-from embedder.training.example_cache import Feed
+from embedder.training.example_cache import ExampleCache
 from embedder.training.examples import Example
 from embedder.training.items import Items
 from embedder.training.sampler import drawn_captions, epoch_order, num_batches
@@ -21,7 +21,7 @@ Rejects = dict[str, tuple[str, str, str]]
 
 
 @dataclass
-class Tally:
+class ExampleCounts:
     """What became of the items so far."""
 
     num_items: int
@@ -37,7 +37,7 @@ class Tally:
         elif not example.is_pair:
             self.unpaired.add(example.item_id)
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "ExampleCounts") -> None:
         """Count what another tally, of some of the same items, has counted."""
         self.num_seen = min(self.num_items, self.num_seen + other.num_seen)
         self.rejects |= other.rejects
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draw:
+class SamplerConfig:
     """What decides an epoch's batches, beside the items."""
 
     batch_size: int
@@ -67,7 +67,7 @@ class Draw:
 
 
 def epoch_batches(
-    items: Items, feed: Feed, draw: Draw, tally: Tally, *, epoch: int, first: int = 0
+    items: Items, feed: ExampleCache, draw: SamplerConfig, tally: ExampleCounts, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, TrainBatch | None], None, None]:
     """Batches of one epoch with their numbers.
 
@@ -91,7 +91,7 @@ def epoch_batches(
             yield number, make_batch([pair for pair in group if pair.example.is_pair], draw, epoch)
 
 
-def numbered_pairs(items: Items, feed: Feed, tally: Tally) -> Generator[Pair, None, None]:
+def numbered_pairs(items: Items, feed: ExampleCache, tally: ExampleCounts) -> Generator[Pair, None, None]:
     """Items as examples with their numbers, in the items' order, each counted."""
     with closing(feed.examples(items)) as examples:
         for example, key, concept in zip(examples, items.keys.tolist(), items.concepts.tolist(), strict=True):
@@ -99,7 +99,7 @@ def numbered_pairs(items: Items, feed: Feed, tally: Tally) -> Generator[Pair, No
             yield Pair(example, key, concept)
 
 
-def make_batch(pairs: Sequence[Pair], draw: Draw, epoch: int) -> TrainBatch | None:
+def make_batch(pairs: Sequence[Pair], draw: SamplerConfig, epoch: int) -> TrainBatch | None:
     """Pictures, and the captions drawn for each."""
     if not pairs:
         return None

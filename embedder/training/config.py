@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from embedder.config import DecodeConfig, Engine, Section, SourceConfig, describe, load_as
+from embedder.config import ConfigSection, DecodeConfig, Engine, SourceConfig, describe, load_as
 from embedder.training.tokenizer import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.ranges import LayerRange
@@ -15,7 +15,7 @@ from shards.training.settings import TrainSettings
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
 
 
-class Architecture(Section):
+class Architecture(ConfigSection):
     """A model to start afresh: config.json of a model folder without what training finds out."""
 
     name: str = Field("trained", min_length=1)
@@ -40,7 +40,7 @@ class Architecture(Section):
         return ModelConfig(trained=False, **dict(self))
 
 
-class ValidationConfig(Section):
+class ValidationConfig(ConfigSection):
     """What is held out of training to measure retrieval on."""
 
     source: str | None = Field(None, description="name of the [[source]] that is held out whole")
@@ -49,7 +49,7 @@ class ValidationConfig(Section):
     max_items: int = Field(5000, ge=1, description="items measured on; held-out ones beyond them are left unused")
 
 
-class TrainConfig(Section):
+class TrainConfig(ConfigSection):
     """Everything one training run needs to know."""
 
     model: str | None = Field(None, description="model folder to start from: local, s3:// or hub id")

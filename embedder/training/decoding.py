@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from embedder.engine.block_size import FEW_ITEMS
-from embedder.engine.choose_engine import Choice
+from embedder.engine.choose_engine import EngineChoice
 from embedder.engine.local import ahead
 from embedder.engine.resources import decode_cpus
 from embedder.training.config import TrainConfig
@@ -18,25 +18,25 @@ from shards.planning.costs import STARTUP_S
 PICTURES_PER_CORE_S = 200.0
 
 
-def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: bool = True) -> Choice:
+def choose_feed(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: bool = True) -> EngineChoice:
     """Follow the configuration; for `auto`, take Ray where decoding outweighs its start. Pure."""
     if config.engine != "auto":
-        return Choice(config.engine, "as configured")
+        return EngineChoice(config.engine, "as configured")
     if config.num_workers > 1:
-        return Choice("ray", f"{config.num_workers} training workers")
+        return EngineChoice("ray", f"{config.num_workers} training workers")
     if config.ray_address is not None:
-        return Choice("ray", f"a cluster was given: {config.ray_address}")
+        return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
     if not has_ray:
-        return Choice("local", "Ray is not installed")
+        return EngineChoice("local", "Ray is not installed")
     decode_s = num_items / (PICTURES_PER_CORE_S * num_cpus)
     work = f"{num_items:,} pictures are about {decode_s:.0f} s of decoding"
     if decode_s < STARTUP_S:
-        return Choice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
-    return Choice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")
+        return EngineChoice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
+    return EngineChoice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")
 
 
 @contextmanager
-def decoding(config: TrainConfig, spec: ExampleSpec, choice: Choice) -> Iterator[Decode]:
+def decoding(config: TrainConfig, spec: ExampleSpec, choice: EngineChoice) -> Iterator[Decode]:
     """Make an engine ready to decode."""
     num_items = FEW_ITEMS if config.decode.items_per_task == "auto" else config.decode.items_per_task
     if choice.engine == "local":

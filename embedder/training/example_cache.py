@@ -14,7 +14,7 @@ Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]
 
 
 @dataclass
-class Feed:
+class ExampleCache:
     """Gives items as examples, in the order asked for.
 
     Decoded examples stay in memory as long as `cache_bytes` hold them, so that a small set is decoded once; with a

@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-from embedder.training.batches import Draw, Pair, Tally, numbered_pairs
-from embedder.training.example_cache import Feed
+from embedder.training.batches import ExampleCounts, Pair, SamplerConfig, numbered_pairs
+from embedder.training.example_cache import ExampleCache
 from embedder.training.items import Items
 from embedder.training.sampler import Keys, drawn_captions, epoch_order, num_batches
 from shards.training.batch import FeatureBatch, TrainBatch
@@ -33,7 +33,12 @@ class Features:
 
 
 def run_towers(
-    items: Items, feed: Feed, trainer: Trainer, batch_size: int, tally: Tally, should_stop: Callable[[], bool]
+    items: Items,
+    feed: ExampleCache,
+    trainer: Trainer,
+    batch_size: int,
+    tally: ExampleCounts,
+    should_stop: Callable[[], bool],
 ) -> Features:
     """Encode every picture and every caption once, without augmentation; fewer of them when asked to stop."""
     places = np.full(len(items), -1, np.int64)
@@ -71,7 +76,7 @@ def _all_captions(pairs: Sequence[Pair]) -> TrainBatch:
 
 
 def feature_batches(
-    items: Items, features: Features, draw: Draw, *, epoch: int, first: int = 0
+    items: Items, features: Features, draw: SamplerConfig, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, FeatureBatch | None], None, None]:
     """The batches of `epoch_batches`, of tower outputs instead of pixels and token ids."""
     order = epoch_order(items.keys, draw.seed, epoch)
@@ -80,7 +85,9 @@ def feature_batches(
         yield number, _feature_batch(items, features, positions[features.places[positions] >= 0], draw, epoch)
 
 
-def _feature_batch(items: Items, features: Features, positions: Keys, draw: Draw, epoch: int) -> FeatureBatch | None:
+def _feature_batch(
+    items: Items, features: Features, positions: Keys, draw: SamplerConfig, epoch: int
+) -> FeatureBatch | None:
     if not len(positions):
         return None
     captions: list[int] = []

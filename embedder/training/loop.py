@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from embedder.errors import RunFailed, SourceError
-from embedder.training.batches import Tally
+from embedder.errors import RunFailedError, SourceError
+from embedder.training.batches import ExampleCounts
 from embedder.training.config import TrainConfig
 from embedder.training.curves import draw_curves
 from embedder.training.outputs import Outputs
-from embedder.training.progress import Standing, to_plain
+from embedder.training.progress import TrainProgress, to_plain
 from embedder.training.sampler import num_batches
-from embedder.training.validation import Retrieval
+from embedder.training.validation import ValidationRecall
 from shards.training.checkpoint import save_checkpoint
 from shards.training.trainer import StepMetrics
 
@@ -26,7 +26,7 @@ Steps = Callable[[int, int], Generator[tuple[int, StepMetrics | None], None, Non
 what its step did; None where none of its items can be trained on."""
 
 
-class Learner(Protocol):
+class TrainingBackend(Protocol):
     """A trainer, or several that are one."""
 
     num_steps_done: int
@@ -45,7 +45,7 @@ class OnStep(Protocol):
         """Be told after each step."""
 
 
-class Watcher(Protocol):
+class TrainingListener(Protocol):
     """Whoever wants to see the run."""
 
     def say(self, message: str) -> None:
@@ -55,7 +55,7 @@ class Watcher(Protocol):
         """Show progress over so many steps while the block runs; yields what to tell each step."""
 
 
-class Stop:
+class TrainingStop:
     """Asked to by a signal."""
 
     def __init__(self) -> None:
@@ -71,16 +71,16 @@ class Loop:
     """One run of the loop; `standing` and the trainer may come from a checkpoint."""
 
     config: TrainConfig
-    trainer: Learner
+    trainer: TrainingBackend
     steps: Steps
     num_items: int
-    measure: Callable[[], Retrieval] | None
+    measure: Callable[[], ValidationRecall] | None
     outputs: Outputs
-    standing: Standing
+    standing: TrainProgress
     identity: dict[str, object]
     on_step: OnStep
     say: Callable[[str], None]
-    stop: Stop
+    stop: TrainingStop
     _began_s: float = field(init=False, default=0.0)
     _saved_s: float = field(init=False, default=0.0)
     _drawn_s: float = field(init=False, default=0.0)
@@ -101,7 +101,7 @@ class Loop:
             self._check_rejects()
         self._finish()
         if self.stop.requested and not self._is_done():
-            raise RunFailed(
+            raise RunFailedError(
                 f"stopped on request after step {self.trainer.num_steps_done:,} of {self.config.train.num_steps:,}; "
                 f"models are in {self.outputs.root}, and the same command with --resume goes on"
             )
@@ -179,7 +179,7 @@ class Loop:
         self._write_rejects(self.standing.tally)
         self._saved_s = time.monotonic()
 
-    def _write_rejects(self, tally: Tally) -> None:
+    def _write_rejects(self, tally: ExampleCounts) -> None:
         names = ("item_id", "step", "error_type", "error")
         rows = (dict(zip(names, (item_id, *tally.rejects[item_id]), strict=True)) for item_id in sorted(tally.rejects))
         self.outputs.write_lines(self.outputs.rejects, rows)
@@ -188,7 +188,7 @@ class Loop:
         tally, limit = self.standing.tally, self.config.max_reject_fraction
         if tally.reject_fraction > limit:
             self._save()
-            raise RunFailed(
+            raise RunFailedError(
                 f"{len(tally.rejects):,} of {tally.num_seen:,} items were rejected, more than max_reject_fraction = "
                 f"{limit:g} allows; see the reasons in {self.outputs.rejects}, then mend the files, or allow more with "
                 "--set max_reject_fraction=... --resume"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embedder.errors import ConfigError
-from embedder.training.batches import Tally
+from embedder.training.batches import ExampleCounts
 from embedder.training.config import TrainConfig
 from embedder.training.items import Items
 
@@ -32,7 +32,7 @@ FREE_KEYS = {
 
 
 @dataclass
-class Standing:
+class TrainProgress:
     """Position in the data, what was counted, and the best model so far."""
 
     epoch: int = 0
@@ -40,21 +40,23 @@ class Standing:
     elapsed_s: float = 0.0
     best: dict[str, Any] | None = None
     latest: dict[str, Any] | None = None
-    tally: Tally = field(default_factory=lambda: Tally(0))
+    tally: ExampleCounts = field(default_factory=lambda: ExampleCounts(0))
 
 
-def to_plain(standing: Standing) -> dict[str, Any]:
+def to_plain(standing: TrainProgress) -> dict[str, Any]:
     """The standing as values that a checkpoint holds."""
     values = {**vars(standing), "tally": {**asdict(standing.tally), "unpaired": sorted(standing.tally.unpaired)}}
     return {"json": json.dumps(values)}
 
 
-def from_plain(values: dict[str, Any]) -> Standing:
+def from_plain(values: dict[str, Any]) -> TrainProgress:
     """The standing that a checkpoint holds."""
     tree = json.loads(values["json"])
     tally = tree.pop("tally")
     rejects = {item_id: tuple(problem) for item_id, problem in tally["rejects"].items()}
-    return Standing(**tree, tally=Tally(**{**tally, "rejects": rejects, "unpaired": set(tally["unpaired"])}))
+    return TrainProgress(
+        **tree, tally=ExampleCounts(**{**tally, "rejects": rejects, "unpaired": set(tally["unpaired"])})
+    )
 
 
 def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from embedder.training.batches import Draw, Pair, Tally
+from embedder.training.batches import ExampleCounts, Pair, SamplerConfig
 from embedder.training.examples import ExampleSpec, decode_examples, examples_of
 from embedder.training.items import Items
 from embedder.training.sampler import epoch_order, num_batches
@@ -20,7 +20,7 @@ NUMBERS = ("key", "concept", "epoch", "batch", "share")
 
 
 def cut_shares(
-    items: Items, draw: Draw, num_workers: int, epoch: int, first: int, num_epochs: int
+    items: Items, draw: SamplerConfig, num_workers: int, epoch: int, first: int, num_epochs: int
 ) -> Iterator[pa.Table]:
     """Blocks of listed items with their NUMBERS, batch after batch, worker after worker.
 
@@ -63,7 +63,7 @@ def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
     return examples
 
 
-def take_share(table: pa.Table, place: tuple[int, int, int], image_size: int, tally: Tally) -> list[Pair]:
+def take_share(table: pa.Table, place: tuple[int, int, int], image_size: int, tally: ExampleCounts) -> list[Pair]:
     """The pairs of a decoded block that can be trained on.
 
     Args:

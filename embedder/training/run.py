@@ -21,16 +21,16 @@ from embedder.errors import ConfigError, SourceError
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.training.backends import learning
-from embedder.training.batches import Tally, numbered_pairs
+from embedder.training.batches import ExampleCounts, numbered_pairs
 from embedder.training.config import TrainConfig
 from embedder.training.decoding import choose_feed, decoding
-from embedder.training.example_cache import Decode, Feed
+from embedder.training.example_cache import Decode, ExampleCache
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
 from embedder.training.items import Items, list_items, split_items
-from embedder.training.loop import Loop, Stop, Watcher, epochs_of
+from embedder.training.loop import Loop, TrainingListener, TrainingStop, epochs_of
 from embedder.training.outputs import Outputs
-from embedder.training.progress import Standing, check_identity, from_plain, identity_of
-from embedder.training.setup import Prepared
+from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of
+from embedder.training.setup import PreparedTraining
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.validation import Validation
 from embedder.training.worker_resources import allocate_workers
@@ -76,7 +76,7 @@ class TrainReport(BaseModel):
     """Inside the loop, sessions before a resumption included."""
 
 
-def train(config: TrainConfig, watcher: Watcher, *, resume: bool = False) -> TrainReport:
+def train(config: TrainConfig, watcher: TrainingListener, *, resume: bool = False) -> TrainReport:
     """Train a model.
 
     Args:
@@ -116,19 +116,21 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
         raise ConfigError(f"out {outputs.root}: a run is there already; go on with --resume, or name another folder")
 
 
-def _prepare(config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool) -> Prepared:
+def _prepare(
+    config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool
+) -> PreparedTraining:
     choice = choose_feed(config, len(train_items), hardware.num_cpus(), has_ray=find_spec("ray") is not None)
     _check_workers(config, len(train_items))
     trainer, spec = _trainer(config, outputs, train_items)
     identity = identity_of(config, train_items, held_out)
-    standing = Standing(tally=Tally(len(train_items) + len(held_out)))
+    standing = TrainProgress(tally=ExampleCounts(len(train_items) + len(held_out)))
     if resume:
         state = load_checkpoint(outputs.checkpoint)
         check_identity(state["identity"], identity, str(outputs.checkpoint))
         trainer.load_state_dict(state["trainer"])
         standing = from_plain(state["standing"])
     outputs.rewind_metrics(trainer.num_steps_done)
-    return Prepared(config, outputs, train_items, held_out, trainer, spec, standing, identity, choice)
+    return PreparedTraining(config, outputs, train_items, held_out, trainer, spec, standing, identity, choice)
 
 
 def _check_workers(config: TrainConfig, num_items: int) -> None:
@@ -245,15 +247,15 @@ def _texts_of(row: dict[str, Any], config: TrainConfig, fetcher: Fetcher) -> Ite
         yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
 
 
-def _run(prepared: Prepared, watcher: Watcher) -> tuple[Feed, str]:
+def _run(prepared: PreparedTraining, watcher: TrainingListener) -> tuple[ExampleCache, str]:
     """Train; the feed, and the device that did it."""
     config, trainer, standing = prepared.config, prepared.trainer, prepared.standing
     image_size = trainer.config.preprocess.image_size
     with decoding(config, prepared.spec, prepared.choice) as decode:
         validation = _validation(prepared.held_out, decode, image_size, standing.tally, watcher)
-        feed = Feed(decode, image_size, config.cache_bytes)
+        feed = ExampleCache(decode, image_size, config.cache_bytes)
         with (
-            stop_on_signals((stop := Stop()).request_stop, watcher.say),
+            stop_on_signals((stop := TrainingStop()).request_stop, watcher.say),
             watcher.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
             learning(prepared, feed, validation, lambda: stop.requested, watcher.say) as learned,
         ):
@@ -275,9 +277,11 @@ def _run(prepared: Prepared, watcher: Watcher) -> tuple[Feed, str]:
     return feed, learned.device
 
 
-def _validation(held_out: Items, decode: Decode, image_size: int, tally: Tally, watcher: Watcher) -> Validation | None:
+def _validation(
+    held_out: Items, decode: Decode, image_size: int, tally: ExampleCounts, watcher: TrainingListener
+) -> Validation | None:
     """Decode the held-out items, once; None where there are none that are whole."""
-    feed = Feed(decode, image_size, cache_bytes=0)
+    feed = ExampleCache(decode, image_size, cache_bytes=0)
     with closing(numbered_pairs(held_out, feed, tally)) as pairs:
         whole = [pair for pair in pairs if pair.example.is_pair]
     if not whole:
@@ -286,13 +290,13 @@ def _validation(held_out: Items, decode: Decode, image_size: int, tally: Tally, 
     return Validation(whole)
 
 
-def _export_delta(prepared: Prepared) -> None:
+def _export_delta(prepared: PreparedTraining) -> None:
     if prepared.config.train.what == "layers":
         shutil.rmtree(prepared.outputs.delta, ignore_errors=True)
         prepared.trainer.export_delta(prepared.outputs.delta, prepared.outputs.root.name)
 
 
-def _report(prepared: Prepared, feed: Feed, device: str, wall_s: float) -> TrainReport:
+def _report(prepared: PreparedTraining, feed: ExampleCache, device: str, wall_s: float) -> TrainReport:
     config, outputs, standing = prepared.config, prepared.outputs, prepared.standing
     return TrainReport(
         model=str(outputs.model),

@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
-from embedder.engine.choose_engine import Choice
-from embedder.training.batches import Draw
+from embedder.engine.choose_engine import EngineChoice
+from embedder.training.batches import SamplerConfig
 from embedder.training.config import TrainConfig
 from embedder.training.examples import ExampleSpec
 from embedder.training.items import Items
 from embedder.training.outputs import Outputs
-from embedder.training.progress import Standing
+from embedder.training.progress import TrainProgress
 from shards.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTraining:
     """What the run works on and with.
 
     Attributes:
@@ -27,11 +27,11 @@ class Prepared:
     held_out: Items
     trainer: Trainer
     spec: ExampleSpec
-    standing: Standing
+    standing: TrainProgress
     identity: dict[str, Any]
-    choice: Choice
+    choice: EngineChoice
 
     @property
-    def draw(self) -> Draw:
+    def draw(self) -> SamplerConfig:
         """What decides the batches."""
-        return Draw(self.config.batch_size, self.config.captions_per_picture, self.config.train.seed)
+        return SamplerConfig(self.config.batch_size, self.config.captions_per_picture, self.config.train.seed)

@@ -16,12 +16,12 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, and not in the list of exports
 
-from embedder.training.batches import Draw, Pair, Tally, make_batch
+from embedder.training.batches import ExampleCounts, Pair, SamplerConfig, make_batch
 from embedder.training.rank_batches import take_share
-from embedder.training.validation import Retrieval, Validation
+from embedder.training.validation import Validation, ValidationRecall
 from shards.config import ModelConfig
 from shards.training.batch import TrainBatch
-from shards.training.group import Group
+from shards.training.group import ProcessGroup
 from shards.training.settings import TrainSettings
 from shards.training.trainer import StepMetrics, Trainer
 
@@ -31,7 +31,7 @@ THIS_MACHINE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class ReplicaSpec:
+class TrainWorkerSpec:
     """What a worker is told before it starts; equal for all of them.
 
     Attributes:
@@ -45,16 +45,16 @@ class ReplicaSpec:
 
     model: ModelConfig
     settings: TrainSettings
-    draw: Draw
+    draw: SamplerConfig
     device: str
     num_threads: int
     timeout_s: float
 
 
-class Replica:
+class TrainWorker:
     """A worker; its methods are called in the same order on all of them."""
 
-    def __init__(self, rank: int, size: int, spec: ReplicaSpec) -> None:
+    def __init__(self, rank: int, size: int, spec: TrainWorkerSpec) -> None:
         self.rank, self.size, self.spec = rank, size, spec
         torch.set_num_threads(spec.num_threads)
 
@@ -89,7 +89,7 @@ class Replica:
         distributed.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.size, timeout=self._timeout
         )
-        self._group = Group()
+        self._group = ProcessGroup()
         self.trainer = Trainer(self.spec.model, self.spec.settings, device=self.spec.device, group=self._group)
         self.trainer.load_state_dict(unpacked(state))
 
@@ -103,12 +103,12 @@ class Replica:
             share.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
         )
 
-    def step(self, epoch: int, batch: int) -> tuple[StepMetrics | None, Tally]:
+    def step(self, epoch: int, batch: int) -> tuple[StepMetrics | None, ExampleCounts]:
         """Learn from this worker's share of a batch; no metrics where nobody's share has a pair."""
         block = next(self._blocks, None)
         if block is None:
             raise RuntimeError(f"the stream ended before batch {batch} of epoch {epoch}")
-        tally = Tally(num_items=block.num_rows)
+        tally = ExampleCounts(num_items=block.num_rows)
         pairs = take_share(block, (epoch, batch, self.rank), self.spec.model.preprocess.image_size, tally)
         if not self._group.total(len(pairs), self.trainer.device):
             return None, tally
@@ -125,7 +125,7 @@ class Replica:
         """Keep what is measured on."""
         self._validation = validation
 
-    def measure(self) -> Retrieval:
+    def measure(self) -> ValidationRecall:
         """R@k on it."""
         return self._validation.measure(self.trainer)
 

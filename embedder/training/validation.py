@@ -1,4 +1,4 @@
-"""Retrieval on held-out items: their captions as queries, their pictures as what is to be found."""
+"""ValidationRecall on held-out items: their captions as queries, their pictures as what is to be found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ROWS = 256  # that the towers take at a time
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class ValidationRecall:
     """R@k, text to picture."""
 
     r_at_1: float
@@ -44,14 +44,14 @@ class Validation:
         )
         self._features: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def measure(self, trainer: Trainer) -> Retrieval:
+    def measure(self, trainer: Trainer) -> ValidationRecall:
         """R@k with the averaged weights, which are what is exported."""
         images, captions = (
             self._projected(trainer) if trainer.settings.what == "projections" else self._encoded(trainer)
         )
         queries, pictures = _numbers(self.batch.caption_concepts), _numbers(self.batch.image_concepts)
         found = retrieval_at(captions.numpy(), queries, images.numpy(), pictures)
-        return Retrieval(found[1], found[5], found[10], len(queries), len(pictures))
+        return ValidationRecall(found[1], found[5], found[10], len(queries), len(pictures))
 
     def _encoded(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
         captions = trainer.encode_captions(self.batch.token_ids, self.batch.token_lengths)

@@ -19,16 +19,16 @@ import ray
 from ray.data import Dataset
 from ray.exceptions import RayError, RayTaskError
 
-from embedder.errors import RunFailed
-from embedder.training.batches import Draw, Tally
+from embedder.errors import RunFailedError
+from embedder.training.batches import ExampleCounts, SamplerConfig
 from embedder.training.examples import ExampleSpec
 from embedder.training.items import Items
 from embedder.training.rank_batches import cut_shares
 from embedder.training.sampler import num_batches
 from embedder.training.stream import share_stream
-from embedder.training.train_worker import START_TIMEOUT_S, THIS_MACHINE, Replica, ReplicaSpec, packed, unpacked
-from embedder.training.validation import Retrieval, Validation
-from embedder.training.worker_resources import Places
+from embedder.training.train_worker import START_TIMEOUT_S, THIS_MACHINE, TrainWorker, TrainWorkerSpec, packed, unpacked
+from embedder.training.validation import Validation, ValidationRecall
+from embedder.training.worker_resources import WorkerResources
 from shards.training.trainer import StepMetrics, Trainer
 
 GRACE_S = 10.0  # in which a worker's death is told after those who waited for it have failed
@@ -37,7 +37,7 @@ BLOCKS_PER_STREAM = 256
 
 
 @contextmanager
-def team_of(places: Places, replica: ReplicaSpec, trainer: Trainer) -> Iterator["Team"]:
+def team_of(places: WorkerResources, replica: TrainWorkerSpec, trainer: Trainer) -> Iterator["WorkerGroup"]:
     """Start workers that go on from a trainer's state, and end them with the block.
 
     Args:
@@ -48,10 +48,10 @@ def team_of(places: Places, replica: ReplicaSpec, trainer: Trainer) -> Iterator[
     Raises:
         RunFailed: they don't start.
     """
-    actor = ray.remote(Replica).options(num_cpus=places.num_cpus, num_gpus=places.num_gpus, max_restarts=0)
+    actor = ray.remote(TrainWorker).options(num_cpus=places.num_cpus, num_gpus=places.num_gpus, max_restarts=0)
     workers = [actor.remote(rank, places.num_workers, replica) for rank in range(places.num_workers)]
     try:
-        team = Team(workers, trainer, replica.timeout_s + START_TIMEOUT_S)
+        team = WorkerGroup(workers, trainer, replica.timeout_s + START_TIMEOUT_S)
         team.meet()
         yield team
     finally:
@@ -60,11 +60,11 @@ def team_of(places: Places, replica: ReplicaSpec, trainer: Trainer) -> Iterator[
 
 
 @dataclass
-class Team:
+class WorkerGroup:
     """Workers in lock-step; to the loop they are one trainer.
 
     Attributes:
-        workers: actors of `Replica`, by rank.
+        workers: actors of `TrainWorker`, by rank.
         trainer: takes over their state where a file is to be written.
         timeout_s: of one step.
         num_steps_done: by the workers.
@@ -92,13 +92,13 @@ class Team:
         """Keep what is measured on; the first worker does it for all."""
         self._ask(self.workers[:1], "hold_out", validation)
 
-    def measure(self) -> Retrieval:
+    def measure(self) -> ValidationRecall:
         """R@k with the averaged weights."""
-        found: Retrieval
+        found: ValidationRecall
         (found,) = self._ask(self.workers[:1], "measure")
         return found
 
-    def step(self, epoch: int, batch: int, tally: Tally) -> StepMetrics | None:
+    def step(self, epoch: int, batch: int, tally: ExampleCounts) -> StepMetrics | None:
         """Learn from the next batch of the stream; None where none of its items can be trained on.
 
         Raises:
@@ -145,7 +145,7 @@ class Team:
             while waiting:
                 done, waiting = ray.wait(waiting, timeout=timeout_s)
                 if not done:
-                    raise RunFailed(
+                    raise RunFailedError(
                         f"{len(waiting)} of {len(self.workers)} training workers gave no answer for {timeout_s:g} s "
                         f"after step {self.num_steps_done:,}: the cluster lacks CPUs or GPUs for them, or decoding is "
                         "stuck; the last checkpoint is whole, and the same command with --resume goes on (slow items "
@@ -174,16 +174,21 @@ class Team:
             except RayError as error:
                 raise self._died(error) from None
 
-    def _died(self, error: RayError) -> RunFailed:
+    def _died(self, error: RayError) -> RunFailedError:
         reason = " ".join(str(error).split())[:200]
-        return RunFailed(
+        return RunFailedError(
             f"one of {len(self.workers)} training workers died after step {self.num_steps_done:,} ({reason}); the last "
             "checkpoint is whole, and the same command with --resume goes on, also with fewer num_workers"
         )
 
 
 def team_steps(
-    team: Team, items: Items, spec: ExampleSpec, draw: Draw, places: Places, tally: Tally
+    team: WorkerGroup,
+    items: Items,
+    spec: ExampleSpec,
+    draw: SamplerConfig,
+    places: WorkerResources,
+    tally: ExampleCounts,
 ) -> Callable[[int, int], Generator[tuple[int, StepMetrics | None], None, None]]:
     """The steps of an epoch from one batch on, as the loop takes them; epochs must follow one another.
 

@@ -8,7 +8,7 @@ from embedder.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
-class Places:
+class WorkerResources:
     """The requests of the workers and of one decode task.
 
     Workers start first and hold what they asked for, so a CPU must be left to decode with, or the run waits for ever.
@@ -27,7 +27,7 @@ class Places:
         return "cuda" if self.num_gpus > 0 else "cpu"
 
 
-def allocate_workers(config: TrainConfig, available: Available) -> Places:
+def allocate_workers(config: TrainConfig, available: Available) -> WorkerResources:
     """Share out the CPUs and GPUs, and refuse what could not run.
 
     Raises:
@@ -47,4 +47,4 @@ def allocate_workers(config: TrainConfig, available: Available) -> Places:
             "workers would wait for ever; lower decode.num_cpus"
         )
     num_threads = config.num_threads or max(1, int(share))
-    return Places(num_workers, min(num_threads, share), 1.0 if is_on_gpus else 0.0, num_threads, decode)
+    return WorkerResources(num_workers, min(num_threads, share), 1.0 if is_on_gpus else 0.0, num_threads, decode)

@@ -45,7 +45,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VectorComparison:
     """One side against one reference.
 
     Attributes:
@@ -76,18 +76,18 @@ class Comparison:
         )
 
 
-def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> Comparison:
+def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> VectorComparison:
     """Compare vectors row by row; values that are no numbers are infinitely far apart."""
     if not np.array_equal(found.present, expected.present):
-        return Comparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)
+        return VectorComparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)
     if not len(found.values):
-        return Comparison(side, reference, 0, 0, 0.0, 1.0, limit, passed=None)
+        return VectorComparison(side, reference, 0, 0, 0.0, 1.0, limit, passed=None)
     differences = np.nan_to_num(np.abs(found.values - expected.values), nan=np.inf)
     furthest, least = float(differences.max()), float(cosines(found.values, expected.values).min())
     is_near = limit.max_difference is None or furthest <= limit.max_difference
     is_parallel = limit.min_cosine is None or least >= limit.min_cosine
     num_equal = int((found.values == expected.values).all(axis=1).sum())
-    return Comparison(
+    return VectorComparison(
         side, reference, len(found.values), num_equal, furthest, least, limit, passed=is_near and is_parallel
     )
 

@@ -27,14 +27,14 @@ from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import unpack_vectors
-from embedder.verification.compare import Comparison, Limit, Vectors, compare, cosines
+from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
 from shards.costs import Dtype, weight_bytes
 from shards.plan import ShardPlan, ShardSpec
 from shards.ranges import whole_model
 from shards.training.metrics import retrieval_at
 
 if TYPE_CHECKING:
-    from shards.int8_benefit import Gain
+    from shards.int8_benefit import Int8Benefit
 
 LIMITS = {
     "float32": Limit(max_difference=1e-6),
@@ -97,9 +97,9 @@ class Verification:
     num_rows: int
     num_rejected: int
     num_pairs: int
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[VectorComparison, ...]
     precisions: tuple[Precision, ...] = ()
-    gain: "Gain | None" = None
+    gain: "Int8Benefit | None" = None
 
     @property
     def failures(self) -> list[str]:
@@ -253,7 +253,7 @@ def _row_s(tables: Sequence[pa.Table]) -> float:
     return float(stages_s / sum(table.num_rows for table in tables))
 
 
-def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) -> list[Comparison]:
+def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) -> list[VectorComparison]:
     return [compare(side, found[side], reference, expected[side], limit) for side in SIDES]
 
 

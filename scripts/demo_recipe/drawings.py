@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 from shards.training.batch import item_key
 
 STYLES = ("twemoji", "openmoji", "fluent-flat", "fluent-modern")
@@ -71,10 +71,10 @@ def read_drawings(data: Path, styles: tuple[str, ...], concepts: Concepts, image
 
 
 def _decode(data: Path, styles: tuple[str, ...], concepts: Concepts, image_size: int, cache: Path) -> None:
-    fit = PictureFit(image_size, resize="squash", interpolation="bicubic", reduced_decode=True)
+    fit = ResizeSpec(image_size, resize="squash", interpolation="bicubic", reduced_decode=True)
     places = {hexcode: place for place, hexcode in enumerate(concepts.hexcodes)}
     pixels, found, keys = [], [], []
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         for style in styles:
             for row in pq.read_table(data / f"{style}.parquet", columns=["item_id", "hexcode", "image"]).to_pylist():
                 if row["hexcode"] in places:

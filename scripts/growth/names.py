@@ -13,7 +13,7 @@ import pyarrow as pa
 from embedder.batch_schema import DECODED, VECTOR
 from embedder.config import RunConfig, load_config
 from embedder.ingest.inputs import open_inputs
-from embedder.store.part_writer import Stamp, write_part
+from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import publish
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store
@@ -51,7 +51,7 @@ def publish_names(config: RunConfig) -> None:
     bind_store(inputs.files, inputs.info)
     run = start_run(inputs.files, inputs.info, pa.schema([]))
     of_model, of_preprocessing = inputs.info.model_fingerprint, inputs.info.preprocess_fingerprint
-    stamp = Stamp(run.run_id, run.session, of_model, of_preprocessing, pa.schema([]))
+    stamp = RunMetadata(run.run_id, run.session, of_model, of_preprocessing, pa.schema([]))
     for task, start in enumerate(range(0, inputs.listing.num_rows, config.rows_per_part)):
         write_part(inputs.files, stamp, task, as_embedded(inputs.listing.slice(start, config.rows_per_part)))
     publish(run, stamp, lambda version: None)

@@ -14,7 +14,7 @@ from peak_rss import peak_rss_bytes
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
+from embedder.media.resize import ResizeSpec
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.item_decoder import DecodeSpec
@@ -88,7 +88,7 @@ class Trials:
 
 def _serve(connection: Connection) -> None:
     spec = DecodeSpec(
-        fit=PictureFit(image_size=64, resize="crop", interpolation="bicubic", reduced_decode=True),
+        fit=ResizeSpec(image_size=64, resize="crop", interpolation="bicubic", reduced_decode=True),
         limits=DecodeLimits(timeout_s=TIMEOUT_S, video_timeout_s=VIDEO_TIMEOUT_S, memory_bytes=MEMORY_BYTES),
         tokenizer_json=(MODEL / "tokenizer.json").read_text(encoding="utf-8"),
         max_caption_tokens=32,

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shards.planning.dual_prices import Offer
+from shards.planning.dual_prices import DualSolution
 from shards.planning.grid import Flags, Grid, row_blocks
 from shards.planning.label_setting import Steps
 from shards.planning.resources import TIE, Floats, Ints, Resources, Stages
@@ -51,14 +51,14 @@ class GridAt:
         """For each pool: (V, T) what a stage costs."""
         return [sum(prices[resource] * part for resource, part in parts.items()) for parts in self.parts]
 
-    def offer(self, prices: Floats) -> Offer:
+    def offer(self, prices: Floats) -> DualSolution:
         """The cheapest path at these prices."""
         by_pool = self.stage_prices(prices)
         price = np.minimum.reduce(by_pool)
         to_go = self._to_go(price)
         bound = float(to_go[-1][0, 0])
         if not np.isfinite(bound):
-            return Offer(prices, np.empty(0, dtype=np.int64), bound, np.full(len(prices), np.inf))
+            return DualSolution(prices, np.empty(0, dtype=np.int64), bound, np.full(len(prices), np.inf))
         used, cut = np.zeros(len(prices)), (0, 0)
         for behind in reversed(to_go[:-1]):
             row, column = self._first_step(price, behind, cut)
@@ -66,7 +66,7 @@ class GridAt:
             for resource, part in self.parts[pool].items():
                 used[resource] += part[row, column]
             cut = int(self.grid.vision.stops[row]), int(self.grid.text.stops[column])
-        return Offer(prices, np.empty(0, dtype=np.int64), bound, used)
+        return DualSolution(prices, np.empty(0, dtype=np.int64), bound, used)
 
     def open_steps(self, prices: Floats) -> Steps:
         """The stages that lie on a path which costs no more than all there is; the others may be forgotten."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from shards.costs import weight_bytes
 from shards.planning.planner import specs_between
-from shards.planning.problem import Problem, StageLoad
+from shards.planning.problem import PlacementProblem, StageLoad
 from shards.planning.resources import Resources, Stages, smallest_part
 from shards.planning.search import TRICKLE, best_placement
 from shards.ranges import ShardSpec
@@ -18,7 +18,7 @@ AS_GOOD = 0.02
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanComparison:
     """Items a second of the planned cut and of equal parts of each tower; 0 where equal parts don't fit."""
 
     planned: float
@@ -36,14 +36,14 @@ class Comparison:
         return f"each tower in equal parts: {self.equal_parts:.4g} items/s; {verdict}"
 
 
-def equal_parts(problem: Problem, num_stages: int) -> list[ShardSpec]:
+def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
     """Each tower cut into as many parts as there are stages, as equal as whole layers allow."""
     depths = problem.depths
     cuts = [(round(depths[0] * n / num_stages), round(depths[1] * n / num_stages)) for n in range(num_stages + 1)]
     return specs_between(cuts)
 
 
-def compare_with_equal_parts(problem: Problem, num_stages: int) -> Comparison:
+def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> PlanComparison:
     """Both on the same devices, each placed as well as it can be.
 
     Raises:
@@ -52,10 +52,10 @@ def compare_with_equal_parts(problem: Problem, num_stages: int) -> Comparison:
     placement = best_placement(problem, num_stages)
     if placement is None:
         raise ValueError("no cut fits; plan first")
-    return Comparison(placement.items_per_s, best_rate_of_cut(problem, equal_parts(problem, num_stages)))
+    return PlanComparison(placement.items_per_s, best_rate_of_cut(problem, equal_parts(problem, num_stages)))
 
 
-def best_rate_of_cut(problem: Problem, specs: Sequence[ShardSpec]) -> float:
+def best_rate_of_cut(problem: PlacementProblem, specs: Sequence[ShardSpec]) -> float:
     """The most items a second of a cut that is given, over all ways to put its stages on the pools; 0 if none fits."""
     options = [
         [(pool, problem.load(problem.pools[pool], spec)) for pool in _pools_for(problem, spec)] for spec in specs
@@ -63,7 +63,7 @@ def best_rate_of_cut(problem: Problem, specs: Sequence[ShardSpec]) -> float:
     return max((_rate(problem, choice) for choice in product(*options)), default=0.0)
 
 
-def _pools_for(problem: Problem, spec: ShardSpec) -> list[int]:
+def _pools_for(problem: PlacementProblem, spec: ShardSpec) -> list[int]:
     """Where one replica fits."""
     weights_cap = problem.weights_cap_bytes
     if weights_cap is not None and weight_bytes(problem.config, spec, problem.dtype) > weights_cap:
@@ -72,7 +72,7 @@ def _pools_for(problem: Problem, spec: ShardSpec) -> list[int]:
     return [index for index, pool in pools if problem.load(pool, spec).memory_bytes <= problem.replica_cap_bytes(pool)]
 
 
-def _rate(problem: Problem, choice: Sequence[tuple[int, StageLoad]]) -> float:
+def _rate(problem: PlacementProblem, choice: Sequence[tuple[int, StageLoad]]) -> float:
     """Items a second of stages on chosen pools; 0 where they don't fit there together."""
     pools = [problem.pools[index] for index, _ in choice]
     memory = np.array([float(load.memory_bytes) for _, load in choice])

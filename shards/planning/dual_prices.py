@@ -19,7 +19,7 @@ CLOSE = 1e-3  # a bound so near to 1 is as good as any
 
 
 @dataclass(frozen=True)
-class Offer:
+class DualSolution:
     """Prices, the cheapest path at them, what it costs and what it uses; no path costs infinitely much.
 
     Attributes:
@@ -45,7 +45,9 @@ class Offer:
         return self.bound > 1 + TIE
 
 
-def best_offer(offer_at: Callable[[Floats], Offer], prices: Floats, num_rounds: int, *, settled: bool) -> Offer:
+def best_offer(
+    offer_at: Callable[[Floats], DualSolution], prices: Floats, num_rounds: int, *, settled: bool
+) -> DualSolution:
     """Raise the bound: what the cheapest path uses too much becomes dearer.
 
     Args:

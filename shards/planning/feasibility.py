@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shards.planning.dual_prices import Offer, best_offer
+from shards.planning.dual_prices import DualSolution, best_offer
 from shards.planning.label_setting import Steps, best_within
 from shards.planning.resources import TIE, Floats, Ints, Resources
 
@@ -45,10 +45,10 @@ def priced(uses: Floats, prices: Floats) -> Floats:
     return np.vstack([uses, prices @ uses])
 
 
-def _best_offer(steps: Steps, uses: Floats, prices: Floats, *, settled: bool) -> Offer:
-    def offer_at(prices: Floats) -> Offer:
+def _best_offer(steps: Steps, uses: Floats, prices: Floats, *, settled: bool) -> DualSolution:
+    def offer_at(prices: Floats) -> DualSolution:
         bound, path = steps.cheapest(prices @ uses)
         used = uses[:, path].sum(axis=1) if len(path) else np.full(len(prices), np.inf)
-        return Offer(prices, path, bound, used)
+        return DualSolution(prices, path, bound, used)
 
     return best_offer(offer_at, prices, PRICE_ROUNDS, settled=settled)

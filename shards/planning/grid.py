@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shards.config import ModelConfig
 from shards.planning.costs import TowerSeconds
-from shards.planning.problem import Pool, Problem
+from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.resources import Floats, Ints, Stages, smallest_part
 
 Flags = NDArray[np.bool_]
@@ -24,7 +24,7 @@ BLOCK_CELLS = 10_000  # stages computed together, so that what comes between sta
 
 
 @dataclass(frozen=True)
-class Ranges:
+class LayerRanges:
     """All ranges of one tower's layers between the cuts that are looked at, ordered by start, then stop.
 
     Attributes:
@@ -38,15 +38,15 @@ class Ranges:
     stops: Ints
 
     @staticmethod
-    def between(cuts: Sequence[int], least: int) -> "Ranges":
+    def between(cuts: Sequence[int], least: int) -> "LayerRanges":
         """All ranges of at least so many layers that start and stop at the cuts; the last cut is the depth."""
         found = [(start, stop) for start in cuts for stop in cuts if stop - start >= least]
         starts, stops = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        return Ranges(cuts[-1], starts, stops)
+        return LayerRanges(cuts[-1], starts, stops)
 
-    def part(self, which: slice) -> "Ranges":
+    def part(self, which: slice) -> "LayerRanges":
         """Some of them."""
-        return Ranges(self.depth, self.starts[which], self.stops[which])
+        return LayerRanges(self.depth, self.starts[which], self.stops[which])
 
     @property
     def num_layers(self) -> Ints:
@@ -96,9 +96,9 @@ class Grid:
         smallest: for each pool (V, T): the smallest part of a device that holds a replica.
     """
 
-    problem: Problem
-    vision: Ranges
-    text: Ranges
+    problem: PlacementProblem
+    vision: LayerRanges
+    text: LayerRanges
     seconds: tuple[Floats, ...]
     cpu_seconds: tuple[Floats, ...]
     memory: tuple[Floats, ...]
@@ -116,8 +116,8 @@ class Grid:
         )
 
 
-def make_grid(problem: Problem, vision_cuts: Sequence[int], text_cuts: Sequence[int], least: int) -> Grid:
-    """Lay out every stage between the given cuts: the arithmetic of `Problem.load`, for all stages at once.
+def make_grid(problem: PlacementProblem, vision_cuts: Sequence[int], text_cuts: Sequence[int], least: int) -> Grid:
+    """Lay out every stage between the given cuts: the arithmetic of `PlacementProblem.load`, for all stages at once.
 
     Args:
         problem: the model and the devices.
@@ -125,7 +125,7 @@ def make_grid(problem: Problem, vision_cuts: Sequence[int], text_cuts: Sequence[
         text_cuts: the same of the text tower.
         least: layers of each tower that every stage must hold: 0 or 1.
     """
-    vision, text = Ranges.between(vision_cuts, least), Ranges.between(text_cuts, least)
+    vision, text = LayerRanges.between(vision_cuts, least), LayerRanges.between(text_cuts, least)
     shape = len(problem.pools), len(vision.starts), len(text.starts)
     seconds, cpu_seconds, memory, smallest = (np.empty(shape) for _ in range(4))
     for rows in row_blocks(*shape[1:]):
@@ -150,12 +150,12 @@ def row_blocks(num_rows: int, num_columns: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, num_rows, size))
 
 
-def _towers_s(problem: Problem, pool: Pool, vision: Ranges, text: Ranges) -> Floats:
+def _towers_s(problem: PlacementProblem, pool: Pool, vision: LayerRanges, text: LayerRanges) -> Floats:
     mix, costs = problem.mix, pool.costs
     return _outer(mix.images_per_item * vision.seconds(costs.vision), mix.captions_per_item * text.seconds(costs.text))
 
 
-def _workspace(problem: Problem, pool: Pool, vision: Ranges, text: Ranges) -> Floats:
+def _workspace(problem: PlacementProblem, pool: Pool, vision: LayerRanges, text: LayerRanges) -> Floats:
     mix, costs = problem.mix, pool.costs
     of_images = mix.images_per_item * costs.workspace_bytes_per_image * (vision.num_layers > 0)
     of_captions = mix.captions_per_item * costs.workspace_bytes_per_caption * (text.num_layers > 0)
@@ -163,7 +163,7 @@ def _workspace(problem: Problem, pool: Pool, vision: Ranges, text: Ranges) -> Fl
     return larger
 
 
-def _too_large(problem: Problem, pool: Pool, weights: Floats, memory: Floats) -> Flags:
+def _too_large(problem: PlacementProblem, pool: Pool, weights: Floats, memory: Floats) -> Flags:
     too_large: Flags = memory > problem.replica_cap_bytes(pool)
     if problem.weights_cap_bytes is not None:
         too_large |= weights > problem.weights_cap_bytes
@@ -174,13 +174,13 @@ def _outer(vision: Floats, text: Floats) -> Floats:
     return vision[:, None] + text[None, :]
 
 
-def _vision_weights(problem: Problem, ranges: Ranges) -> Floats:
+def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
     sizes = problem.part_bytes
     layer = sizes["vision layers"] / ranges.depth
     return ranges.weights(sizes["vision front"], layer * ranges.num_layers, sizes["vision head"])
 
 
-def _text_weights(problem: Problem, ranges: Ranges) -> Floats:
+def _text_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
     """A group of shared weights counts once in each range that applies it."""
     sizes = problem.part_bytes
     groups = _groups_of_layers(problem.config)

@@ -18,7 +18,7 @@ from shards.costs import (
 from shards.errors import ModelError
 from shards.planning.plans import PlannedStage, ShardPlan
 from shards.planning.predict import PlacedStage, predict
-from shards.planning.problem import Problem, StageLoad
+from shards.planning.problem import PlacementProblem, StageLoad
 from shards.ranges import LayerRange, ShardSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ CAP_STEP = 1.01
 BOUNDLESS = 1 << 60
 
 
-def plan_placement(problem: Problem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
+def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
     """Cut the model and place its stages for the highest throughput.
 
     Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
@@ -53,14 +53,16 @@ def plan_placement(problem: Problem, num_stages: int, *, model_fingerprint: str 
     return replace(plan, reasons=tuple(reason for reason in reasons if reason))
 
 
-def _search(problem: Problem, num_stages: int) -> "Placement | None":
+def _search(problem: PlacementProblem, num_stages: int) -> "Placement | None":
     """The search, which needs NumPy: who only reads plans doesn't wait for it."""
     from shards.planning.search import best_placement
 
     return best_placement(problem, num_stages)
 
 
-def plan_of(problem: Problem, stages: Sequence[PlacedStage], *, model_fingerprint: str | None = None) -> ShardPlan:
+def plan_of(
+    problem: PlacementProblem, stages: Sequence[PlacedStage], *, model_fingerprint: str | None = None
+) -> ShardPlan:
     """The plan of a placement that is given, with its costs and what is predicted of it."""
     prediction = predict(problem, stages)
     sources = {pool.costs.source for pool in problem.pools}
@@ -75,7 +77,7 @@ def plan_of(problem: Problem, stages: Sequence[PlacedStage], *, model_fingerprin
     )
 
 
-def placed_stages(problem: Problem, placement: "Placement") -> list[PlacedStage]:
+def placed_stages(problem: PlacementProblem, placement: "Placement") -> list[PlacedStage]:
     """The stages of a placement."""
     specs = specs_between(placement.cuts)
     return [
@@ -115,7 +117,7 @@ def check_num_stages(config: ModelConfig, num_stages: int) -> None:
         )
 
 
-def _planned(problem: Problem, stage: PlacedStage, load: StageLoad) -> PlannedStage:
+def _planned(problem: PlacementProblem, stage: PlacedStage, load: StageLoad) -> PlannedStage:
     return replace(
         bare_stage(problem.config, stage.spec, problem.dtype, problem.mix.caption_tokens),
         device=stage.pool.device.name,
@@ -127,7 +129,7 @@ def _planned(problem: Problem, stage: PlacedStage, load: StageLoad) -> PlannedSt
     )
 
 
-def _beside(problem: Problem, num_stages: int, items_per_s: float) -> str | None:
+def _beside(problem: PlacementProblem, num_stages: int, items_per_s: float) -> str | None:
     """What another number of stages would give."""
     if not 1 <= num_stages <= sum(problem.depths):
         return None
@@ -143,7 +145,7 @@ def _stages(num: int) -> str:
     return "1 stage" if num == 1 else f"{num} stages"
 
 
-def _why_not(problem: Problem, num_stages: int) -> str:
+def _why_not(problem: PlacementProblem, num_stages: int) -> str:
     """In one line: what lacks, and the nearest that can run: another number of stages, or a higher cap."""
     lack = f"plan: {_stages(num_stages)} of {problem.config.name!r}: {_what_lacks(problem, num_stages)}"
     cures = []
@@ -162,7 +164,7 @@ def _why_not(problem: Problem, num_stages: int) -> str:
     return f"{lack}; no number of stages up to {most} does, either: give more or larger devices"
 
 
-def _what_lacks(problem: Problem, num_stages: int) -> str:
+def _what_lacks(problem: PlacementProblem, num_stages: int) -> str:
     """Which limit forbids so many stages: the one without which they would run."""
     for field, what in (("weights_cap_bytes", "weights"), ("memory_cap_bytes", "memory")):
         cap = getattr(problem, field)
@@ -175,7 +177,7 @@ def _what_lacks(problem: Problem, num_stages: int) -> str:
     return "there are too few devices for so many stages"
 
 
-def _least_cap(problem: Problem, num_stages: int, field: str) -> int | None:
+def _least_cap(problem: PlacementProblem, num_stages: int, field: str) -> int | None:
     """The least cap with which so many stages fit, to a percent above; none where no cap is set, or it isn't that."""
     low = getattr(problem, field)
     if low is None or _search(_with_cap(problem, field, None), num_stages) is None:
@@ -192,7 +194,7 @@ def _least_cap(problem: Problem, num_stages: int, field: str) -> int | None:
     return int(high)
 
 
-def _with_cap(problem: Problem, field: str, cap_bytes: int | None) -> Problem:
+def _with_cap(problem: PlacementProblem, field: str, cap_bytes: int | None) -> PlacementProblem:
     return replace(problem, **{field: cap_bytes})  # type: ignore[arg-type]
 
 

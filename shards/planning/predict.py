@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shards.planning.problem import Pool, Problem, StageLoad
+from shards.planning.problem import PlacementProblem, Pool, StageLoad
 from shards.ranges import ShardSpec
 
 # A stage this busy is as much the bottleneck as the cores are.
@@ -37,7 +37,7 @@ class PlacedStage:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PlanPrediction:
     """What a placement does.
 
     Attributes:
@@ -55,7 +55,7 @@ class Prediction:
     cpu_seconds: dict[str, float]
 
 
-def predict(problem: Problem, stages: Sequence[PlacedStage]) -> Prediction:
+def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPrediction:
     """Predict the throughput of stages that are given.
 
     It's bounded by the slowest stage and, on shared cores, by the cores over the CPU seconds of all that runs there.
@@ -70,7 +70,7 @@ def predict(problem: Problem, stages: Sequence[PlacedStage]) -> Prediction:
     if problem.num_cores is not None:
         cores_rate = problem.num_cores / sum(cpu_seconds.values())
     items_per_s = min(*rates, cores_rate if cores_rate is not None else float("inf"))
-    return Prediction(items_per_s, _bottleneck(rates, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
+    return PlanPrediction(items_per_s, _bottleneck(rates, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
 
 
 def _bottleneck(rates: Sequence[float], cores_rate: float | None, cpu_seconds: dict[str, float]) -> str:

@@ -58,7 +58,7 @@ class StageLoad:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlacementProblem:
     """A model to be placed.
 
     Attributes:
@@ -143,7 +143,7 @@ def make_problem(
     weights_cap_bytes: int | None = None,
     rows_per_batch: int = ROWS_PER_BATCH,
     num_cores: float | None = None,
-) -> Problem:
+) -> PlacementProblem:
     """Put a problem together.
 
     Args:
@@ -163,7 +163,7 @@ def make_problem(
         for num, device in fleet
     )
     cores = [pool.num for pool in pools if pool.shared]
-    return Problem(
+    return PlacementProblem(
         config=config,
         dtype=dtype,
         mix=mix,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.planning.problem import Pool, Problem
+from shards.planning.problem import PlacementProblem, Pool
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -83,7 +83,7 @@ def replicas_for(load: Floats) -> Floats:
 class Resources:
     """The resources of a problem, in order: each pool of devices, the shared cores, the shared cores' memory."""
 
-    problem: Problem
+    problem: PlacementProblem
 
     @property
     def num(self) -> int:

@@ -23,7 +23,7 @@ from shards.planning.dual_prices import best_offer
 from shards.planning.feasibility import better_prices, narrowed, parts_at, path_at
 from shards.planning.grid import make_grid
 from shards.planning.label_setting import Steps
-from shards.planning.problem import Problem
+from shards.planning.problem import PlacementProblem
 from shards.planning.resources import Floats, Ints, Resources, Stages
 from shards.planning.tie_break import Placement, preferable
 
@@ -51,7 +51,9 @@ class _State:
     path: Stages | None = None
 
 
-def best_placement(problem: Problem, num_stages: int, *, least: int = 0, at_least: float = 0.0) -> Placement | None:
+def best_placement(
+    problem: PlacementProblem, num_stages: int, *, least: int = 0, at_least: float = 0.0
+) -> Placement | None:
     """Find the placement with the highest throughput; None where nothing fits.
 
     Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
@@ -76,7 +78,7 @@ def best_placement(problem: Problem, num_stages: int, *, least: int = 0, at_leas
     return preferable(resources, steps, state.path, state.low, state.prices)
 
 
-def _levels(problem: Problem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
+def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
     """Where cuts may lie: at every few layers, near the best so far, at each; and how often to change the prices."""
     depths = problem.depths
     for parts in COARSE_CUTS:
@@ -97,7 +99,7 @@ def _near(cuts: Ints, depth: int) -> list[int]:
     return [int(cut) for cut in np.union1d(near[(near >= 0) & (near <= depth)], [0, depth])]
 
 
-def _fluid_rate(problem: Problem) -> float:
+def _fluid_rate(problem: PlacementProblem) -> float:
     """No more than this: all devices busy all the time, each layer where it is fastest, nothing passing."""
     mix, (vision_depth, text_depth) = problem.mix, problem.depths
     vision_s = min(pool.costs.vision.layer_s for pool in problem.pools) * vision_depth
@@ -107,7 +109,7 @@ def _fluid_rate(problem: Problem) -> float:
     return num / seconds
 
 
-def _first_prices(problem: Problem, resources: Resources) -> Floats:
+def _first_prices(problem: PlacementProblem, resources: Resources) -> Floats:
     """Each pool's part of what all could do; the rest starts low, and rises where it runs short."""
     mix, depths = problem.mix, problem.depths
     prices = np.full(resources.num, 0.01)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from shards.planning.feasibility import narrowed, parts_at, priced
 from shards.planning.label_setting import Steps, best_within
-from shards.planning.problem import Problem
+from shards.planning.problem import PlacementProblem
 from shards.planning.resources import TIE, Floats, Ints, Resources, Stages, replicas_for
 
 LACK = 1 << 50  # of a tower; weighs more than all bytes that an item could have
@@ -50,7 +50,7 @@ def preferable(resources: Resources, steps: Steps, best: Stages, rate: float, pr
     return _placement(resources, best if path is None else left.stages.take(path), rate)
 
 
-def _rank(problem: Problem, stages: Stages) -> Ints:
+def _rank(problem: PlacementProblem, stages: Stages) -> Ints:
     """(E,) stages that lack a tower, then bytes that leave them for the next."""
     vision_depth, text_depth = problem.depths
     vision_start, text_start = np.divmod(stages.start, text_depth + 1)

@@ -5,8 +5,8 @@ from math import ceil
 
 from shards.errors import ModelError
 from shards.planning.planner import placed_stages
-from shards.planning.predict import PlacedStage, Prediction, predict
-from shards.planning.problem import Pool, Problem
+from shards.planning.predict import PlacedStage, PlanPrediction, predict
+from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.search import best_placement
 
 HOUR_S = 3600.0
@@ -62,7 +62,7 @@ class WhatIf:
     one_more: tuple[OneMore, ...]
 
 
-def what_if(problem: Problem, num_stages: int, num_items: int, startup_s: float = 0.0) -> WhatIf:
+def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_s: float = 0.0) -> WhatIf:
     """Answer for one fleet.
 
     Args:
@@ -115,7 +115,7 @@ class _Balance:
         return self.cores_needed / self.num_gpus
 
 
-def _balance(problem: Problem, num_stages: int) -> _Balance | None:
+def _balance(problem: PlacementProblem, num_stages: int) -> _Balance | None:
     """What the GPUs would ask of the cores if all stages ran on GPUs and nothing held them up."""
     gpus = tuple(pool for pool in problem.pools if not pool.shared)
     if not gpus:
@@ -129,7 +129,7 @@ def _balance(problem: Problem, num_stages: int) -> _Balance | None:
     return _Balance(sum(pool.num for pool in gpus), cores)
 
 
-def _decode_bound_gpus(problem: Problem, balance: _Balance | None) -> int | None:
+def _decode_bound_gpus(problem: PlacementProblem, balance: _Balance | None) -> int | None:
     """More GPUs of the same kinds do more items; from here on the cores of this fleet don't keep up."""
     if balance is None or problem.num_cores is None:
         return None
@@ -143,7 +143,7 @@ def _cost(pools: tuple[Pool, ...], hours: float) -> float | None:
     return sum(pool.num * (price or 0.0) * hours for pool, price in zip(pools, prices, strict=True))
 
 
-def _one_more_each(problem: Problem, stages: list[PlacedStage], prediction: Prediction) -> list[OneMore]:
+def _one_more_each(problem: PlacementProblem, stages: list[PlacedStage], prediction: PlanPrediction) -> list[OneMore]:
     """One device more in one stage, the cut as it is."""
     found = []
     for number, stage in enumerate(stages):
@@ -159,7 +159,7 @@ def _one_more_each(problem: Problem, stages: list[PlacedStage], prediction: Pred
     return found
 
 
-def _one_more_planned(problem: Problem, num_stages: int, prediction: Prediction) -> list[OneMore]:
+def _one_more_planned(problem: PlacementProblem, num_stages: int, prediction: PlanPrediction) -> list[OneMore]:
     """One device more in one pool, planned anew."""
     found = []
     for number, pool in enumerate(problem.pools):

@@ -25,7 +25,7 @@ from shards.training.batch import FeatureBatch, TrainBatch
 AnyBatch = TrainBatch | FeatureBatch
 
 
-class Group:
+class ProcessGroup:
     """This process's place among the workers, of torch's process group.
 
     Args:
@@ -90,7 +90,7 @@ class _GatherRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, group: Group) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         gathered, sizes = group.gather_values(rows)
         ctx.start, ctx.size = sum(sizes[: group.rank]), len(rows)
         return gathered
@@ -101,7 +101,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_batch(
-    group: Group,
+    group: ProcessGroup,
     images_RE: torch.Tensor | None,
     captions_RE: torch.Tensor | None,
     batch: AnyBatch,

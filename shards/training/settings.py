@@ -4,14 +4,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.config import Section
+from shards.config import ModelSection
 from shards.ranges import LayerRange
 
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
 
-class AugmentSettings(Section):
+class AugmentSettings(ModelSection):
     """How pictures are varied; each value is the largest change, 0 turns it off."""
 
     rotate_deg: float = Field(0.0, ge=0, le=180, description="turn by up to this many degrees, either way")
@@ -35,7 +35,7 @@ class AugmentSettings(Section):
         return not any(changes.values())
 
 
-class TrainSettings(Section):
+class TrainSettings(ModelSection):
     """One training run; with the weights it starts from and its batches, it determines the result."""
 
     loss: Loss = Field("clip", description="clip: softmax; siglip: sigmoid of each pair; concepts: against prototypes")

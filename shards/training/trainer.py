@@ -29,7 +29,7 @@ from shards.towers import TwinTower, fresh_tensors, load_towers
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.export import export_model, read_logit_scale, write_delta
 from shards.training.forward import caption_features, image_features
-from shards.training.group import Group, gather_batch
+from shards.training.group import ProcessGroup, gather_batch
 from shards.training.objective import Objective
 from shards.training.schedule import ema_decay_at, learning_rate_at
 from shards.training.settings import TrainSettings
@@ -83,7 +83,7 @@ class Trainer:
         *,
         device: str = "cpu",
         tokenizer_json: str | None = None,
-        group: Group | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         self.settings, self.device, self.num_steps_done = settings, torch.device(device), 0
         self.group = group
@@ -272,7 +272,7 @@ class Trainer:
         with torch.set_grad_enabled(self._learns("text.")), self._compute_dtype():
             return caption_features(self.towers, batch.token_ids, batch.token_lengths).float()
 
-    def _share_gradients(self, group: Group) -> None:
+    def _share_gradients(self, group: ProcessGroup) -> None:
         """Sum over the workers what each found for its own rows; the loss's own parameters saw all rows everywhere."""
         if group.rank > 0:
             for parameter in self.objective.parameters():

@@ -10,8 +10,8 @@ from store_states import new_store, silent
 from embedder.config import IndexConfig
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import Stamp, write_part
-from embedder.store.publish import Order, publish
+from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
 from embedder.store_index.keep_index import NO_WISHES, build_store_index, keep_index
 
@@ -50,7 +50,7 @@ def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, 
     with write_lock(files):
         run = start_run(files, info, pa.schema([]))
         fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
-        stamp = Stamp(run.run_id, run.session, *fingerprints, pa.schema([]))
+        stamp = RunMetadata(run.run_id, run.session, *fingerprints, pa.schema([]))
         for task, some in enumerate((rows[::2], rows[1::2])):
             if some:
                 write_part(files, stamp, task, table(*some))
@@ -58,7 +58,7 @@ def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, 
             run,
             stamp,
             lambda version: keep_index(files, version, info, say, wishes),
-            Order(kind="refresh", info=info),
+            PublishIntent(kind="refresh", info=info),
             pa.chunked_array([list(retired)], pa.string()),
         )
 

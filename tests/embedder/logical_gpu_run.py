@@ -16,7 +16,7 @@ import embedder
 from embedder import pipeline
 from embedder.engine.ray_session import start_ray
 from embedder.steps.ray_decode import decode_behind
-from embedder.steps.stage_actor import StageProcess
+from embedder.steps.stage_actor import StageActor
 
 FOLDER = "EMBEDDER_TEST_NOTES"
 
@@ -40,7 +40,7 @@ def noted_decode(listing, **arguments):
         yield table
 
 
-class NotedStage(StageProcess):
+class NotedStage(StageActor):
     """A stage, with a note of its place and of each table that it is handed."""
 
     def __init__(self, spec, run=None):
@@ -75,7 +75,7 @@ def main():
     """Do what the request says, one after the other, on one Ray."""
     request = json.loads(Path(sys.argv[1]).read_text())
     os.environ[FOLDER] = request["notes"]
-    pipeline.decode_behind, pipeline.StageProcess = noted_decode, NotedStage
+    pipeline.decode_behind, pipeline.StageActor = noted_decode, NotedStage
     start_ray(num_cpus=4, num_gpus=request["num_gpus"])
     does = {"command": ended, "predict": predicted}
     results = [does[kind](options) for kind, options in request["runs"]]

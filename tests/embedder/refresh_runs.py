@@ -7,7 +7,7 @@ from embedding_runs import Quiet
 
 import embedder
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.observability.run_observer import RUNS_FILE
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -16,7 +16,7 @@ from embedder.store.tables import RecordTable
 
 def refreshed(config, **options):
     """Run, and give the report and the published rows by (item_id, segment)."""
-    report = refresh(config, Quiet(), Options(kind="refresh", **options))
+    report = refresh(config, Quiet(), IngestOptions(kind="refresh", **options))
     return report, rows_of(config)
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, TRACE, VECTOR
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
-from embedder.store.part_writer import Stamp, write_part
+from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import publish
 from embedder.store.runs import Run, start_run
 
@@ -75,11 +75,11 @@ def table(*rows: dict, **carried: pa.Array) -> pa.Table:
     return pa.table(columns | {CARRIED + name: values for name, values in carried.items()})
 
 
-def begin(files: StoreFiles, carryover: pa.Schema | None = None) -> tuple[Run, Stamp]:
+def begin(files: StoreFiles, carryover: pa.Schema | None = None) -> tuple[Run, RunMetadata]:
     """Start or resume a run."""
     carryover = carryover or pa.schema([])
     run = start_run(files, INFO, carryover)
-    return run, Stamp(run.run_id, run.session, MODEL, PREPROCESSING, carryover)
+    return run, RunMetadata(run.run_id, run.session, MODEL, PREPROCESSING, carryover)
 
 
 def publish_rows(files: StoreFiles, *rows: dict) -> Run:

@@ -7,8 +7,8 @@ import pyarrow as pa
 from store_samples import INFO, table
 
 from embedder.store.files import StoreFiles
-from embedder.store.part_writer import Stamp, write_part
-from embedder.store.publish import Order, publish
+from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store, differing, published, read_store_info
 from embedder.store.tables import RecordTable
@@ -99,9 +99,9 @@ def night(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "re
     bind_store(files, info, may_change=True)
     run = start_run(files, info, pa.schema([]))
     fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
-    stamp = Stamp(run.run_id, run.session, *fingerprints, pa.schema([]))
+    stamp = RunMetadata(run.run_id, run.session, *fingerprints, pa.schema([]))
     if rows:
         write_part(files, stamp, 0, table(*rows))
     replaces_all = differing(read_store_info(files), info) != []
-    order = Order(kind=kind, info=info, replaces_all=replaces_all)
+    order = PublishIntent(kind=kind, info=info, replaces_all=replaces_all)
     return publish(run, stamp, lambda version: None, order, pa.chunked_array([list(retired)], pa.string()))

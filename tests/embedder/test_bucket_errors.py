@@ -19,7 +19,7 @@ from embedder.errors import SourceError, StoreError
 from embedder.sources.errors import FetchError
 from embedder.sources.listing import list_sources
 from embedder.sources.object_listing import find_object
-from embedder.store.errors import StoreUnavailable
+from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
 from shards import object_stores
@@ -128,20 +128,20 @@ def test_trouble_that_does_not_pass_ends_after_a_bounded_number_of_tries_as_tran
     monkeypatch.setattr(object_stores, "MAX_RETRIES", 2)
     files = StoreFiles("s3://team/store")
     with answering((503, answer_xml("SlowDown"))) as requests:
-        with pytest.raises(StoreUnavailable, match="however often it was asked; .* the same command goes on"):
+        with pytest.raises(StoreUnavailableError, match="however often it was asked; .* the same command goes on"):
             files.read("CURRENT.json")
         assert len(requests) == 3
         with pytest.raises(FetchError) as caught:
             find_object("s3://team/a.jpg")
         assert (caught.value.error_type, caught.value.transient) == ("NetworkError", True)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             RecordTable(files, "items")
 
 
 def test_a_server_that_hangs_is_given_up_after_the_time_out(answering, monkeypatch):
     monkeypatch.setattr(object_stores, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(object_stores, "MAX_RETRIES", 1)
-    given_up = pytest.raises(StoreUnavailable, match=r"store s3://team/store/CURRENT\.json")
+    given_up = pytest.raises(StoreUnavailableError, match=r"store s3://team/store/CURRENT\.json")
     with answering((200, b"late"), delay_s=5), given_up:
         StoreFiles("s3://team/store").read("CURRENT.json")
 
@@ -150,7 +150,7 @@ def test_a_server_that_is_not_there_is_passing_trouble(answering, monkeypatch):
     monkeypatch.setattr(object_stores, "MAX_RETRIES", 1)
     with answering((200, b"")):
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        with pytest.raises(StoreUnavailable, match="error sending request"):
+        with pytest.raises(StoreUnavailableError, match="error sending request"):
             StoreFiles("s3://team/store").read("CURRENT.json")
 
 

@@ -13,10 +13,10 @@ import pytest
 from bucket_server import running_server
 from conftest import bucket_on
 
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current, utc_now
-from embedder.store.lease import LOCK_FILE, BucketLease, LeaseLost, clock_s
+from embedder.store.lease import LOCK_FILE, BucketLease, LeaseLostError, clock_s
 from embedder.store.lock import write_current, write_lock
 
 LEASE_S = 3.0  # as the fixture `bucket` sets it
@@ -166,7 +166,7 @@ def test_who_published_without_the_lock_is_not_overwritten(files):
     write_current(files, state("first"))
     with write_lock(files):
         write_current(another(files), state("a stranger"))
-        with pytest.raises(LeaseLost, match="another run published while this one held the lock"):
+        with pytest.raises(LeaseLostError, match="another run published while this one held the lock"):
             write_current(files, state("ours"))
     assert read_current(files).run_id == "a stranger"
 
@@ -174,17 +174,17 @@ def test_who_published_without_the_lock_is_not_overwritten(files):
 def test_a_first_publication_is_fenced_too(files):
     with write_lock(files):
         write_current(another(files), state("a stranger"))
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             write_current(files, state("ours"))
 
 
 def test_a_run_that_lost_the_store_is_told_that_and_not_how_it_stopped(files):
-    with pytest.raises(LeaseLost, match="took the store over"), write_lock(files) as lease:
+    with pytest.raises(LeaseLostError, match="took the store over"), write_lock(files) as lease:
         files.write(LOCK_FILE, b'{"token": "other", "pid": 7, "host": "elsewhere", "since": "now", "lease_s": 3}')
         deadline_s = time.monotonic() + 10
         while not lease.lost and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        raise RunFailed("stopped on request")
+        raise RunFailedError("stopped on request")
     assert json.loads(files.read(LOCK_FILE))["token"] == "other", "what is not ours is not let go"
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from embedder.evaluation import exact
-from embedder.evaluation.exact import Pairs, right_rows, search_exactly
+from embedder.evaluation.exact import RelevantPairs, right_rows, search_exactly
 from shards.training.metrics import best_ranks
 
 DIM = 4
-NOBODY = Pairs(np.empty(0, np.int64), np.empty(0, np.int64))
+NOBODY = RelevantPairs(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def unit(values):
@@ -42,7 +42,7 @@ def test_ranks_and_best_scores_are_those_of_a_plain_search(seed, monkeypatch):
     right = {q: set(rng.choice(items, rng.integers(1, 4)).tolist()) for q in range(num_queries)}
     pairs = [(q, item) for q, chosen in right.items() for item in chosen]
     answers = right_rows(np.array([q for q, _ in pairs]), np.array([item for _, item in pairs]), items)
-    asked = Pairs(rng.integers(0, num_queries, 30), rng.integers(-1, num_rows, 30))
+    asked = RelevantPairs(rng.integers(0, num_queries, 30), rng.integers(-1, num_rows, 30))
 
     found = search_exactly(queries, blocks_of(vectors, rng, 3), items, answers, k, asked)
 
@@ -59,7 +59,7 @@ def test_with_one_row_an_item_ranks_are_those_that_the_demo_and_the_guards_recko
     concepts = rng.integers(0, 40, 200)
     asked = rng.integers(0, 40, 50)
     numbers, rows = np.nonzero(asked[:, None] == concepts[None])
-    found = search_exactly(queries, lambda: iter([pictures]), np.arange(200), Pairs(numbers, rows), 10, NOBODY)
+    found = search_exactly(queries, lambda: iter([pictures]), np.arange(200), RelevantPairs(numbers, rows), 10, NOBODY)
     has_answer = np.isin(asked, concepts)
     assert found.ranks[has_answer].tolist() == best_ranks(queries, asked, pictures, concepts)[has_answer].tolist()
     assert has_answer.sum() > 40
@@ -67,7 +67,7 @@ def test_with_one_row_an_item_ranks_are_those_that_the_demo_and_the_guards_recko
 
 def test_vectors_that_are_all_alike_find_nothing():
     same = np.full((9, DIM), 0.5, np.float32)
-    own = Pairs(np.arange(9), np.arange(9))
+    own = RelevantPairs(np.arange(9), np.arange(9))
     found = search_exactly(same, lambda: iter([same]), np.arange(9), own, 3, NOBODY)
     assert found.ranks.tolist() == [8] * 9
 

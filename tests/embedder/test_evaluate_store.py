@@ -16,7 +16,7 @@ from embedder.cli import app
 from embedder.cli.evaluate_command import save
 from embedder.cli.render_evaluation import evaluation_parts
 from embedder.errors import ConfigError, EmbedderError, StoreError
-from embedder.evaluation.evaluate import Options, evaluate
+from embedder.evaluation.evaluate import EvaluationOptions, evaluate
 from embedder.evaluation.report import Evaluation
 from embedder.retrieval.store_api import Store
 from embedder.store_index.keep_index import build_store_index
@@ -62,7 +62,7 @@ def make_store(tmp_path):
 
 
 def run(store, **options) -> Evaluation:
-    return evaluate(store, Options(**options), silent)
+    return evaluate(store, EvaluationOptions(**options), silent)
 
 
 def values(figures):

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from store_states import silent
 
 import embedder
-from embedder.evaluation.evaluate import Options, evaluate
+from embedder.evaluation.evaluate import EvaluationOptions, evaluate
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "scripts" / "explore.ipynb"
@@ -94,7 +94,7 @@ def test_the_notebook_runs_and_shows_what_the_store_holds(store, tmp_path, monke
     for name in ("modalities", "scores"):
         assert shown(cells[name], "image/png"), name
 
-    found = evaluate(store, Options(num_queries=500), silent)
+    found = evaluate(store, EvaluationOptions(num_queries=500), silent)
     r_at_10 = found.model.r_at[10]
     assert f"{r_at_10.value:.3f} ({r_at_10.low:.3f}-{r_at_10.high:.3f})" in text_of(cells["evaluate"])
     assert found.index is not None

@@ -15,17 +15,17 @@ from embedding_runs import Quiet, embedded
 
 import embedder
 from embedder.engine import local
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from embedder.ingest.embed import embed
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store import runs as store_runs
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
 
 
 def refreshed(config):
-    return refresh(config, Quiet(), Options())
+    return refresh(config, Quiet(), IngestOptions())
 
 
 def rows_of(config):
@@ -196,7 +196,7 @@ def test_a_damaged_part_file_of_an_unfinished_run_is_named_with_the_cure_which_w
     source = samples.folder(tmp_path / "in", num_images=6)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     config = make_run(source, rows_per_part=2, batch_size=2, min_rejects=1)
-    with pytest.raises(RunFailed, match="rejects"):
+    with pytest.raises(RunFailedError, match="rejects"):
         refreshed(config)
     damage(next((tmp_path / "store" / "items").glob("part-*")), how)
     (source / "broken.png").unlink()
@@ -236,7 +236,7 @@ def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_s
         return write_part(files, stamp, task, rows)
 
     monkeypatch.setattr(local, "write_part", unmount_after_the_second)
-    with pytest.raises(RunFailed, match="were rejected, more than max_reject_fraction"):
+    with pytest.raises(RunFailedError, match="were rejected, more than max_reject_fraction"):
         refreshed(config)
     monkeypatch.undo()
     with pytest.raises(embedder.errors.SourceError):

@@ -18,10 +18,10 @@ from store_states import heard, new_store, silent
 
 import embedder
 from embedder.config import IndexConfig
-from embedder.errors import RunFailed
+from embedder.errors import RunFailedError
 from embedder.ingest import publish_or_refuse
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications
@@ -120,7 +120,7 @@ def test_where_there_are_only_captions_there_is_no_index_and_one_line_says_so(ma
     for number, sentence in enumerate(samples.SENTENCES[:5]):
         (source / f"{number}.txt").write_text(sentence)
     watcher = Listener()
-    report = refresh(make_run(source), watcher, Options(kind="refresh"))
+    report = refresh(make_run(source), watcher, IngestOptions(kind="refresh"))
     assert report.published
     assert [line for line in watcher.said if "index" in line] == [
         "no index: no picture or video is among what is published"
@@ -173,7 +173,7 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
 
     monkeypatch.setattr(index_making, "build_index", no_memory)
     files = new_store(tmp_path / "store")
-    with pytest.raises(RunFailed, match=r"memory is too small .*bad_alloc.*index\.build=false") as failure:
+    with pytest.raises(RunFailedError, match=r"memory is too small .*bad_alloc.*index\.build=false") as failure:
         indexed_night(files, item(1))
     assert "\n" not in str(failure.value)
     assert read_current(files) is None

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from store_samples import begin, publish_rows, row, table
 
 from embedder.config import RunConfig, load_config
-from embedder.errors import ConfigError, RunFailed
+from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.candidate import Candidate
 from embedder.ingest.embed import embed
 from embedder.ingest.guards import force, judge, judge_retire
@@ -403,6 +403,6 @@ def test_nan_weights_reject_every_item(make_run, tmp_path, broken_model):
 def test_a_zeroed_projection_is_not_published(make_run, tmp_path, broken_model):
     model = broken_model(lambda name, value: np.zeros_like(value) if name.startswith("vision_head") else value)
     config = make_run(samples.folder(tmp_path / "in", num_images=40), model=str(model))
-    with pytest.raises(RunFailed, match="guard vectors: .*image vectors.*--force vectors"):
+    with pytest.raises(RunFailedError, match="guard vectors: .*image vectors.*--force vectors"):
         embed(config, Quiet())
     assert read_current(StoreFiles(config.store)) is None

@@ -15,7 +15,7 @@ import embedder
 from embedder.errors import ConfigError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications
@@ -26,7 +26,7 @@ from embedder.store.rollback import release, rollback
 from embedder.store.vacuum import vacuum
 from embedder.store_index.keep_index import built_without
 
-REFRESH = Options(kind="refresh")
+REFRESH = IngestOptions(kind="refresh")
 
 
 @pytest.fixture

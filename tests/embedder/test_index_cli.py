@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.config import load_config
-from embedder.errors import ConfigError, RunFailed, StoreError
+from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.rollback import rollback
 from embedder.store_index.keep_index import build_store_index
 from embedder.store_index.versions import list_manifests
-from index.errors import GateRefused
+from index.errors import GateRefusedError
 
 runner = CliRunner()
 
@@ -83,7 +83,7 @@ def test_a_design_can_be_named_and_force_is_an_option(files):
 def test_what_the_gate_refuses_is_the_users_mistake_and_publishes_nothing(files):
     limit = ("--set", "index.memory_bytes=64")
     done = runner.invoke(app, ["index", "build", "--store", str(files.address), "--kind", "flat", *limit])
-    assert isinstance(done.exception, GateRefused)
+    assert isinstance(done.exception, GateRefusedError)
     assert read_current(files).index == 1
 
 
@@ -119,8 +119,8 @@ def test_a_refresh_keeps_to_the_files_wishes_and_a_later_one_ends_what_they_stop
     build_store_index(files)
     before = read_current(files)
     (source / "new.png").write_bytes(samples.image_bytes(50))
-    with pytest.raises(RunFailed, match=r"index\.memory_bytes = 10"):
-        refresh(make_run(source, index={"kind": "flat", "memory_bytes": 10}), Quiet(), Options(kind="refresh"))
+    with pytest.raises(RunFailedError, match=r"index\.memory_bytes = 10"):
+        refresh(make_run(source, index={"kind": "flat", "memory_bytes": 10}), Quiet(), IngestOptions(kind="refresh"))
     assert read_current(files) == before
     _, rows = refreshed(config)
     assert ("new.png", 0) in rows

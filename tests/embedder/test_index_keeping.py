@@ -7,18 +7,18 @@ from store_samples import INFO
 from store_states import heard, new_store, rows_now, silent
 
 from embedder.config import IndexConfig
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
 from embedder.store_index import build_or_update as index_making
 from embedder.store_index import rows as index_rows
-from embedder.store_index.build_or_update import Making, make_index
+from embedder.store_index.build_or_update import IndexJob, make_index
 from embedder.store_index.keep_index import build_store_index, keep_index, update_store_index
 from embedder.store_index.rows import IndexRows
 from embedder.store_index.versions import list_manifests, manifest_of
-from index.errors import GateRefused
+from index.errors import GateRefusedError
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_of_a_damaged_or_missing_index_another_is_built(files):
 
 def test_vectors_of_another_model_are_never_added_to_an_index(files):
     said, other = [], INFO.model_copy(update={"model_fingerprint": "another"})
-    wanted = Making(files, read_current(files).embeddings, other, 1, IndexConfig(), heard(said))
+    wanted = IndexJob(files, read_current(files).embeddings, other, 1, IndexConfig(), heard(said))
     number = make_index(wanted)
     assert "rebuilt" in said[-1] and "of another model" in said[-1]
     assert manifest_of(files, number).model_fingerprint == "another"
@@ -159,7 +159,7 @@ def test_a_drop_is_refused_where_the_floor_is_kept(files, monkeypatch):
 
 def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_the_new_one(files, monkeypatch):
     before = read_current(files)
-    with pytest.raises(RunFailed, match=r"index\.memory_bytes = 64 .* run the same command again"):
+    with pytest.raises(RunFailedError, match=r"index\.memory_bytes = 64 .* run the same command again"):
         indexed_night(files, item(200), wishes=IndexConfig(kind="hnsw", memory_bytes=64))
     assert read_current(files) == before
     assert [number for number, _ in list_manifests(files)] == [1]
@@ -172,13 +172,13 @@ def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_th
 def test_by_hand_what_finds_too_little_is_refused_and_force_passes_the_drop_alone(files, monkeypatch):
     with monkeypatch.context() as patch:
         worse(patch, 0.93, "build_index")
-        with pytest.raises(GateRefused):
+        with pytest.raises(GateRefusedError):
             build_store_index(files, kind="hnsw")
         assert read_current(files).index == 1
         number, _ = build_store_index(files, kind="hnsw", force=True)
         assert read_current(files).index == number
     worse(monkeypatch, 0.5, "build_index")
-    with pytest.raises(GateRefused):
+    with pytest.raises(GateRefusedError):
         build_store_index(files, kind="hnsw", force=True)
     build_store_index(files, kind="hnsw", force=True, wishes=IndexConfig(min_recall=0.4))
 

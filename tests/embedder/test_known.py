@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.ingest.diff import MODEL_CHANGED, diff
-from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, Policy, known_items
+from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, RetryPolicy, known_items
 
 
 def published(*rows):
@@ -36,7 +36,7 @@ def facts(known):
 
 def test_the_journal_counts_before_the_table_and_keeps_what_is_published():
     table = published(("a", "embedded"), ("b", "embedded"), ("c", "rejected"))
-    found = facts(known_items(table, finished(("new", "embedded"), ("b", "rejected")), Policy()))
+    found = facts(known_items(table, finished(("new", "embedded"), ("b", "rejected")), RetryPolicy()))
     assert found == {
         "new": (9, None, None, None),
         "b": (9, "rejected before", "of b", 2),
@@ -47,14 +47,14 @@ def test_the_journal_counts_before_the_table_and_keeps_what_is_published():
 
 def test_vectors_of_a_reject_count_only_where_they_are_stale():
     table = published(("whole", "rejected", {"stale": True}), ("torn", "rejected", {"stale": None}))
-    assert {name: row[2] for name, row in facts(known_items(table, NOTHING_FINISHED, Policy())).items()} == {
+    assert {name: row[2] for name, row in facts(known_items(table, NOTHING_FINISHED, RetryPolicy())).items()} == {
         "whole": "of whole",
         "torn": None,
     }
 
 
 def test_nothing_is_kept_of_what_is_outdated():
-    policy = Policy(outdated=MODEL_CHANGED)
+    policy = RetryPolicy(outdated=MODEL_CHANGED)
     found = facts(known_items(published(("a", "embedded"), ("b", "embedded")), finished(("b", "embedded")), policy))
     assert found == {"b": (9, None, None, None), "a": (1, MODEL_CHANGED, None, None)}
 
@@ -81,7 +81,7 @@ def test_comparing_takes_less_memory_than_two_copies_of_the_tables():
     assert 1 < float(done.stdout) < 3
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(outdated=MODEL_CHANGED)])
+@pytest.mark.parametrize("policy", [RetryPolicy(), RetryPolicy(outdated=MODEL_CHANGED)])
 def test_before_the_first_publication_only_the_journal_knows_anything(policy):
     assert known_items(published(), NOTHING_FINISHED, policy).num_rows == 0
     assert facts(known_items(published(), finished(("a", "embedded")), policy)) == {"a": (9, None, None, None)}
@@ -96,7 +96,7 @@ def test_tables_of_many_pieces_are_compared_row_by_row():
         pa.table({"item_id": [name], "size_bytes": [1], "modified": [when], "caption": [f"of {name}"]})
         for name, when in listed.items()
     ]
-    found = diff(pa.concat_tables(pieces), known_items(pa.concat_tables(rows), NOTHING_FINISHED, Policy()))
+    found = diff(pa.concat_tables(pieces), known_items(pa.concat_tables(rows), NOTHING_FINISHED, RetryPolicy()))
     columns = ["item_id", "caption", "reason", "known_version"]
     expected = [
         (name, f"of {name}", "content changed" if name in held else "new", f"of {name}" if name in held else None)

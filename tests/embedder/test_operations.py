@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.config import OnFailure, load_config
 from embedder.engine import ray_metrics
-from embedder.errors import ConfigError, RunFailed
+from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed
 from embedder.observability import run_observer as operation_module
 from embedder.observability.metrics import metrics_text, write_metrics
@@ -108,7 +108,7 @@ def test_each_run_adds_one_line_and_the_resumed_log_goes_on(make_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "exit_code"), [(RunFailed("the guard"), 1), (ConfigError("the key"), 2), (ValueError("the bug"), 1)]
+    ("error", "exit_code"), [(RunFailedError("the guard"), 1), (ConfigError("the key"), 2), (ValueError("the bug"), 1)]
 )
 def test_a_failure_is_recorded_with_its_exit_code_and_goes_on_to_the_caller(make_run, tmp_path, error, exit_code):
     files = {"metrics_file": str(tmp_path / "m.prom"), "runs_file": str(tmp_path / "runs.jsonl")}
@@ -124,7 +124,7 @@ def test_a_failure_is_recorded_with_its_exit_code_and_goes_on_to_the_caller(make
 def test_a_run_that_a_guard_refuses_is_told_with_its_figures(make_run, tmp_path):
     limits = {"min_rejects": 1, "metrics_file": str(tmp_path / "m.prom")}
     config = make_run(broken(samples.folder(tmp_path / "in")), **limits)
-    with pytest.raises(RunFailed, match="1 of 7 items were rejected"):
+    with pytest.raises(RunFailedError, match="1 of 7 items were rejected"):
         embed(config, Quiet())
     (line,) = lines_of(Path(config.store) / "runs.jsonl")
     assert (line["exit_code"], line["published"], line["num_rejected"], line["num_items"]) == (1, False, 1, 7)
@@ -284,7 +284,7 @@ def address(server):
 def test_the_webhook_gets_the_record_and_a_text(make_run, tmp_path, server):
     source = broken(samples.folder(tmp_path / "in"))
     config = make_run(source, min_rejects=1, on_failure={"webhook": address(server), "timeout_s": 10})
-    with pytest.raises(RunFailed):
+    with pytest.raises(RunFailedError):
         embed(config, Quiet())
     ((path, record),) = server.got
     assert path == "/hook/T0PS3CRET"
@@ -354,7 +354,7 @@ def test_secrets_of_the_environment_reach_no_file_of_a_run(make_run, tmp_path, m
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     config = make_run(samples.folder(tmp_path / "in"), metrics_file=str(tmp_path / "m.prom"))
     operate(config)
-    fail(config, RunFailed(f"the server refused {SECRET}"))
+    fail(config, RunFailedError(f"the server refused {SECRET}"))
     told = [path for path in [*Path(config.store).rglob("*"), tmp_path / "m.prom"] if path.is_file()]
     assert len(told) > 5
     assert not [path for path in told if SECRET.encode() in path.read_bytes()]

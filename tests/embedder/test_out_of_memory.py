@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from embedder.batch_schema import DECODED
-from embedder.errors import RunFailed
-from embedder.steps.oom_backoff import FittingEncoder
+from embedder.errors import RunFailedError
+from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack, unpack_vectors
@@ -36,7 +36,7 @@ def encoder_that_fits(num_rows, error=CUDA_ERROR, seen=None):
             raise error
         return pa.table(batch)
 
-    return FittingEncoder("stage 1", encode)
+    return OomBackoffEncoder("stage 1", encode)
 
 
 @pytest.mark.parametrize("error", [CUDA_ERROR, CPU_ERROR, MemoryError()])
@@ -55,7 +55,9 @@ def test_what_did_not_fit_once_is_not_tried_again():
 
 
 def test_one_row_that_does_not_fit_ends_the_run_with_the_cure():
-    with pytest.raises(RunFailed, match=r"stage 1: one item alone needs more memory .*num_stages.*CUDA out of memory"):
+    with pytest.raises(
+        RunFailedError, match=r"stage 1: one item alone needs more memory .*num_stages.*CUDA out of memory"
+    ):
         list(encoder_that_fits(0)(batch_of(4)))
 
 

@@ -124,7 +124,7 @@ def test_a_folder_of_nothing_that_can_be_embedded_says_what_is_in_it(make_run, t
     (tmp_path / "in" / "keep" / "no.jpg").unlink()
     (tmp_path / "in" / "a.heic").write_bytes(people_folder.HEIC)
     heard = Heard()
-    with pytest.raises(embedder.errors.RunFailed, match="none of 1 files could be embedded"):
+    with pytest.raises(embedder.errors.RunFailedError, match="none of 1 files could be embedded"):
         embed(make_run(tmp_path / "in"), heard)
     assert any("1 file of kinds that this version can't read left out: 1 HEIC" in line for line in heard.lines)
 

@@ -17,7 +17,7 @@ from embedder.engine.job import make_plan, open_model, plan_job, store_info
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import Available
-from embedder.errors import ConfigError, RunFailed
+from embedder.errors import ConfigError, RunFailedError
 from embedder.pipeline import embed_on_ray, embedding_graph
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
@@ -161,7 +161,7 @@ def test_more_replicas_than_cpus_are_refused_before_anything_starts(make_run, tm
 def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray_cluster):
     job, listing = planned(make_run(samples.folder(tmp_path / "in", num_images=2), num_stages=1))
     stuck = replace(job, allocation=replace(job.allocation, decode_cpus=64.0))  # as if the cluster had shrunk
-    with ray_session(None, no_progress_timeout_s=3), pytest.raises(RunFailed, match="the same command goes on"):
+    with ray_session(None, no_progress_timeout_s=3), pytest.raises(RunFailedError, match="the same command goes on"):
         embed_on_ray(listing, stuck)
 
 

@@ -11,7 +11,7 @@ import samples
 from embedder.engine.job import make_plan, open_model, plan_job, store_info
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import Available
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from embedder.pipeline import as_ours, embed_on_ray
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
@@ -46,7 +46,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_in_one_line(ray_cluster
         os.kill(os.getpid(), signal.SIGKILL)
 
     error = failure_of(lambda: ray_cluster.get(dies.remote()))
-    assert type(error) is RunFailed
+    assert type(error) is RunFailedError
     assert "WorkerCrashedError" in str(error) and "the same command goes on" in str(error)
     assert "\n" not in str(error)
 

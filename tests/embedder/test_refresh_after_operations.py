@@ -11,7 +11,7 @@ from store_states import no_index, silent
 import embedder
 from embedder.errors import StoreError
 from embedder.ingest.dry_run import forecast
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store import compact as compact_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
@@ -116,7 +116,7 @@ def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
             built_without(files, silent),
             silent,
         )
-    assert forecast(config, Options(kind="refresh")).num_to_embed == 0
+    assert forecast(config, IngestOptions(kind="refresh")).num_to_embed == 0
     report, rows = refreshed(config)
     assert (report.num_new, report.num_unchanged) == (0, 5)
     assert rows == {key: row for key, row in before.items() if key[0] != "pictures/0002.png"}

@@ -13,7 +13,7 @@ from store_states import silent
 
 import embedder
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
 from embedder.store.files import StoreFiles
@@ -220,8 +220,8 @@ def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source)
     failing.update(f"{number:04d}.png" for number in range(4))
-    with pytest.raises(embedder.errors.RunFailed, match=r"guard rejects: 4 of 4"):
-        refresh(config, Quiet(), Options(kind="refresh"))
+    with pytest.raises(embedder.errors.RunFailedError, match=r"guard rejects: 4 of 4"):
+        refresh(config, Quiet(), IngestOptions(kind="refresh"))
     failing.clear()
     report, after = refreshed(config)
     assert (report.reasons, report.num_items, report.num_rejected) == ({"rejected before": 4}, 4, 0)

@@ -5,11 +5,11 @@ from refresh_runs import contents, refreshed, rows_of, touch
 
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.eta import from_reports
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
 
-REFRESH = Options(kind="refresh")
+REFRESH = IngestOptions(kind="refresh")
 
 
 def reasons(found):
@@ -27,7 +27,7 @@ def test_a_dry_run_names_each_reason_with_its_count_and_bytes_and_changes_nothin
     (source / "pictures" / "0002.png").write_bytes(samples.image_bytes(98))
     (source / "pictures" / "0003.png").unlink()
 
-    found = forecast(config, Options(kind="refresh", retry_rejects=True, limit=3))
+    found = forecast(config, IngestOptions(kind="refresh", retry_rejects=True, limit=3))
     assert contents(config.store) == before
     assert reasons(found) == {"content changed": 2, "new": 1, "rejected before": 1}
     sizes = {each.reason: each.size_bytes for each in found.reasons}

@@ -16,10 +16,10 @@ from refresh_runs import contents, items_of, refreshed, rows_of
 import embedder
 from embedder.config import load_config
 from embedder.engine.signals import stop_at
-from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest import execute, flow
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.observability.run_observer import RUNS_FILE
 from embedder.sources.fetch import Fetcher
 from embedder.store.files import StoreFiles
@@ -105,8 +105,10 @@ def test_an_emptied_source_is_refused_and_nothing_is_changed(make_run, tmp_path)
     refreshed(config)
     before = contents(config.store)
     remove(tmp_path / "small")
-    with pytest.raises(RunFailed, match=r"guard retire: .*small: 4 of 4 .*max_retire_fraction = 0.05.*--force retire"):
-        refresh(config, Quiet(), Options(kind="refresh"))
+    with pytest.raises(
+        RunFailedError, match=r"guard retire: .*small: 4 of 4 .*max_retire_fraction = 0.05.*--force retire"
+    ):
+        refresh(config, Quiet(), IngestOptions(kind="refresh"))
     assert contents(config.store) == before
     told = json.loads((Path(config.store) / RUNS_FILE).read_text().splitlines()[-1])
     (verdict,) = told["guards"]
@@ -120,10 +122,10 @@ def test_a_disk_that_is_not_mounted_is_refused_and_nothing_is_changed(make_run, 
     before = contents(config.store)
     source.rename(tmp_path / "away")
     with pytest.raises(SourceError):
-        refresh(config, Quiet(), Options(kind="refresh"))
+        refresh(config, Quiet(), IngestOptions(kind="refresh"))
     source.mkdir()
-    with pytest.raises(RunFailed, match=r"guard retire: 4 of 4 .*mounted"):
-        refresh(config, Quiet(), Options(kind="refresh"))
+    with pytest.raises(RunFailedError, match=r"guard retire: 4 of 4 .*mounted"):
+        refresh(config, Quiet(), IngestOptions(kind="refresh"))
     assert contents(config.store) == before
 
 
@@ -166,8 +168,8 @@ def test_too_many_rejects_publish_nothing_and_name_the_guard(make_run, tmp_path)
     _, before = refreshed(config)
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    with pytest.raises(RunFailed, match=r"guard rejects: 200 of 200"):
-        refresh(config, Quiet(), Options(kind="refresh"))
+    with pytest.raises(RunFailedError, match=r"guard rejects: 200 of 200"):
+        refresh(config, Quiet(), IngestOptions(kind="refresh"))
     assert rows_of(config) == before
     report, after = refreshed(config, forced=("rejects",))
     assert (report.published, after) == (True, before)
@@ -176,7 +178,7 @@ def test_too_many_rejects_publish_nothing_and_name_the_guard(make_run, tmp_path)
 
 def test_a_guard_that_does_not_exist_is_named(make_run, tmp_path):
     with pytest.raises(ConfigError, match="retired: there is no such guard.*retire, rejects"):
-        refresh(make_run(samples.folder(tmp_path / "in", num_images=1)), Quiet(), Options(forced=("retired",)))
+        refresh(make_run(samples.folder(tmp_path / "in", num_images=1)), Quiet(), IngestOptions(forced=("retired",)))
 
 
 def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(make_run, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import embedder
 from embedder.errors import StoreError
 from embedder.ingest.embed import embed
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
 from embedder.store.tables import RecordTable
@@ -190,11 +190,11 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
         patch.setattr(current, "write_current", dying_swap)
         patch.setattr(publish_or_refuse, "keep_index", dying_index)
         with pytest.raises(Killed):
-            refresh(new, Quiet(), Options(kind="refresh"))
+            refresh(new, Quiet(), IngestOptions(kind="refresh"))
     served = embedder.open_store(new.store)
     assert {row["model_fingerprint"] for row in served.to_arrow().to_pylist()} == {served.info.model_fingerprint}
     assert len(served.search("a red car", k=3)) == 3
-    refresh(new, Quiet(), Options(kind="refresh"))
+    refresh(new, Quiet(), IngestOptions(kind="refresh"))
     served = embedder.open_store(new.store)
     assert served.info.model == json.loads((Path(new.store) / STORE_FILE).read_text())["model"] == new_model
     assert fingerprints(new) == {served.info.model_fingerprint}

@@ -61,10 +61,10 @@ def test_rows_of_a_table_that_was_written_anew_are_found_at_their_new_places(cat
 
 
 def _thumbnail_of(data):
-    from embedder.media.sandbox import DecodeDoor
+    from embedder.media.sandbox import SandboxedDecoder
     from embedder.retrieval.hits import THUMBNAIL
 
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         return [door.picture(data, THUMBNAIL)]
 
 

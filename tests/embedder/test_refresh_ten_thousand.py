@@ -8,8 +8,8 @@ from refresh_runs import contents
 from store_samples import table
 
 from embedder.ingest.inputs import open_inputs
-from embedder.store.part_writer import Stamp, write_part
-from embedder.store.publish import Order, publish
+from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store
 
@@ -21,7 +21,7 @@ def publish_as_listed(inputs):
     bind_store(inputs.files, inputs.info)
     run = start_run(inputs.files, inputs.info, pa.schema([]))
     prints = (inputs.info.model_fingerprint, inputs.info.preprocess_fingerprint)
-    stamp = Stamp(run.run_id, run.session, *prints, pa.schema([]))
+    stamp = RunMetadata(run.run_id, run.session, *prints, pa.schema([]))
     facts = ("uri", "size_bytes", "modified")
     rows = [
         store_samples.row(item["item_id"], **{name: item[name] for name in facts}, image_embedding=[0.1] * 24)
@@ -29,7 +29,7 @@ def publish_as_listed(inputs):
     ]
     for start in range(0, NUM_ITEMS, ROWS_PER_PART):
         write_part(inputs.files, stamp, start // ROWS_PER_PART, table(*rows[start : start + ROWS_PER_PART]))
-    publish(run, stamp, lambda version: None, Order(kind="refresh", info=inputs.info))
+    publish(run, stamp, lambda version: None, PublishIntent(kind="refresh", info=inputs.info))
 
 
 def cpu_s_of_children():

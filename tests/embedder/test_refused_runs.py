@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 import embedder
 from embedder.cli.refresh_commands import rejects, retry
 from embedder.config import load_config
-from embedder.errors import ConfigError, RunFailed, StoreError
+from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import embed
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.runs import all_runs
@@ -140,17 +140,17 @@ def test_a_source_that_is_gone_and_a_run_that_was_refused_before_are_told_togeth
     embed(config, Quiet())
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(BROKEN)
-    with pytest.raises(RunFailed, match=r"^guard rejects: 200 of 200 [^;]*broken0.png"):
-        refresh(config, Quiet(), Options())
+    with pytest.raises(RunFailedError, match=r"^guard rejects: 200 of 200 [^;]*broken0.png"):
+        refresh(config, Quiet(), IngestOptions())
     for path in sorted((source / "pictures").iterdir())[:10]:
         path.unlink()
-    with pytest.raises(RunFailed) as refused:
-        refresh(config, Quiet(), Options())
+    with pytest.raises(RunFailedError) as refused:
+        refresh(config, Quiet(), IngestOptions())
     message = str(refused.value)
     assert message.startswith("guard retire: 10 of 40") and "guard rejects: 200 of 200" in message
     line = json.loads((Path(config.store) / "runs.jsonl").read_text().splitlines()[-1])
     assert [guard["name"] for guard in line["guards"] if not guard["passed"]] == ["retire", "rejects"]
-    report = refresh(config, Quiet(), Options(forced=("retire", "rejects")))
+    report = refresh(config, Quiet(), IngestOptions(forced=("retire", "rejects")))
     assert (report.published, report.num_retired) == (True, 10)
 
 
@@ -160,13 +160,13 @@ def test_a_source_that_is_gone_is_told_alone_while_the_earlier_run_is_not_at_its
     embed(config, Quiet())
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(BROKEN)
-    with pytest.raises(RunFailed, match="guard rejects"):
-        refresh(config, Quiet(), Options())
+    with pytest.raises(RunFailedError, match="guard rejects"):
+        refresh(config, Quiet(), IngestOptions())
     (source / "new.png").write_bytes(samples.image_bytes(900))
     for path in sorted((source / "pictures").iterdir())[:10]:
         path.unlink()
-    with pytest.raises(RunFailed) as refused:
-        refresh(config, Quiet(), Options())
+    with pytest.raises(RunFailedError) as refused:
+        refresh(config, Quiet(), IngestOptions())
     assert "guard rejects" not in str(refused.value), "one more item could change its verdict"
 
 
@@ -175,7 +175,7 @@ def refused_first(make_run, tmp_path):
     """A store whose first run was refused; nothing is published in it."""
     source = broken_folder(tmp_path / "in", num_images=6, num_broken=2)
     config = make_run(source, min_rejects=1)
-    with pytest.raises(RunFailed, match="guard rejects: 2 of 8"):
+    with pytest.raises(RunFailedError, match="guard rejects: 2 of 8"):
         embed(config, Quiet())
     return config, source, all_runs(StoreFiles(config.store))[-1].run_id
 
@@ -214,7 +214,7 @@ def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(ref
 def test_a_retry_mends_a_first_run_that_was_refused(refused_first):
     config, source, run_id = refused_first
     (source / "broken0.png").write_bytes(samples.image_bytes(50))
-    with pytest.raises(RunFailed, match="guard rejects: 1 of 8"):
+    with pytest.raises(RunFailedError, match="guard rejects: 1 of 8"):
         retry(config, {})
     (source / "broken1.png").write_bytes(samples.image_bytes(51))
     report = retry(config, {}, run_id=run_id).data
@@ -228,7 +228,7 @@ def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, 
     embed(config, Quiet())
     for number in range(5):
         (source / f"broken{number}.png").write_bytes(BROKEN)
-    with pytest.raises(RunFailed, match="guard rejects: 5 of 5"):
+    with pytest.raises(RunFailedError, match="guard rejects: 5 of 5"):
         embed(config, Quiet())
     published, pending = (run.run_id for run in all_runs(StoreFiles(config.store)))
     found = rejects(config, None, {}).data
@@ -237,19 +237,19 @@ def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, 
     (command,) = re.findall(r"`embedder ([^`]+)`", run_here("rejects", "--store", config.store).stdout)
     assert len(run_here(*shlex.split(command), "--json").found["rejects"]) == 5
     (source / "broken3.png").write_bytes(samples.image_bytes(60))
-    with pytest.raises(RunFailed, match="guard rejects: 4 of 5"):
+    with pytest.raises(RunFailedError, match="guard rejects: 4 of 5"):
         retry(config, {}, run_id=pending)
     assert len(rejects(config, pending, {}).data["rejects"]) == 4
 
 
 def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, tiny_model):
     config = make_run(broken_folder(tmp_path / "in", num_images=6, num_broken=2), min_rejects=1)
-    with pytest.raises(RunFailed):
-        refresh(config, Quiet(), Options())
+    with pytest.raises(RunFailedError):
+        refresh(config, Quiet(), IngestOptions())
     first = all_runs(StoreFiles(config.store))[-1].run_id
     other = load_config(overrides=config.model_dump(exclude_unset=True) | {"segment_s": 7.0})
-    with pytest.raises(RunFailed):
-        refresh(other, Quiet(), Options())
+    with pytest.raises(RunFailedError):
+        refresh(other, Quiet(), IngestOptions())
     assert read_current(StoreFiles(config.store)) is None
     with pytest.raises(ConfigError, match=f"--run {first}: a later run took its place"):
         retry(config, {}, run_id=first)

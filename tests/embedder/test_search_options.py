@@ -8,7 +8,7 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
 from store_samples import reject
 
-from embedder.compat.locked_property import made_once
+from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import ConfigError
 from embedder.retrieval.grouping import best_segments
 from embedder.retrieval.near_duplicates import fold
@@ -191,7 +191,7 @@ def test_many_threads_make_a_thing_once():
     made, start = [], threading.Barrier(8)
 
     class Owner:
-        @made_once
+        @locked_cached_property
         def thing(self):
             made.append(self)
             return object()

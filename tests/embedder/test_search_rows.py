@@ -8,7 +8,7 @@ from search_stores import QUERY, ids, picture, searchable, video
 from embedder.retrieval.flat_index import ExactIndex, largest
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.row_metadata import Catalogue, match_keys
+from embedder.retrieval.row_metadata import RowMetadata, match_keys
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError
 
@@ -35,7 +35,7 @@ def test_keys_in_many_chunks_find_their_rows():
 
 def test_a_removed_row_needs_no_description_and_a_live_one_does(tmp_path):
     store = searchable(tmp_path / "s", picture("a", 0), picture("b", 10), index=False)
-    catalogue = Catalogue(RecordTable(store.files, "embeddings"))
+    catalogue = RowMetadata(RecordTable(store.files, "embeddings"))
     found = catalogue.rows_of(keys(("b", 0), ("gone", 0), ("a", 0)), np.array([True, False, True]))
     assert [catalogue.rows["item_id"][row].as_py() for row in found[[0, 2]]] == ["b", "a"]
     assert found[1] == -1

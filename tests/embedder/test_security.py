@@ -30,13 +30,13 @@ from typer.testing import CliRunner
 import embedder
 from embedder.cli import app
 from embedder.config import DecodeConfig, SourceConfig
-from embedder.errors import EmbedderError, RunFailed
+from embedder.errors import EmbedderError, RunFailedError
 from embedder.ingest.embed import embed
 from embedder.media import pictures, videos
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -46,7 +46,7 @@ from shards.model_folder import resolve_model
 from shards.shard import load_shard
 
 ROOT = Path(__file__).parents[2]
-FIT = PictureFit(image_size=32, resize="crop", interpolation="bilinear", reduced_decode=True)
+FIT = ResizeSpec(image_size=32, resize="crop", interpolation="bilinear", reduced_decode=True)
 SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCY"
 
 
@@ -88,7 +88,7 @@ def test_pictures_are_opened_with_a_list_of_formats_that_has_no_interpreter_in_i
 def test_other_formats_are_refused_although_pillow_reads_them(kind):
     file = io.BytesIO()
     Image.new("RGB", (32, 32)).save(file, kind)
-    with DecodeDoor() as door, pytest.raises(DecodeError):
+    with SandboxedDecoder() as door, pytest.raises(DecodeError):
         door.picture(file.getvalue(), FIT)
 
 
@@ -103,7 +103,7 @@ def test_videos_are_opened_with_lists_of_formats_and_protocols():
 def test_a_playlist_named_like_a_video_opens_no_neighbour(tmp_path):
     samples.clip(tmp_path / "real.mp4")
     (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile 'real.mp4'\n")
-    with DecodeDoor() as door, pytest.raises(DecodeError):
+    with SandboxedDecoder() as door, pytest.raises(DecodeError):
         next(door.video(tmp_path / "list.mp4", FIT, segment_s=1.0, frames_per_segment=1))
 
 
@@ -111,12 +111,12 @@ def test_pixels_of_a_picture_are_limited_before_they_are_decoded():
     assert DecodeConfig().max_pixels <= 100_000_000
     header = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
     png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4, "big") + b"\0\0\0\0IDAT" + b"\0" * 9
-    with DecodeDoor() as door, pytest.raises(DecodeError, match="TooManyPixels"):
+    with SandboxedDecoder() as door, pytest.raises(DecodeError, match="TooManyPixels"):
         door.picture(png, FIT)
 
 
 def test_the_decoder_has_a_limit_of_memory_that_the_kernel_keeps():
-    with DecodeDoor(DecodeLimits(memory_bytes=700 << 20)) as door:
+    with SandboxedDecoder(DecodeLimits(memory_bytes=700 << 20)) as door:
         door.picture(samples.image_bytes(1), FIT)
         limits = Path(f"/proc/{door.child_pid}/limits").read_text()
     (line,) = [line for line in limits.splitlines() if line.startswith("Max address space")]
@@ -127,7 +127,7 @@ def test_the_decoder_has_a_deadline():
     rows = np.random.default_rng(0).integers(0, 255, (3000, 3000, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(rows).save(file, "PNG", compress_level=1)
-    with DecodeDoor(DecodeLimits(timeout_s=0.02)) as door:
+    with SandboxedDecoder(DecodeLimits(timeout_s=0.02)) as door:
         with pytest.raises(DecodeError) as caught:
             door.picture(file.getvalue(), FIT)
         assert caught.value.error_type == "TimeoutError" and caught.value.transient
@@ -314,6 +314,6 @@ def test_an_address_with_credentials_is_refused_without_repeating_them(make_run,
     address = f"s3://AKIAIOSFODNN7:{SECRET}@bucket/place"
     source = samples.folder(tmp_path / "in", num_images=1)
     config = make_run(source if key != "source" else [{"path": address}], **({key: address} if key != "source" else {}))
-    with pytest.raises((EmbedderError, ModelError, RunFailed)) as caught:
+    with pytest.raises((EmbedderError, ModelError, RunFailedError)) as caught:
         embed(config, Quiet())
     assert SECRET not in str(caught.value) and SECRET not in repr(caught.value)

@@ -9,10 +9,10 @@ from store_states import heard, new_store
 
 from embedder.store.layout import read_current
 from embedder.store_index import build_or_update as index_making
-from embedder.store_index.build_or_update import Making, build_anew
+from embedder.store_index.build_or_update import IndexJob, build_anew
 from embedder.store_index.keep_index import NO_WISHES
 from embedder.store_index.rows import IndexRows
-from embedder.store_index.sharded_build import ROWS_PER_PART, ClusterFiller, Group, cluster_filler, plan_groups
+from embedder.store_index.sharded_build import ROWS_PER_PART, ClusterFiller, ClusterGroup, cluster_filler, plan_groups
 from embedder.store_index.versions import version_folder
 from index import faiss_build
 from index.designs import parse_design
@@ -23,10 +23,10 @@ from index.vectors import VectorTable
 def test_neighbouring_files_become_one_part_up_to_a_size():
     sizes = [("a", 5), ("b", 5), ("c", 1), ("d", 30), ("e", 0), ("f", 10)]
     assert plan_groups(sizes, 10) == [
-        Group(("a", "b"), 10),
-        Group(("c",), 1),
-        Group(("d",), 30),
-        Group(("e", "f"), 10),
+        ClusterGroup(("a", "b"), 10),
+        ClusterGroup(("c",), 1),
+        ClusterGroup(("d",), 30),
+        ClusterGroup(("e", "f"), 10),
     ]
     assert plan_groups([], 10) == []
 
@@ -52,7 +52,7 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
         yield filler
 
     monkeypatch.setattr(index_making, "cluster_filler", running)
-    making = Making(files, rows.version, INFO, None, NO_WISHES, heard(said), "a cluster")
+    making = IndexJob(files, rows.version, INFO, None, NO_WISHES, heard(said), "a cluster")
     number, manifest = build_anew(making, "IVF8,Flat")
     assert (manifest.design, manifest.num_vectors) == ("IVF8,Flat", 400)
     index = open_index(version_folder(files, number))

@@ -16,9 +16,9 @@ from command_runs import run_here
 from embedding_runs import Quiet, embedded
 from test_killed_runs import assert_same
 
-from embedder.engine.interrupts import SAME_S, Interrupted, held, interruptible
+from embedder.engine.interrupts import SAME_S, SignalInterrupt, held, interruptible
 from embedder.engine.job import decode_spec, open_model
-from embedder.errors import RunFailed
+from embedder.errors import RunFailedError
 from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import embed
 from embedder.sources.fetch import Fetcher
@@ -90,7 +90,7 @@ def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
     listening = Listening(config.store)
     with monkeypatch.context() as patch:
         once(patch, Fetcher, "fetch", lambda: press(number, times), lambda self, uri, **_: uri.endswith("0040.png"))
-        with pytest.raises(RunFailed, match=r"stopped on request after (\d+) items, which are kept") as stopped:
+        with pytest.raises(RunFailedError, match=r"stopped on request after (\d+) items, which are kept") as stopped:
             embed(config, listening)
     (line,) = (place for place, said in enumerate(listening.said) if said.startswith(f"{number.name}: stopping"))
     assert "for at most 10 s; once more stops at once" in listening.said[line]
@@ -116,7 +116,7 @@ def test_what_is_being_decoded_is_not_waited_for(make_run, tmp_path, monkeypatch
         return fetch(self, uri, **options)
 
     monkeypatch.setattr(Fetcher, "fetch", endless)
-    with pytest.raises(RunFailed, match="stopped on request after"):
+    with pytest.raises(RunFailedError, match="stopped on request after"):
         embed(config, Quiet())
     assert not waited, "the fetch still hangs"
     let_go.set()
@@ -146,7 +146,7 @@ def test_tables_that_wait_for_the_stages_are_left_out(make_run, tmp_path, monkey
         return len(begun)
 
     monkeypatch.setattr(Stage, "__call__", counted)
-    with pytest.raises(RunFailed, match="stopped on request after"):
+    with pytest.raises(RunFailedError, match="stopped on request after"):
         embed(config, Quiet())
     assert begun_after == []
     assert 4 * 4 <= num_kept(config) <= 4 * (5 + 2)
@@ -163,7 +163,7 @@ def test_no_time_to_finish_keeps_what_was_finished_before(make_run, tmp_path, mo
     config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4, stop_timeout_s=0)
     once(monkeypatch, Fetcher, "fetch", press, lambda self, uri, **_: uri.endswith("0040.png"))
     listening = Listening(config.store)
-    with pytest.raises(RunFailed, match="stopped on request after"):
+    with pytest.raises(RunFailedError, match="stopped on request after"):
         embed(config, listening)
     assert "for at most 0 s" in " ".join(listening.said)
     assert any("stop_timeout_s = 0 is over" in said for said in listening.said)
@@ -247,7 +247,7 @@ def test_the_signals_are_whose_they_were_after_the_command(make_run, tmp_path):
 
 def test_a_signal_in_what_must_not_be_broken_off_is_heard_after_it(capfd):
     done = []
-    with pytest.raises(Interrupted) as interrupted, interruptible():
+    with pytest.raises(SignalInterrupt) as interrupted, interruptible():
         with held("the engine has started"):
             press(times=2)
             done.append("it has")
@@ -303,9 +303,9 @@ def test_a_second_signal_ends_the_command_and_all_that_it_started(make_run, tmp_
 def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
     from embedder import pipeline
     from embedder.engine import draining
-    from embedder.steps.stage_actor import StageProcess
+    from embedder.steps.stage_actor import StageActor
 
-    class Waiting(StageProcess):
+    class Waiting(StageActor):
         """So that not all items are through before anybody has looked."""
 
         def __call__(self, table):
@@ -331,7 +331,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "StageProcess", Waiting)
         once(patch, draining.DrainOnStop, "on_execution_step", press_and_wait, is_through)
-        with pytest.raises(RunFailed, match=r"stopped on request after \d+ items, which are kept"):
+        with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
             embed(config, listening)
     (line,) = (place for place, said in enumerate(listening.said) if said.startswith("SIGINT: stopping"))
     assert not listening.asked[line]
@@ -345,9 +345,9 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
 def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.engine import draining
-    from embedder.steps.stage_actor import StageProcess
+    from embedder.steps.stage_actor import StageActor
 
-    class Hanging(StageProcess):
+    class Hanging(StageActor):
         def __call__(self, table):
             if self._stage.spec.index == 1 and any(each.endswith("0100.png") for each in table["item_id"].to_pylist()):
                 time.sleep(1000)
@@ -366,7 +366,7 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "StageProcess", Hanging)
         once(patch, draining.DrainOnStop, "on_execution_step", press, hangs)
-        with pytest.raises(RunFailed, match=r"stopped on request after"):
+        with pytest.raises(RunFailedError, match=r"stopped on request after"):
             embed(config, listening)
     assert num_kept(config) >= 8
     _, rows = embedded(config.model_copy(update={"engine": "local"}))
@@ -376,16 +376,16 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
 def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.engine import draining
-    from embedder.steps.stage_actor import StageProcess
+    from embedder.steps.stage_actor import StageActor
 
-    class NeverUp(StageProcess):
+    class NeverUp(StageActor):
         def __init__(self, spec, run=None):
             time.sleep(1000)
 
     config = make_run(samples.folder(tmp_path / "in", num_images=20), engine="ray", stop_timeout_s=1000)
     monkeypatch.setattr(pipeline, "StageProcess", NeverUp)
     once(monkeypatch, draining.DrainOnStop, "on_execution_step", press)
-    with pytest.raises(RunFailed, match="stopped on request before any item was finished"):
+    with pytest.raises(RunFailedError, match="stopped on request before any item was finished"):
         embed(config, Quiet())
 
 

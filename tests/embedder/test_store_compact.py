@@ -15,7 +15,7 @@ from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact, compact_if_needed, plan_groups
 from embedder.store.history import past_runs, publications
-from embedder.store.journal import Part
+from embedder.store.journal import PartFile
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
@@ -30,8 +30,8 @@ def files(tmp_path):
     return new_store(tmp_path / "store")
 
 
-def part(path: str, num_rows: int = 10, size_bytes: int = 100) -> Part:
-    return Part(table="items", path=path, num_rows=num_rows, size_bytes=size_bytes, stats="", session="")
+def part(path: str, num_rows: int = 10, size_bytes: int = 100) -> PartFile:
+    return PartFile(table="items", path=path, num_rows=num_rows, size_bytes=size_bytes, stats="", session="")
 
 
 def many_parts(files, number=6):

@@ -20,9 +20,9 @@ import embedder
 from embedder.errors import ConfigError, StoreError
 from embedder.ingest.embed import embed
 from embedder.ingest.flow import refresh
-from embedder.ingest.work import Options
+from embedder.ingest.work import IngestOptions
 from embedder.storage.file_adapter import RangeFile
-from embedder.store.files import StoreFiles, WriteConflict
+from embedder.store.files import StoreFiles, WriteConflictError
 from embedder.store.layout import read_current
 from embedder.store.object_ranges import BLOCK_BYTES, TAIL_BYTES, ObjectTail
 from embedder.store.part_writer import store_part, write_part
@@ -65,7 +65,7 @@ def test_the_same_runs_make_the_same_store_on_a_disk_and_in_a_bucket(make_run, b
             assert embedded(config)[0].published
     (source / "pictures" / "0003.png").unlink()
     for config in configs:  # one item is gone; the index follows
-        assert refresh(config, Quiet(), Options()).published
+        assert refresh(config, Quiet(), IngestOptions()).published
     disk, there = (embedder.open_store(config.store) for config in configs)
 
     rows = [by_key(store.to_arrow(), ("item_id", "segment"), SAME) for store in (disk, there)]
@@ -162,12 +162,12 @@ def test_a_file_is_created_once_and_replaced_only_as_it_was_read(files):
     data, tag = files.read_tagged("x/new.json")
     assert data == b"1"
     newer = files.replace("x/new.json", b"3", tag)
-    with pytest.raises(WriteConflict):
+    with pytest.raises(WriteConflictError):
         files.replace("x/new.json", b"4", tag)
     files.replace("x/new.json", b"5", newer)
-    with pytest.raises(WriteConflict):
+    with pytest.raises(WriteConflictError):
         files.replace("x/gone.json", b"6", newer)
-    with pytest.raises(WriteConflict):
+    with pytest.raises(WriteConflictError):
         files.replace("x/new.json", b"7", None)
     assert objects_of(files) == {"x/new.json": b"5"}
 

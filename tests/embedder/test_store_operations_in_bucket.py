@@ -11,7 +11,7 @@ from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs
 from embedder.store.layout import read_current, utc_now
-from embedder.store.lease import LeaseLost
+from embedder.store.lease import LeaseLostError
 from embedder.store.lock import write_current, write_lock
 from embedder.store.purge.purge import purge
 from embedder.store.rollback import release, rollback
@@ -95,11 +95,11 @@ def test_a_hold_is_set_and_released_on_condition_that_nobody_published_meanwhile
     stranger = held.model_copy(update={"published_at": utc_now()})
     with write_lock(files):
         write_current(StoreFiles(files.address), stranger)
-        with pytest.raises(LeaseLost, match="another run published while this one held the lock"):
+        with pytest.raises(LeaseLostError, match="another run published while this one held the lock"):
             rollback(files, held.previous, no_index, silent)
     with write_lock(files):
         write_current(StoreFiles(files.address), held)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             release(files)
     assert read_current(files) == held, "as the stranger left it"
     with write_lock(files):

@@ -25,7 +25,7 @@ from embedder.store.layout import (
 )
 from embedder.store.lock import write_lock
 from embedder.store.part_writer import write_part
-from embedder.store.publish import Order, finish_publication, publish
+from embedder.store.publish import PublishIntent, finish_publication, publish
 from embedder.store.runs import finished_items
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, read_store_info
@@ -197,7 +197,7 @@ def test_nothing_of_another_model_stays(files):
     write_part(files, stamp, 0, table(row("a.jpg", image_embedding=[0.0, 1.0])))
     info = INFO.model_copy(update={"model": "new", "model_fingerprint": "two"})
     bind_store(files, INFO)
-    publish(run, stamp, nothing_built, Order(kind="refresh", info=info, replaces_all=True))
+    publish(run, stamp, nothing_built, PublishIntent(kind="refresh", info=info, replaces_all=True))
     assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [("a.jpg", [0.0, 1.0])]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg"]
     assert read_current(files).model_fingerprint == read_store_info(files).model_fingerprint == "two"

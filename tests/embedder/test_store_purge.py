@@ -25,7 +25,7 @@ from store_states import (
 )
 
 import embedder
-from embedder.errors import RunFailed, StoreError
+from embedder.errors import RunFailedError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.history import one_before, past_runs, publications, readable
@@ -275,7 +275,7 @@ def test_an_unfinished_run_goes_on_where_only_old_versions_held_the_item(files):
 
 def test_what_is_still_found_is_named_and_the_command_fails(files, three_nights, monkeypatch):
     monkeypatch.setattr(purge_module, "scrub_texts", lambda files, names: 0)
-    with pytest.raises(RunFailed, match=r"purge: 2 of \d+ files still hold or name an item: runs/.*nightly.log"):
+    with pytest.raises(RunFailedError, match=r"purge: 2 of \d+ files still hold or name an item: runs/.*nightly.log"):
         purge(files, [GONE], no_index, silent)
     assert ("b.jpg", 0) in rows_now(files)
 
@@ -441,6 +441,6 @@ def test_of_many_names_with_one_beginning_each_is_found_where_it_is_one():
 def test_a_file_that_is_no_text_is_not_written_over(files, three_nights):
     content = b"\xff\xfe " + GONE.encode()
     files.write("notes.bin", content)
-    with pytest.raises(RunFailed, match=r"1 of \d+ files still hold or name an item: notes.bin"):
+    with pytest.raises(RunFailedError, match=r"1 of \d+ files still hold or name an item: notes.bin"):
         purge(files, [GONE], no_index, silent)
     assert files.read("notes.bin") == content

@@ -21,7 +21,7 @@ from train_samples import Watching, metrics, training, weights
 
 import embedder
 from embedder.config import load_config
-from embedder.errors import ConfigError, RunFailed, SourceError
+from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
 from embedder.training.run import train
 
@@ -78,7 +78,7 @@ def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one
 
     out = tmp_path / "b" / "run"
     for resume, step in ((False, 4), (True, 8)):
-        with pytest.raises(RunFailed, match=f"after step {step} of 12.*--resume"):
+        with pytest.raises(RunFailedError, match=f"after step {step} of 12.*--resume"):
             train(stopped, Watching(on_step), resume=resume)
         for folder in ("model", "last"):
             assert {file.name for file in (out / folder).iterdir()} == {
@@ -174,7 +174,7 @@ def test_too_many_broken_pairs_end_the_run_and_name_the_cure(tiny_model, tmp_pat
     for row in rows[:6]:
         row["photo"] = b"no picture"
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
-    with pytest.raises(RunFailed, match=r"6 of .* items were rejected.*rejects\.jsonl.*max_reject_fraction"):
+    with pytest.raises(RunFailedError, match=r"6 of .* items were rejected.*rejects\.jsonl.*max_reject_fraction"):
         train(training(source, tmp_path / "out", model=str(tiny_model)), Watching())
     changes = {"model": str(tiny_model), "max_reject_fraction": 0.2}
     assert train(training(source, tmp_path / "out", **changes), Watching(), resume=True).num_rejected == 6

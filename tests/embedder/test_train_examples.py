@@ -9,7 +9,7 @@ from train_samples import training
 
 from embedder.config import RunConfig
 from embedder.engine.job import decode_spec, open_model
-from embedder.training.batches import Draw, Tally
+from embedder.training.batches import ExampleCounts, SamplerConfig
 from embedder.training.examples import ExampleSpec, decode_examples, examples_of
 from embedder.training.items import list_items
 from embedder.training.rank_batches import cut_shares, decode_share, take_share
@@ -46,11 +46,11 @@ def test_several_workers_get_equal_shares_that_together_are_the_batches_of_one(
     from embedder.training.stream import share_stream
 
     _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
-    draw = Draw(batch_size=8, captions_per_picture=1, seed=3)
+    draw = SamplerConfig(batch_size=8, captions_per_picture=1, seed=3)
     stream = share_stream(cut_shares(items, draw, 2, epoch=1, first=first, num_epochs=2), spec, 0.5)
 
     def read(rank, share):
-        found, tally = [], Tally(40)
+        found, tally = [], ExampleCounts(40)
         for number, block in enumerate(share.iter_batches(batch_size=None, batch_format="pyarrow")):
             epoch, batch = divmod(number + first + 5, 5)
             found.append(take_share(block, (epoch, batch, rank), 32, tally))
@@ -72,9 +72,9 @@ def test_several_workers_get_equal_shares_that_together_are_the_batches_of_one(
 
 def test_a_share_of_another_place_in_the_stream_is_refused(tiny_model, tmp_path):
     _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(8)))
-    blocks = list(cut_shares(items, Draw(8, 1, 3), 2, epoch=0, first=0, num_epochs=1))
+    blocks = list(cut_shares(items, SamplerConfig(8, 1, 3), 2, epoch=0, first=0, num_epochs=1))
     with pytest.raises(RuntimeError, match=r"share \(0, 0, 1\) where \(0, 0, 0\) were due"):
-        take_share(decode_share(blocks[1], spec=spec), (0, 0, 0), 32, Tally(8))
+        take_share(decode_share(blocks[1], spec=spec), (0, 0, 0), 32, ExampleCounts(8))
 
 
 def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_path):
@@ -95,10 +95,10 @@ def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_pat
 
 def test_pixels_are_those_that_embedding_sees(tiny_model, tmp_path):
     from embedder.engine.job import picture_fit
-    from embedder.media.sandbox import DecodeDoor
+    from embedder.media.sandbox import SandboxedDecoder
 
     model, found = examples(tiny_model, tmp_path, train_samples.rows_of(range(3)))
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         for number, example in enumerate(found):
             expected = door.picture(train_samples.square(number), picture_fit(model))
             assert np.array_equal(example.pixels, np.asarray(expected).reshape(32, 32, 3))

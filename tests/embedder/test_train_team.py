@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from train_samples import Watching, metrics, training, weights
 
 from embedder.engine.resources import Available
-from embedder.errors import ConfigError, RunFailed
+from embedder.errors import ConfigError, RunFailedError
 from embedder.training.run import train
-from embedder.training.worker_resources import Places, allocate_workers
+from embedder.training.worker_resources import WorkerResources, allocate_workers
 
 pytestmark = pytest.mark.timeout(600)  # each run starts five processes, and they share what is left of two cores
 TOGETHER = {"engine": "auto", "num_workers": 2, "decode": {"num_cpus": 0.5}, "no_progress_timeout_s": 150}
@@ -66,7 +66,7 @@ def test_two_workers_train_the_weights_of_one_and_go_on_exactly(source, tiny_mod
         assert values[0] == pytest.approx(values[1], rel=1e-3), name
 
     stopped = training(source, tmp_path / "stopped" / "run", **options(tiny_model), **TOGETHER)
-    with pytest.raises(RunFailed, match=r"after step 4 of 8.*--resume"):
+    with pytest.raises(RunFailedError, match=r"after step 4 of 8.*--resume"):
         train(stopped, Watching(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 4 else None))
     assert (tmp_path / "stopped" / "run" / "last" / "config.json").is_file()
     train(stopped, Watching(), resume=True)
@@ -93,7 +93,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source
             mine[1].kill()
             killed_at_s.append(time.monotonic())
 
-    with pytest.raises(RunFailed, match="one of 2 training workers died after step 4 .*--resume goes on"):
+    with pytest.raises(RunFailedError, match="one of 2 training workers died after step 4 .*--resume goes on"):
         train(config, Watching(kill_one))
     assert time.monotonic() - killed_at_s[0] < 40
     report = train(config.model_copy(update={"num_workers": 1, "engine": "local"}), Watching(), resume=True)
@@ -119,9 +119,9 @@ def places(available, **changes):
 
 def test_workers_leave_a_cpu_to_decode_with_however_small_the_machine():
     on = {"engine": "ray", "num_workers": 2}
-    assert places(Available(2.0), **on) == Places(2, 0.5, 0.0, 1, 1.0)
-    assert places(Available(1.0), **on) == Places(2, 0.25, 0.0, 1, 0.5)
-    assert places(Available(16.0), **on) == Places(2, 7.0, 0.0, 7, 1.0)
+    assert places(Available(2.0), **on) == WorkerResources(2, 0.5, 0.0, 1, 1.0)
+    assert places(Available(1.0), **on) == WorkerResources(2, 0.25, 0.0, 1, 0.5)
+    assert places(Available(16.0), **on) == WorkerResources(2, 7.0, 0.0, 7, 1.0)
     assert places(Available(16.0, 2.0), **on, device="auto").num_gpus == 1.0
     for available in (Available(2.0), Available(1.0), Available(16.0)):
         found = places(available, **on)

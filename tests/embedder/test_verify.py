@@ -17,7 +17,7 @@ from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.int8_benefit import Gain, measure_gain
+from shards.int8_benefit import Int8Benefit, measure_gain
 from shards.plan import LayerRange, ShardSpec, plan_specs
 from shards.towers import init_model
 
@@ -156,7 +156,7 @@ def test_other_dtypes_and_clusters_are_not_measured(tiny_model):
     [(0.9, 90, False), (1.0, 90, True), (1.5, 90, True), (0.9, 100, True), (0.9, 150, True)],
 )
 def test_int8_has_to_be_faster_than_the_fastest_and_smaller_than_the_smallest(seconds, size, refused):
-    gain = Gain(
+    gain = Int8Benefit(
         "cpu",
         {"float32": 2.0, "bfloat16": 1.0, "int8": seconds},
         {"float32": 200, "bfloat16": 100, "int8": size},

@@ -9,14 +9,14 @@ from index_samples import Build, make_pictures_and_captions, make_vectors
 from index.constraints import Constraints
 from index.designs import Design, candidate_designs, count_lists, parse_design
 from index.errors import RetrievalError
-from index.manifest import Trial
+from index.manifest import DesignTrial
 from index.projection import QueryDirections
 from index.ranking import judge, rank
 from index.search import open_index
 
 
-def trial(design: str, recall: float, latency_ms: float, num_bytes: int) -> Trial:
-    return Trial(
+def trial(design: str, recall: float, latency_ms: float, num_bytes: int) -> DesignTrial:
+    return DesignTrial(
         design=design,
         num_vectors=100,
         parameters={},
@@ -50,7 +50,9 @@ ALL = [FLAT, GRAPH, LEAN, CODES, SLOW_CODES]
         (Constraints(memory_bytes=1000), [LEAN, SLOW_CODES, FLAT]),
     ],
 )
-def test_the_fastest_is_best_or_the_smallest_that_is_fast_enough(constraints: Constraints, order: list[Trial]) -> None:
+def test_the_fastest_is_best_or_the_smallest_that_is_fast_enough(
+    constraints: Constraints, order: list[DesignTrial]
+) -> None:
     assert rank(ALL, constraints) == order
 
 

@@ -3,7 +3,7 @@
 import pytest
 from index_samples import Build
 
-from index.errors import GateRefused, RetrievalError
+from index.errors import GateRefusedError, RetrievalError
 from index.gate import Gate, check_gate
 
 
@@ -25,7 +25,7 @@ def test_floor_and_drop(build: Build, recall: float, before: float | None, messa
     if message is None:
         check_gate(new, previous, Gate(), "store x")
     else:
-        with pytest.raises(GateRefused, match=f"store x: .*{message}"):
+        with pytest.raises(GateRefusedError, match=f"store x: .*{message}"):
             check_gate(new, previous, Gate(), "store x")
 
 

@@ -12,7 +12,7 @@ import pytest
 from index_samples import Build, make_ids, make_vectors
 
 from index import faiss_build
-from index.errors import RebuildNeeded, RetrievalError
+from index.errors import RebuildNeededError, RetrievalError
 from index.search import open_index
 from index.update import update_index
 
@@ -150,7 +150,7 @@ def test_a_version_of_the_first_release_is_still_searched(build: Build, kind: st
     index = open_index(version)
     assert index.search(make_vectors(300)[:5], 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert index.manifest.parameters == manifest.parameters
-    with pytest.raises(RebuildNeeded, match="an earlier release built it"):
+    with pytest.raises(RebuildNeededError, match="an earlier release built it"):
         update_index(
             version, version.parent / "000002", [], index.ids.slice(0, 0), np.zeros(300, bool), embeddings_version=8
         )

@@ -10,7 +10,7 @@ from index_samples import Build, make_ids, make_pictures_and_captions, make_vect
 
 from index.changes import compare_ids
 from index.constraints import Constraints
-from index.errors import RebuildNeeded, RetrievalError
+from index.errors import RebuildNeededError, RetrievalError
 from index.search import open_index
 from index.update import update_index
 
@@ -122,7 +122,7 @@ def test_too_much_change_asks_for_a_build(
 ) -> None:
     before, _ = build()
     out = tmp_path / "index" / "000002"
-    with pytest.raises(RebuildNeeded, match=message):
+    with pytest.raises(RebuildNeededError, match=message):
         update_index(
             before,
             out,
@@ -141,7 +141,7 @@ def test_vectors_that_the_index_was_not_made_for_ask_for_a_build(build: Build, t
     noise = np.random.default_rng(0).standard_normal((3000, 64)) * 0.02
     near = pictures[:1] + noise
     near = (near / np.linalg.norm(near, axis=1, keepdims=True)).astype(np.float32)
-    with pytest.raises(RebuildNeeded, match="fills few of its lists"):
+    with pytest.raises(RebuildNeededError, match="fills few of its lists"):
         update_index(before, tmp_path / "2", near, make_ids(3000, "run-2"), np.zeros(4000, bool), embeddings_version=8)
 
 

@@ -10,14 +10,14 @@ import pytest
 from PIL import Image
 
 from embedder.media.limits import DecodeLimits
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.sandbox import SandboxedDecoder
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[DecodeDoor]:
-    with DecodeDoor(DecodeLimits(timeout_s=30, memory_bytes=1 << 30)) as opened:
+def door() -> Iterator[SandboxedDecoder]:
+    with SandboxedDecoder(DecodeLimits(timeout_s=30, memory_bytes=1 << 30)) as opened:
         yield opened
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from embedder.media.declared_size import declared_bytes
-from embedder.media.resize import PictureFit, draft_size, kept_box, long_cut, scaled_size
+from embedder.media.resize import ResizeSpec, draft_size, kept_box, long_cut, scaled_size
 from embedder.media.segments import FrameClock, SegmentRule, TimedFrame, pick_segments
 
 
@@ -23,29 +23,29 @@ from embedder.media.segments import FrameClock, SegmentRule, TimedFrame, pick_se
     ],
 )
 def test_scaled_sizes(resize, size, expected):
-    assert scaled_size(size, PictureFit(224, resize)) == expected
+    assert scaled_size(size, ResizeSpec(224, resize)) == expected
 
 
 def test_crop_takes_the_middle():
-    crop = PictureFit(224, "crop")
+    crop = ResizeSpec(224, "crop")
     assert kept_box((298, 224), crop) == (37, 0, 261, 224)
     assert kept_box((224, 299), crop) == (0, 38, 224, 262)  # half of 75, rounded to even as torchvision does
-    assert kept_box((224, 299), PictureFit(224, "crop", resampler="torchvision")) == (0, 37, 224, 261)
-    assert kept_box((224, 168), PictureFit(224, "pad")) == (0, 0, 224, 168)
+    assert kept_box((224, 299), ResizeSpec(224, "crop", resampler="torchvision")) == (0, 37, 224, 261)
+    assert kept_box((224, 168), ResizeSpec(224, "pad")) == (0, 0, 224, 168)
 
 
 def test_only_very_long_pictures_are_cut_before_the_resize():
-    crop = PictureFit(224, "crop")
+    crop = ResizeSpec(224, "crop")
     assert long_cut((400, 100), crop) is None
     assert long_cut((50_000, 1), crop) == (24_998, 0, 25_002, 1)
     assert long_cut((10, 1001), crop) == (0, 480, 10, 520)
-    assert long_cut((10, 640), PictureFit(224, "crop", resampler="torchvision")) is None
-    assert long_cut((50_000, 1), PictureFit(224)) is None
+    assert long_cut((10, 640), ResizeSpec(224, "crop", resampler="torchvision")) is None
+    assert long_cut((50_000, 1), ResizeSpec(224)) is None
 
 
 @pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
 def test_a_reduced_jpeg_keeps_twice_the_target(resize):
-    fit = PictureFit(224, resize, reduced_decode=True)
+    fit = ResizeSpec(224, resize, reduced_decode=True)
     for size in ((640, 480), (4000, 300), (1, 9), (3000, 4000)):
         target, least = scaled_size(size, fit), draft_size(size, fit)
         assert all(have >= 2 * want for have, want in zip(least, target, strict=True))

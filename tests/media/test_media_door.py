@@ -18,10 +18,10 @@ from PIL import Image
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 
-FIT = PictureFit(16)
+FIT = ResizeSpec(16)
 ORANGE = (250, 120, 10)
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -133,8 +133,8 @@ def test_headers_of_huge_dimensions_are_refused_before_decoding(door, encode_pic
 
 def test_reduced_jpegs_are_counted_after_the_reduction(encode_picture):
     whole, larger = (encode_picture(Image.new("RGB", (side, 1600), ORANGE), "JPEG") for side in (1600, 1601))
-    with DecodeDoor(DecodeLimits(max_pixels=200 * 200)) as door:
-        for fit in (PictureFit(16), PictureFit(16, reduced_decode=True), PictureFit(224, reduced_decode=True)):
+    with SandboxedDecoder(DecodeLimits(max_pixels=200 * 200)) as door:
+        for fit in (ResizeSpec(16), ResizeSpec(16, reduced_decode=True), ResizeSpec(224, reduced_decode=True)):
             assert np.abs(door.picture(whole, fit).astype(int) - ORANGE).max() < 9
             assert refused(door, larger, fit).error_type == "TooManyPixels"
 
@@ -142,14 +142,14 @@ def test_reduced_jpegs_are_counted_after_the_reduction(encode_picture):
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_other_pictures_are_decoded_whole_up_to_twice_the_limit_and_halved(encode_picture, kind):
     exact, larger = (encode_picture(Image.new("RGB", (side, 200), ORANGE), kind) for side in (400, 401))
-    with DecodeDoor(DecodeLimits(max_pixels=200 * 200)) as door:
+    with SandboxedDecoder(DecodeLimits(max_pixels=200 * 200)) as door:
         assert np.abs(door.picture(exact, FIT).astype(int) - ORANGE).max() < 9
         assert refused(door, larger).error_type == "TooManyPixels"
 
 
 def test_a_memory_bomb_costs_itself_alone(png):
     bomb = png_bomb(9000, 9000)  # 81 million pixels, as many bytes once decoded
-    with DecodeDoor(DecodeLimits(memory_bytes=96 << 20)) as door:
+    with SandboxedDecoder(DecodeLimits(memory_bytes=96 << 20)) as door:
         assert is_orange(door.picture(png, FIT))
         error = refused(door, bomb)
         assert (error.error_type, error.transient) == ("MemoryError", False)
@@ -159,7 +159,7 @@ def test_a_memory_bomb_costs_itself_alone(png):
 
 def test_a_video_that_needs_too_much_memory_costs_itself_alone(make_video, png):
     path = make_video([(9, 9, 9)] * 3, size=(4096, 4096), codec="mjpeg", kind="mov", pix_fmt="yuvj420p")
-    with DecodeDoor(DecodeLimits(memory_bytes=180 << 20)) as door:
+    with SandboxedDecoder(DecodeLimits(memory_bytes=180 << 20)) as door:
         with pytest.raises(DecodeError) as caught:
             list(door.video(path, FIT, segment_s=1, frames_per_segment=1))
         assert not caught.value.transient
@@ -169,14 +169,14 @@ def test_a_video_that_needs_too_much_memory_costs_itself_alone(make_video, png):
 def test_large_files_are_refused_as_bytes_and_as_files(tmp_path, png):
     path = tmp_path / "large.png"
     path.write_bytes(png + b"\0" * 1000)
-    with DecodeDoor(DecodeLimits(max_file_bytes=1000)) as door:
+    with SandboxedDecoder(DecodeLimits(max_file_bytes=1000)) as door:
         assert refused(door, path).error_type == "FileTooLarge"
         assert refused(door, path.read_bytes()).error_type == "FileTooLarge"
         assert is_orange(door.picture(png, FIT))
 
 
 def test_a_decoder_that_hangs_is_ended_in_time_and_the_next_file_decodes(png):
-    with DecodeDoor(DecodeLimits(timeout_s=0.5)) as door:
+    with SandboxedDecoder(DecodeLimits(timeout_s=0.5)) as door:
         door.picture(png, FIT)
         hung = door.child_pid
         os.kill(hung, signal.SIGSTOP)
@@ -187,14 +187,14 @@ def test_a_decoder_that_hangs_is_ended_in_time_and_the_next_file_decodes(png):
 
 
 def test_a_slow_picture_is_ended_in_time(slow_png, png):
-    with DecodeDoor(DecodeLimits(timeout_s=0.05)) as door:
+    with SandboxedDecoder(DecodeLimits(timeout_s=0.05)) as door:
         assert refused(door, slow_png).error_type == "TimeoutError"
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         assert (door.picture(slow_png, FIT) == 255).all()
 
 
 def test_a_decoder_killed_once_gets_a_second_chance(slow_png, png):
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         door.picture(png, FIT)
         first = door.child_pid
         with while_decoding(door, lambda pid: pid == first and os.kill(pid, signal.SIGKILL), every_s=0.03):
@@ -203,7 +203,7 @@ def test_a_decoder_killed_once_gets_a_second_chance(slow_png, png):
 
 
 def test_a_file_that_kills_its_decoder_every_time_is_blamed(slow_png, png):
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         door.picture(png, FIT)
         with while_decoding(door, lambda pid: os.kill(pid, signal.SIGSEGV), every_s=0.15):
             error = refused(door, slow_png)
@@ -215,7 +215,7 @@ def test_a_file_that_kills_its_decoder_every_time_is_blamed(slow_png, png):
 
 def test_a_decoder_killed_from_outside_each_time_may_be_tried_again(slow_png, png):
     """SIGKILL comes from no decoder: the machine ran out of memory, or somebody sent it."""
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         door.picture(png, FIT)
         with while_decoding(door, lambda pid: os.kill(pid, signal.SIGKILL), every_s=0.15):
             error = refused(door, slow_png)
@@ -224,7 +224,7 @@ def test_a_decoder_killed_from_outside_each_time_may_be_tried_again(slow_png, pn
 
 
 def test_a_child_that_died_while_idle_is_replaced_unnoticed(png):
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         for _ in range(3):
             assert is_orange(door.picture(png, FIT))
             os.kill(door.child_pid, signal.SIGKILL)
@@ -233,7 +233,7 @@ def test_a_child_that_died_while_idle_is_replaced_unnoticed(png):
 
 def test_a_decoder_killed_in_the_middle_of_a_video_goes_on_where_it_was(make_video):
     path = make_video([(5 * i,) * 3 for i in range(50)])
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         whole = list(door.video(path, FIT, segment_s=1, frames_per_segment=2))
         got = []
         for segment in door.video(path, FIT, segment_s=1, frames_per_segment=2):
@@ -246,7 +246,7 @@ def test_a_decoder_killed_in_the_middle_of_a_video_goes_on_where_it_was(make_vid
 
 def test_a_video_that_hangs_keeps_its_whole_segments(make_video, png):
     path = make_video([(5 * i,) * 3 for i in range(50)])
-    with DecodeDoor(DecodeLimits(timeout_s=0.5)) as door:
+    with SandboxedDecoder(DecodeLimits(timeout_s=0.5)) as door:
         got = []
         with pytest.raises(DecodeError) as caught:
             for segment in door.video(path, FIT, segment_s=1, frames_per_segment=2):
@@ -262,7 +262,7 @@ def test_a_long_video_ends_by_its_own_limit_which_does_not_count_the_reader(make
     path = make_video([(5, 5, 5)] * 2000, rate=100)
 
     def read(limit_s, pause_s=0.0):
-        with DecodeDoor(DecodeLimits(video_timeout_s=limit_s)) as door:
+        with SandboxedDecoder(DecodeLimits(video_timeout_s=limit_s)) as door:
             for _ in door.video(path, FIT, segment_s=1, frames_per_segment=1):
                 time.sleep(pause_s)
 
@@ -273,7 +273,7 @@ def test_a_long_video_ends_by_its_own_limit_which_does_not_count_the_reader(make
 
 def test_an_abandoned_video_does_not_disturb_the_next_file(make_video, png):
     path = make_video([(5 * i,) * 3 for i in range(50)])
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         segments = door.video(path, FIT, segment_s=1, frames_per_segment=2)
         next(segments)
         assert is_orange(door.picture(png, FIT))
@@ -291,7 +291,7 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(slow_png, png
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with DecodeDoor() as door:
+        with SandboxedDecoder() as door:
             door.picture(png, FIT)
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(KeyboardInterrupt):
@@ -304,8 +304,8 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(slow_png, png
 def test_memory_of_a_video_does_not_grow_with_its_length(make_video):
     def peak_kib(seconds):
         path = make_video([(9, 9, 9)] * (10 * seconds), size=(320, 240), name=f"{seconds}.mp4")
-        with DecodeDoor() as door:
-            assert len(list(door.video(path, PictureFit(224), segment_s=1, frames_per_segment=4))) == seconds
+        with SandboxedDecoder() as door:
+            assert len(list(door.video(path, ResizeSpec(224), segment_s=1, frames_per_segment=4))) == seconds
             status = Path(f"/proc/{door.child_pid}/status").read_text()
             return int(status.split("VmHWM:")[1].split()[0])
 
@@ -331,7 +331,7 @@ def test_a_relative_path_means_the_callers_folder(door, tmp_path, png, monkeypat
 def test_several_doors_work_in_threads_that_come_and_go(encode_picture):
     """A child must outlive the thread that started it, and die with its door."""
     colours = [(40 * i, 10, 250 - 40 * i) for i in range(4)]
-    doors = [DecodeDoor() for _ in colours]
+    doors = [SandboxedDecoder() for _ in colours]
     wrong = []
 
     def use(door, colour):
@@ -408,7 +408,7 @@ def test_two_hundred_files_leak_nothing(slow_png, png, make_video):
     def open_files():
         return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
-    with DecodeDoor(DecodeLimits(max_file_bytes=64 << 20)) as door:
+    with SandboxedDecoder(DecodeLimits(max_file_bytes=64 << 20)) as door:
         door.picture(png, FIT)
         before = open_files()
         for number in range(200):
@@ -436,7 +436,10 @@ def test_the_child_imports_nothing_heavy(door, png):
 
 
 def test_a_child_that_cannot_start_is_nobodys_reject(png):
-    with DecodeDoor(DecodeLimits(memory_bytes=20 << 20)) as door, pytest.raises(RuntimeError, match="memory_bytes"):
+    with (
+        SandboxedDecoder(DecodeLimits(memory_bytes=20 << 20)) as door,
+        pytest.raises(RuntimeError, match="memory_bytes"),
+    ):
         door.picture(png, FIT)
 
 
@@ -463,11 +466,11 @@ def test_messages_of_hostile_files_are_one_short_line(door, encode_picture):
 def test_real_photos_and_clips_all_decode(door):
     photos = sorted((SHARED / "photos").iterdir())
     for number, photo in enumerate(photos[::5]):
-        pixels = door.picture(photo, PictureFit(64, reduced_decode=number % 2 == 0))
+        pixels = door.picture(photo, ResizeSpec(64, reduced_decode=number % 2 == 0))
         assert pixels.shape == (64, 64, 3)
         assert pixels.std() > 5
     num_segments = {
-        clip.name: len(list(door.video(clip, PictureFit(64), segment_s=5.0, frames_per_segment=4)))
+        clip.name: len(list(door.video(clip, ResizeSpec(64), segment_s=5.0, frames_per_segment=4)))
         for clip in sorted((SHARED / "video").iterdir())
     }
     assert num_segments == {"flipping_a_pancake.mkv": 3, "video_0.mov": 1, "video_90.mov": 1}
@@ -476,7 +479,7 @@ def test_real_photos_and_clips_all_decode(door):
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no shared data at {SHARED}")
 def test_a_real_rotation_flag_turns_the_clip_upright(door):
     upright, turned = (
-        door.frame_at(SHARED / "video" / name, PictureFit(64, "pad"), 0.0) for name in ("video_0.mov", "video_90.mov")
+        door.frame_at(SHARED / "video" / name, ResizeSpec(64, "pad"), 0.0) for name in ("video_0.mov", "video_90.mov")
     )
     assert upright[2, 32].min() > 250  # 16:9, with bars above and below
     assert upright[32, 2].max() < 200

@@ -8,8 +8,8 @@ from PIL import Image
 
 from embedder.media.limits import DecodeLimits
 from embedder.media.resample import filter_blocks, resample
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 
 FILTERS = ("bilinear", "bicubic", "lanczos")
 SIZES = [  # width, height -> width, height
@@ -92,7 +92,7 @@ def test_crops_are_those_of_transformers_clip_processor(door, encode_picture, si
     options = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     processor = CLIPImageProcessor(do_rescale=False, do_normalize=False, **options)
     image = Image.fromarray(noise(np.random.default_rng(2), size))
-    fit = PictureFit(32, "crop", "bicubic", resampler="torchvision")
+    fit = ResizeSpec(32, "crop", "bicubic", resampler="torchvision")
     expected = np.asarray(processor(image)["pixel_values"][0]).transpose(1, 2, 0)
     assert np.array_equal(door.picture(encode_picture(image, "PNG"), fit), expected)
 
@@ -100,9 +100,9 @@ def test_crops_are_those_of_transformers_clip_processor(door, encode_picture, si
 def test_a_large_picture_fits_into_the_child_as_it_does_with_pillow(encode_picture):
     """48 million pixels take 192 MB in Pillow; what a filter makes of them must not double that."""
     encoded = encode_picture(Image.new("RGB", (8000, 6000), (10, 200, 30)), "PNG", compress_level=1)
-    with DecodeDoor(DecodeLimits(memory_bytes=400 << 20)) as door:
+    with SandboxedDecoder(DecodeLimits(memory_bytes=400 << 20)) as door:
         for resampler in ("pillow", "torchvision"):
-            assert (door.picture(encoded, PictureFit(224, resampler=resampler)) == (10, 200, 30)).all()
+            assert (door.picture(encoded, ResizeSpec(224, resampler=resampler)) == (10, 200, 30)).all()
 
 
 def test_filters_of_extremely_long_pictures_are_not_kept():
@@ -114,7 +114,7 @@ def test_filters_of_extremely_long_pictures_are_not_kept():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_the_child_runs_on_one_thread_with_either_resampler(png):
-    with DecodeDoor() as door:
+    with SandboxedDecoder() as door:
         for resampler in ("pillow", "torchvision"):
-            door.picture(png, PictureFit(8, resampler=resampler))
+            door.picture(png, ResizeSpec(8, resampler=resampler))
             assert "Threads:\t1\n" in Path(f"/proc/{door.child_pid}/status").read_text()

@@ -12,10 +12,10 @@ from PIL import Image
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 
-FIT = PictureFit(16)
+FIT = ResizeSpec(16)
 KINDS = [
     ("mp4", "mpeg4", "yuv420p"),
     ("mp4", "libx264", "yuv420p"),
@@ -103,7 +103,7 @@ def test_rotation_flag_is_honoured(door, make_video, kind, degrees, hflip, vflip
 
 def test_rotation_turns_the_proportions_too(door, make_video):
     path = make_video(greys(3), size=(64, 32), prepare=lambda s: s.set_display_rotation(90))
-    pixels = door.frame_at(path, PictureFit(32, "pad"), 0.0)
+    pixels = door.frame_at(path, ResizeSpec(32, "pad"), 0.0)
     assert pixels[0, 16].max() < 20
     assert pixels[16, 2].min() > 250
 
@@ -113,7 +113,7 @@ def test_pixels_that_are_not_square_are_widened(door, make_video):
         stream.codec_context.sample_aspect_ratio = 2
 
     path = make_video(greys(3), size=(32, 32), prepare=prepare)
-    pixels = door.frame_at(path, PictureFit(32, "pad"), 0.0)  # shown 64 x 32: bars above and below
+    pixels = door.frame_at(path, ResizeSpec(32, "pad"), 0.0)  # shown 64 x 32: bars above and below
     assert pixels[2, 16].min() > 250
     assert pixels[16, 1].max() < 20
 
@@ -249,9 +249,9 @@ def test_cover_art_is_no_video(door, tmp_path):
 
 def test_frames_over_the_pixel_limit_are_refused(make_video):
     path = make_video(greys(3), size=(640, 480))
-    with DecodeDoor(DecodeLimits(max_pixels=640 * 480 - 1)) as small:
+    with SandboxedDecoder(DecodeLimits(max_pixels=640 * 480 - 1)) as small:
         assert until_error(small, path)[1].error_type == "TooManyPixels"
-    with DecodeDoor(DecodeLimits(max_pixels=640 * 480)) as enough:
+    with SandboxedDecoder(DecodeLimits(max_pixels=640 * 480)) as enough:
         assert len(segments_of(enough, path)) == 1
 
 
@@ -311,7 +311,7 @@ def test_pictures_and_videos_take_turns(door, make_video, png):
     path = make_video(greys(40))
     for _ in range(3):
         assert len(segments_of(door, path)) == 2
-        assert (door.picture(png, PictureFit(4)) == (250, 120, 10)).all()
+        assert (door.picture(png, ResizeSpec(4)) == (250, 120, 10)).all()
 
 
 def test_real_frames_are_fitted_like_pictures(door, make_video, encode_picture):
@@ -319,5 +319,5 @@ def test_real_frames_are_fitted_like_pictures(door, make_video, encode_picture):
     path = make_video([], frames=[np.asarray(image)], codec="ffv1", kind="mkv", pix_fmt="bgr0")
     for resize in ("squash", "crop", "pad"):
         for resampler in ("pillow", "torchvision"):
-            fit = PictureFit(24, resize, "bicubic", resampler=resampler)
+            fit = ResizeSpec(24, resize, "bicubic", resampler=resampler)
             assert np.array_equal(door.frame_at(path, fit, 0), door.picture(encode_picture(image, "PNG"), fit))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.measure import Setting, measure_costs
+from shards.measure import TimingSetting, measure_costs
 from shards.planning.costs import ModelCosts
 from shards.ranges import LayerRange
 from shards.timing import measure_part
@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 
 
 def test_layers_with_more_operations_take_longer_and_the_costs_survive_their_file(model):
-    costs = measure_costs(model, Setting(num_rows=8), "a fingerprint")
+    costs = measure_costs(model, TimingSetting(num_rows=8), "a fingerprint")
     assert (costs.source, costs.device, costs.model_fingerprint) == ("measured", "cpu x1", "a fingerprint")
     assert costs.vision.layer_s > 4 * costs.text.layer_s > 0, "100 times the operations"
     assert min(costs.vision.front_s, costs.vision.head_s, costs.text.front_s, costs.text.head_s) > 0
@@ -50,13 +50,13 @@ def test_workspace_is_what_is_alive_beside_the_output():
         hidden = torch.ones(num_rows, 1000) * 2  # 4,000 bytes a row, gone at the end
         return hidden[:, :10] + 1
 
-    part = measure_part(run, Setting(num_rows=16))
+    part = measure_part(run, TimingSetting(num_rows=16))
     assert part.workspace_bytes == pytest.approx(2 * 4000, rel=0.01), "the product and the ones that it is made of"
 
 
 def test_threads_are_left_as_they_were(model):
     before = torch.get_num_threads()
-    measure_costs(model, Setting(num_threads=before + 1, num_rows=1))
+    measure_costs(model, TimingSetting(num_threads=before + 1, num_rows=1))
     assert torch.get_num_threads() == before
 
 
@@ -68,7 +68,7 @@ def test_a_slow_part_is_measured_with_few_rows():
         torch.ones(400, 400) @ torch.ones(400, 400 * 40 * num_rows)
         return torch.ones(1)
 
-    measure_part(slow, Setting(num_rows=1024))
+    measure_part(slow, TimingSetting(num_rows=1024))
     assert max(asked) < 1024
 
 

@@ -10,7 +10,7 @@ import pytest
 from shards.costs import cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
 from shards.planning.costs import ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DeviceType, parse_devices
-from shards.planning.problem import Pool, Problem
+from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.search import best_placement
 from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
@@ -37,7 +37,7 @@ def random_problem(random, make_config):
         )  # fmt: skip
     num_cores = pools[0].num if has_cores else random.choice((None, 2.0))
     mix = DataMix(random.choice((0.0, 0.3, 1.0, 4.0)), random.choice((0.5, 1.0, 5.0)), 8)
-    return Problem(
+    return PlacementProblem(
         config,
         "float32",
         mix,
@@ -221,7 +221,7 @@ def test_a_large_model_on_three_kinds_of_devices_is_planned_at_once(make_config,
         Pool(num, device, estimate_costs(config, device, dtype), shared=device.kind == "cpu") for num, device in fleet
     )
     cores = next((num for num, device in fleet if device.kind == "cpu"), None)
-    problem = Problem(
+    problem = PlacementProblem(
         config, dtype, DataMix(), pools, host_seconds=estimate_host(config).item_s(DataMix()), num_cores=cores
     )
     began = time.process_time()

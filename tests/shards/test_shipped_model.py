@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from embedder.media.resize import PictureFit
-from embedder.media.sandbox import DecodeDoor
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
@@ -51,9 +51,9 @@ def test_the_shipped_model_is_small_trained_and_says_where_it_comes_from():
 
 def test_the_shipped_model_finds_pictures_of_a_style_that_it_never_saw():
     config = load_model_config(FOLDER)
-    fit = PictureFit(config.preprocess.image_size, config.preprocess.resize, config.preprocess.interpolation)
+    fit = ResizeSpec(config.preprocess.image_size, config.preprocess.resize, config.preprocess.interpolation)
     encoder = CaptionEncoder((FOLDER / "tokenizer.json").read_text(), config.preprocess.max_caption_tokens)
-    with tarfile.open(PACKAGE / "demo_data" / "noto.tar") as tar, DecodeDoor() as door:
+    with tarfile.open(PACKAGE / "demo_data" / "noto.tar") as tar, SandboxedDecoder() as door:
         members = {member.name: member for member in tar.getmembers()}
         names = sorted(name.removesuffix(".png") for name in members if name.endswith(".png"))[::19]
         read = lambda name: tar.extractfile(members[name]).read()  # noqa: E731 - one line in this test alone

@@ -10,7 +10,7 @@ from test_training_trainer import STEM, make_train_batch, settings
 from torch.testing import assert_close
 
 from shards.training.batch import TrainBatch
-from shards.training.group import Group
+from shards.training.group import ProcessGroup
 from shards.training.settings import AugmentSettings
 from shards.training.trainer import Trainer
 
@@ -68,9 +68,9 @@ def worker(rank, folder, configs):
     )
     found = {}
     for name, changes in SCENARIOS.items():
-        trainer = Trainer(configs["plain"], settings(**changes), group=Group())
+        trainer = Trainer(configs["plain"], settings(**changes), group=ProcessGroup())
         found[name] = (*train(trainer, STEPS, rank), trainer.weights())
-    trainer = Trainer(configs["stem"], settings(augmentation=AugmentSettings()), group=Group())
+    trainer = Trainer(configs["stem"], settings(augmentation=AugmentSettings()), group=ProcessGroup())
     found["stem"] = (*train(trainer, STEPS, rank), trainer.weights())
     torch.save(found, f"{folder}/{rank}.pt")
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.errors import RunFailed
+from embedder.errors import RunFailedError
 from embedder.store.current import count_rows
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import publications, readable
-from embedder.store.journal import Part
+from embedder.store.journal import PartFile
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, RunInfo, read_current, run_file, write_record
 from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publish_files
 from embedder.store.part_writer import encode_part, rewritten_name, store_part
@@ -32,7 +32,7 @@ from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 GROUP_BYTES = 256 << 20
-"""Part files whose new content stands in memory together, so that the log is written anew once for them."""
+"""PartFile files whose new content stands in memory together, so that the log is written anew once for them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     _recount(files)
     scan = scan_store(files, plan.names)
     if scan.found_in:
-        raise RunFailed(
+        raise RunFailedError(
             f"purge: {len(scan.found_in):,} of {scan.num_files:,} files still hold or name an item: "
             f"{', '.join(scan.found_in[:5])}; nothing that is published holds them; purge again, or delete these files"
         )
@@ -108,8 +108,8 @@ def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoi
 
 
 def _without(
-    files: StoreFiles, run: RunInfo, name: str, parts: Sequence[Part], held: Collection[str], ids: Collection[str]
-) -> Iterator[Part]:
+    files: StoreFiles, run: RunInfo, name: str, parts: Sequence[PartFile], held: Collection[str], ids: Collection[str]
+) -> Iterator[PartFile]:
     """The files as they are, those that hold an item as new ones without it."""
     table = RecordTable(files, name)
     for part in parts:

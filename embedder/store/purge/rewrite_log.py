@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from embedder.store.delta_log import LOG_FOLDER
 from embedder.store.files import FileInfo, StoreFiles
-from embedder.store.journal import Part
+from embedder.store.journal import PartFile
 
 Action = dict[str, Any]
 """A line of a log entry, or a row of a checkpoint, in which the kinds that it is not are null."""
@@ -34,7 +34,7 @@ def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str
     return places
 
 
-def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, Part]) -> None:
+def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile]) -> None:
     """Let a log file say the size and statistics that some part files have from now on.
 
     Args:
