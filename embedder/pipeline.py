@@ -50,7 +50,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
         stop: whether to end early.
 
     Raises:
-        RunFailed: no step finished anything for `no_progress_timeout_s`, or Ray lost a process for good.
+        RunFailedError: no step finished anything for `no_progress_timeout_s`, or Ray lost a process for good.
         EmbedderError: as a task raised it.
     """
     embedded = embedding_graph(listing, job)

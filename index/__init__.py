@@ -1,7 +1,7 @@
 """Retrieval: choose, build, update, judge and search a FAISS index. Arrow and NumPy in; no torch, no Ray, no Delta.
 
     build.build_index    vectors, ids and queries -> a version folder, whole or not at all
-    update.update_index  a version folder and what changed -> the next one, or RebuildNeeded
+    update.update_index  a version folder and what changed -> the next one, or RebuildNeededError
     gate.check_gate      whether a version may go live after the last
     search.open_index    a version folder -> Index, its files checked before FAISS reads them
     versions             the numbered folders of a store

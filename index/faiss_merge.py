@@ -6,8 +6,8 @@
                 (projections apart, which BLAS rounds otherwise in blocks of another size)
 
 Merging reads the parts as they lie on the disk, one list at a time, so memory stays that of the largest list. The file
-is an ordinary one, which `index.faiss_build` reads or maps. What FAISS writes for an empty index is taken apart where its
-lists (and, of a re-ranking, its codes) would stand; where that is not found as expected, parts are not offered.
+is an ordinary one, which `index.faiss_build` reads or maps. What FAISS writes for an empty index is taken apart where
+its lists (and, of a re-ranking, its codes) would stand; where that is not found as expected, parts are not offered.
 
 An index file is code, and these have no manifest with a hash yet: who calls has them from its own tasks, in a folder of
 its own.

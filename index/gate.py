@@ -41,7 +41,7 @@ def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where:
         where: the store, for the message.
 
     Raises:
-        GateRefused: the recall is below the floor, or too far below the last one.
+        GateRefusedError: the recall is below the floor, or too far below the last one.
     """
     found = f"{where}: the new index ({manifest.design}) has recall@10 {manifest.recall_at_10:.3f}"
     cure = "build another with `embedder index build`, or lower the limit in the configuration"

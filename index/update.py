@@ -55,7 +55,7 @@ def update_index(
         The manifest that stands in the folder.
 
     Raises:
-        RebuildNeeded: too much is masked, has been added since the build, or can't be found well; the message says why.
+        RebuildNeededError: too much is masked, was added since the build, or can't be found well; the message says why.
         RetrievalError: the version is damaged, vectors or ids break a rule, or `out` exists.
     """
     from index import faiss_build
@@ -101,7 +101,7 @@ def _check_limits(contents: VersionContents, before: Manifest) -> None:
     """Refuse an update after which searches would be slow.
 
     Raises:
-        RebuildNeeded: too many rows are masked, or came since the build.
+        RebuildNeededError: too many rows are masked, or came since the build.
     """
     num_rows, num_live = contents.ids.num_rows, contents.num_live
     if num_live < (1 - MAX_MASKED_SHARE) * num_rows:
@@ -163,7 +163,7 @@ def _measure(meter: Meter, truths: Truths, before: Manifest) -> TunedIndex:
     """Keep the effort where it still finds as much; else raise it.
 
     Raises:
-        RebuildNeeded: no effort finds as much as after the build.
+        RebuildNeededError: no effort finds as much as after the build.
     """
     wanted = min(before.target_recall, before.built_recall_at_10)
     point = meter.point(truths.asked, before.parameters)

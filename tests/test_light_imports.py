@@ -50,7 +50,7 @@ shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch
 """
 STAGE_PROCESS = """
 import gc, json, os, sys
-from embedder.steps.stage_actor import StageProcess
+from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
 from shards.config import load_model_config
 from shards import ranges
@@ -58,7 +58,7 @@ from shards import ranges
 folder, spec = sys.argv[1], sys.argv[2]
 shard = getattr(ranges, spec)(load_model_config(folder))
 niceness = os.nice(0)
-stage = StageProcess(StageSpec(0, folder, shard, "bfloat16", "cpu", 1, (32,), niceness=2))
+stage = StageActor(StageSpec(0, folder, shard, "bfloat16", "cpu", 1, (32,), niceness=2))
 assert os.nice(0) == min(19, niceness + 2)
 assert gc.isenabled() and gc.get_freeze_count() > 0
 import torch

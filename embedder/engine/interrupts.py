@@ -51,7 +51,7 @@ class SignalCount:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first signal raise `SignalInterrupt` in the main thread, and a second one end the process and its children.
+    """Let the first signal raise `SignalInterrupt` in the main thread, and a second end the process and its children.
 
     The second is told from the first by a thread, as Python's own handlers wait for the main thread, which may be deep
     in native code.

@@ -24,6 +24,6 @@ def embed(
         ConfigError: something needed is not set, the resources asked for do not exist, or int8 doesn't help here.
         SourceError: a source can't be listed, or nothing is in it.
         StoreError: the store is locked, or of another model.
-        RunFailed: a signal came, or a guard refused what would have been published.
+        RunFailedError: a signal came, or a guard refused what would have been published.
     """
     return run_flow(config, watcher, IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced)))

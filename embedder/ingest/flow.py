@@ -50,7 +50,7 @@ def refresh(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> R
 
     Raises:
         ConfigError, SourceError, StoreError: as `embedder.ingest.embed.embed`; another model is no mistake here.
-        RunFailed: a signal came, or a guard refused the listing or what would have been published.
+        RunFailedError: a signal came, or a guard refused the listing or what would have been published.
     """
     return run_flow(config, watcher, replace(options, kind="refresh"))
 

@@ -23,7 +23,7 @@ def end_run(request: Request, ended: Ended) -> Report:
     """Publish, keep, or refuse; the report is saved either way.
 
     Raises:
-        RunFailed: a signal came, a guard refused what would have been published, or another run took the store over.
+        RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
     """
     run = ended.outcome.job.run
     run.files.confirm_lease()  # who took the store over goes on with this very run, and writes its report

@@ -259,7 +259,7 @@ class SandboxedDecoder:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
         Raises:
-            ChildDied: they are not there.
+            SandboxCrashError: they are not there.
         """
         num_pictures, side = answer.get("num_pictures"), fit.image_size
         if not isinstance(num_pictures, int) or not 1 <= num_pictures <= max_pictures:

@@ -87,7 +87,7 @@ class SandboxProcess:
         """Send one message.
 
         Raises:
-            ChildDied: there is nobody to read it.
+            SandboxCrashError: there is nobody to read it.
         """
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
@@ -98,8 +98,8 @@ class SandboxProcess:
         """Wait for the next message.
 
         Raises:
-            ChildTimedOut: there was none in time; the child still runs.
-            ChildDied: the child ended, or what it says is no message.
+            SandboxTimeoutError: there was none in time; the child still runs.
+            SandboxCrashError: the child ended, or what it says is no message.
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:

@@ -42,7 +42,7 @@ class OomBackoffEncoder:
         """The batch's table, or the tables of its pieces in order.
 
         Raises:
-            RunFailed: one row alone does not fit.
+            RunFailedError: one row alone does not fit.
         """
         start = 0
         while start < batch.num_rows:

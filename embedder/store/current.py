@@ -40,7 +40,7 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: 
         The record, with what the tables hold.
 
     Raises:
-        LeaseLost: another run has taken the store over; readers see what they saw.
+        LeaseLostError: another run has taken the store over; readers see what they saw.
     """
     before = read_current(files)
     if before is not None:

@@ -112,7 +112,7 @@ class StoreFiles:
         """Before a commit: make sure that the lock, where this process took it, still is ours.
 
         Raises:
-            LeaseLost: another run has taken the store over.
+            LeaseLostError: another run has taken the store over.
         """
         if self.lease is not None:
             self.lease.confirm()
@@ -227,7 +227,7 @@ class StoreFiles:
             tag: of the version that is to be replaced; None where there must be no file.
 
         Raises:
-            WriteConflict: the file is another version by now, or there is one; nothing was written.
+            WriteConflictError: the file is another version by now, or there is one; nothing was written.
         """
         if self.folder is not None and tag is not None:
             if not self.exists(path) or self.read_tagged(path)[1] != tag:

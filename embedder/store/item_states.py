@@ -31,8 +31,8 @@ def split_records(rows: pa.Table) -> ItemStates:
     until they are copied.
 
     Args:
-        rows: finished rows (`embedder.batch_schema`); where they have them, with `known_version` (content of the published
-            rows, null where those were not whole) and `known_vectors` (their number), and with `held_version` and
+        rows: finished rows (`embedder.batch_schema`); where they have them, with `known_version` (content of the
+            published rows, null where those were not whole) and `known_vectors` (their number), and with `held_version` and
             `held_vectors` of a publication that was rolled back from.
 
     Returns:

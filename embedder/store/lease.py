@@ -57,14 +57,14 @@ class Lease:
         """Make sure that the lock still is ours; before every commit.
 
         Raises:
-            LeaseLost: it is not.
+            LeaseLostError: it is not.
         """
 
     def swap_current(self, data: bytes) -> None:
         """Replace CURRENT.json, if it still is what it was when the lock was taken.
 
         Raises:
-            LeaseLost: somebody else published meanwhile, or holds the lock.
+            LeaseLostError: somebody else published meanwhile, or holds the lock.
         """
         self.confirm()
         try:

@@ -28,7 +28,7 @@ def write_lock(files: StoreFiles, say: Say = lambda message: None) -> Iterator[L
 
     Raises:
         StoreError: another process holds it, or the store can't be written.
-        LeaseLost: the store was taken over by another run while the block ran.
+        LeaseLostError: the store was taken over by another run while the block ran.
     """
     with _disk_lock(files) if files.folder is not None else _bucket_lock(files, say) as lease:
         lease.begin()
@@ -47,7 +47,7 @@ def write_current(files: StoreFiles, current: Current) -> None:
     """Make a state what readers see: the last step of a publication.
 
     Raises:
-        LeaseLost: another run has taken the store over; nothing was changed.
+        LeaseLostError: another run has taken the store over; nothing was changed.
     """
     data = current.model_dump_json(indent=2).encode()
     if files.lease is None:

@@ -52,7 +52,7 @@ def release(files: StoreFiles) -> Hold | None:
 
     Raises:
         StoreError: there is no store, nothing is published, or it is of an older format.
-        LeaseLost: another run has taken the store over.
+        LeaseLostError: another run has taken the store over.
     """
     current = writable(files)
     if current.hold is None or not current.is_held:

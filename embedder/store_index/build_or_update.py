@@ -90,7 +90,7 @@ class IndexJob:
         """Make the next version; one that may not be published is deleted.
 
         Raises:
-            GateRefused: it finds too little, or takes too much memory.
+            GateRefusedError: it finds too little, or takes too much memory.
         """
 
         def build_and_judge(folder: Path) -> Manifest:
@@ -125,7 +125,7 @@ def make_index(making: IndexJob, *, may_update: bool = True) -> int | None:
         Its number, that of the published version where no vector changed; None where there is no vector.
 
     Raises:
-        RunFailed: not even an exact index keeps the constraints, or memory is too small for any.
+        RunFailedError: not even an exact index keeps the constraints, or memory is too small for any.
         StoreError: the disk is full.
     """
     if making.rows.ids.num_rows == 0:
@@ -174,7 +174,7 @@ def build_anew(making: IndexJob, kind: str | None = None, *, measure_all: bool =
 
     Raises:
         RetrievalError: no design keeps the constraints.
-        GateRefused: it is not good enough.
+        GateRefusedError: it is not good enough.
     """
     wishes = making.wishes
     queries, query_kind = making.queries

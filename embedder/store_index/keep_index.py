@@ -45,7 +45,7 @@ def build_store_index(
     Raises:
         StoreError: nothing is published yet, or there is no picture among it.
         RetrievalError: no design keeps the constraints.
-        GateRefused: the index is not good enough; what was published stays.
+        GateRefusedError: the index is not good enough; what was published stays.
     """
     published(files)  # before the lock makes a folder
     with write_lock(files):
@@ -74,7 +74,7 @@ def update_store_index(files: StoreFiles, wishes: IndexConfig = NO_WISHES, say: 
 
     Raises:
         StoreError: there is no index yet, or no picture any more.
-        RunFailed: no index may be published.
+        RunFailedError: no index may be published.
     """
     current = published(files)
     info = read_store_info(files)
@@ -117,7 +117,7 @@ def keep_index(
         ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
 
     Raises:
-        RunFailed: no index may be published.
+        RunFailedError: no index may be published.
     """
     current = read_current(files)
     previous = current.index if current is not None else None
@@ -145,7 +145,7 @@ def make_first_index(
         Its number; None where there is an index, `index.build` is false, or no picture is published.
 
     Raises:
-        RunFailed: no index may be published.
+        RunFailedError: no index may be published.
     """
     current = read_current(files)
     if current is None or current.index is not None:

@@ -52,7 +52,7 @@ def learning(
 
     Raises:
         ConfigError: there are too few CPUs or GPUs for the workers.
-        RunFailed: the workers don't start.
+        RunFailedError: the workers don't start.
     """
     if prepared.config.num_workers > 1:
         with _together(prepared, validation, say) as found:

@@ -89,7 +89,7 @@ class Loop:
         """Train to the last step, or until asked to stop; either way models, checkpoint and curves are there.
 
         Raises:
-            RunFailed: a signal came, or too many items were rejected.
+            RunFailedError: a signal came, or too many items were rejected.
             SourceError: no item has both a picture and a caption.
             shards.ModelError: the loss is no finite number.
         """

@@ -88,7 +88,7 @@ def train(config: TrainConfig, watcher: TrainingListener, *, resume: bool = Fals
         ConfigError: there is a checkpoint and nobody asked to go on, or the other way round, or it is of another run.
         SourceError: a source can't be listed, or leaves nothing to train on.
         shards.ModelError: the model folder is none, or the settings don't fit it.
-        RunFailed: a signal came, or more than `max_reject_fraction` was rejected.
+        RunFailedError: a signal came, or more than `max_reject_fraction` was rejected.
     """
     started_s = time.monotonic()
     _use_threads(config)

@@ -46,7 +46,7 @@ def team_of(places: WorkerResources, replica: TrainWorkerSpec, trainer: Trainer)
         trainer: this process's own, on the CPU; it takes no steps, it only writes files.
 
     Raises:
-        RunFailed: they don't start.
+        RunFailedError: they don't start.
     """
     actor = ray.remote(TrainWorker).options(num_cpus=places.num_cpus, num_gpus=places.num_gpus, max_restarts=0)
     workers = [actor.remote(rank, places.num_workers, replica) for rank in range(places.num_workers)]
@@ -81,7 +81,7 @@ class WorkerGroup:
         """Have the workers find each other, and take over the trainer's state.
 
         Raises:
-            RunFailed: one of them doesn't start.
+            RunFailedError: one of them doesn't start.
         """
         addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
         host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
@@ -102,7 +102,7 @@ class WorkerGroup:
         """Learn from the next batch of the stream; None where none of its items can be trained on.
 
         Raises:
-            RunFailed: a worker died, or the step takes longer than it may.
+            RunFailedError: a worker died, or the step takes longer than it may.
             shards.ModelError: the loss is no finite number.
         """
         done = self._ask(self.workers, "step", epoch, batch)
@@ -138,7 +138,7 @@ class WorkerGroup:
         """All answers; the first failure, whoever it is of, ends the waiting.
 
         Raises:
-            RunFailed: a worker died, or doesn't answer in time.
+            RunFailedError: a worker died, or doesn't answer in time.
         """
         waiting = asked
         try:
@@ -163,7 +163,7 @@ class WorkerGroup:
         """Where a worker fails because another one died, name that one.
 
         Raises:
-            RunFailed: one died.
+            RunFailedError: one died.
         """
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=GRACE_S)
         for answer in done:

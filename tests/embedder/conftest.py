@@ -1,39 +1,16 @@
 """One tiny seeded twin tower, media made in code, and an S3 server for the session."""
 
-import os
-import secrets
 from pathlib import Path
 
 import pytest
 import samples
-from bucket_server import KEY, SECRET, make_bucket, running_server
+from bucket_server import bucket_on, running_server
 from command_runs import run_apart, run_here
+from tiny_models import tiny_config
 
 from embedder.config import RunConfig, load_config
 from embedder.training.tokenizer import train_tokenizer
-from shards import object_stores
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.towers import init_model
-
-
-def tiny_config(**vision) -> ModelConfig:
-    """A twin tower of 4 + 4 layers that embeds a picture in a millisecond."""
-    return ModelConfig(
-        name="tiny",
-        trained=False,
-        embedding_dim=24,
-        vision=VisionConfig(image_size=32, patch_size=8, width=32, depth=4, num_heads=2, **vision),
-        text=TextConfig(
-            vocab_size=300,
-            embedding_size=16,
-            hidden_size=32,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-        ),
-        preprocess=PreprocessConfig(image_size=32, max_caption_tokens=32),
-    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,21 +56,6 @@ def s3_server():
 def bucket(s3_server, monkeypatch):
     """A fresh bucket, as a URI; this process and its children find it and its credentials in the environment."""
     yield from bucket_on(s3_server, monkeypatch)
-
-
-def bucket_on(url, monkeypatch):
-    """Make a bucket on a server, and the environment that leads to it."""
-    name = f"team-{secrets.token_hex(4)}"
-    make_bucket(url, name)
-    for variable in [each for each in os.environ if each.startswith("AWS_")]:
-        monkeypatch.delenv(variable)
-    settings = {"ENDPOINT_URL": url, "REGION": "us-east-1", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET}
-    for variable, value in settings.items():
-        monkeypatch.setenv(f"AWS_{variable}", value)
-    monkeypatch.setenv("EMBEDDER_LEASE_S", "3")
-    object_stores.bucket_store.cache_clear()
-    yield f"s3://{name}"
-    object_stores.bucket_store.cache_clear()
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
 
     Raises:
         StoreError: there is no store, it is of an older format, or an item is unknown to it.
-        RunFailed: something of them is still found afterwards.
+        RunFailedError: something of them is still found afterwards.
     """
     plan = plan_purge(files, item_ids)
     before = readable(files, publications(files))

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
-from conftest import tiny_config
 from embedding_runs import Quiet
 from refresh_runs import contents, items_of, refreshed, rows_of
+from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError

@@ -105,7 +105,7 @@ LIMITED = """
 import json, resource, sys
 sys.path[:0] = json.loads(sys.argv[3])
 import numpy as np, psutil, torch
-from test_out_of_memory import decoded_rows, stage_of
+from test_oom_backoff import decoded_rows, stage_of
 from embedder.store.arrow_tensors import unpack_vectors
 
 torch.set_num_threads(1)

@@ -51,7 +51,7 @@ from pathlib import Path
 sys.path[:0] = json.loads(sys.argv[2])
 import test_failures as tests
 from embedder.config import load_config
-from embedder.errors import EmbedderError, RunFailed
+from embedder.errors import EmbedderError, RunFailedError
 
 config = load_config(overrides=json.loads(sys.argv[1]))
 store = Path(config.store)
@@ -63,7 +63,7 @@ def mount(options):
 def attempt():
     try:
         tests.refreshed(config)
-    except (EmbedderError, RunFailed) as error:
+    except (EmbedderError, RunFailedError) as error:
         told.append(f"{type(error).__name__}: {error}")
         return False
     return True

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 import samples
-from conftest import tiny_config
 from refresh_runs import refreshed
 from store_samples import row
 from store_states import new_store, night
+from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError

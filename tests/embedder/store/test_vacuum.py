@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from command_runs import run_here
 from store_samples import begin, row, table
-from store_states import Killed, dying, new_store, night, no_index, rows_at, rows_now, silent, state_now
-from test_store_history import record
+from store_states import Killed, dying, new_store, night, no_index, record, rows_at, rows_now, silent, state_now
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store

@@ -6,6 +6,8 @@ therefore served one at a time, which makes its conditional writes as atomic as 
 
 import contextlib
 import logging
+import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from shards import object_stores
 
 KEY, SECRET = "canary-access-key", "canary/secret+with=signs"
 
@@ -58,6 +62,21 @@ def make_bucket(url: str, name: str) -> None:
     connection.request("PUT", f"/{name}")
     assert connection.getresponse().status == 200
     connection.close()
+
+
+def bucket_on(url, monkeypatch):
+    """Make a bucket on a server, and the environment that leads to it."""
+    name = f"team-{secrets.token_hex(4)}"
+    make_bucket(url, name)
+    for variable in [each for each in os.environ if each.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    settings = {"ENDPOINT_URL": url, "REGION": "us-east-1", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET}
+    for variable, value in settings.items():
+        monkeypatch.setenv(f"AWS_{variable}", value)
+    monkeypatch.setenv("EMBEDDER_LEASE_S", "3")
+    object_stores.bucket_store.cache_clear()
+    yield f"s3://{name}"
+    object_stores.bucket_store.cache_clear()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from shards.shard import load_shard
 from shards.summary import describe_model
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes, shard_shapes
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_large_model.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "make_large_model.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 """What was published stays known, in its order, and each version is read as it was."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from store_samples import reject, row
-from store_states import new_store, night, no_index, rows_at, silent
+from store_states import new_store, night, no_index, record, rows_at, silent
 
 import embedder
 from embedder.errors import StoreError
@@ -18,7 +17,7 @@ from embedder.store.history import (
     readable,
     same_rows,
 )
-from embedder.store.layout import CURRENT_FILE, Published, read_current
+from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.rollback import rollback
 from embedder.store.tables import RecordTable
 
@@ -26,21 +25,6 @@ from embedder.store.tables import RecordTable
 @pytest.fixture
 def files(tmp_path):
     return new_store(tmp_path / "store")
-
-
-def record(run_id: str, previous: str | None = None, kind: str = "refresh", restores: str | None = None) -> Published:
-    return Published(
-        run_id=run_id,
-        previous=previous,
-        restores=restores,
-        kind=kind,
-        embeddings=1,
-        items=1,
-        published_at=datetime(2026, 1, 1, tzinfo=UTC),
-        num_items=1,
-        num_vectors=1,
-        num_rejected=0,
-    )
 
 
 def test_every_publication_is_told_with_what_it_held(files):

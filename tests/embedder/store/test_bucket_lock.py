@@ -10,8 +10,7 @@ import threading
 import time
 
 import pytest
-from bucket_server import running_server
-from conftest import bucket_on
+from bucket_server import bucket_on, running_server
 
 from embedder.errors import RunFailedError, StoreError
 from embedder.store.files import StoreFiles

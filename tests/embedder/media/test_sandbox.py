@@ -23,7 +23,7 @@ from embedder.media.sandbox import SandboxedDecoder
 
 FIT = ResizeSpec(16)
 ORANGE = (250, 120, 10)
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
 
 def is_orange(pixels):
@@ -355,10 +355,10 @@ def test_several_doors_work_in_threads_that_come_and_go(encode_picture):
 
 PARENT = """
 import sys, time
-from embedder.media.sandbox import DecodeDoor
-from embedder.media.resize import PictureFit
-door = DecodeDoor()
-door.picture(bytes.fromhex(sys.argv[1]), PictureFit(8))
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.media.resize import ResizeSpec
+door = SandboxedDecoder()
+door.picture(bytes.fromhex(sys.argv[1]), ResizeSpec(8))
 print(door.child_pid, flush=True)
 time.sleep(60 if sys.argv[2] == "wait" else 0)
 """

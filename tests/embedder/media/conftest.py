@@ -12,7 +12,7 @@ from PIL import Image
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import samples
-from conftest import tiny_config
 from embedding_runs import embedded
 from refresh_runs import items_of, refreshed, rows_of, touch
 from rollback_runs import back, let_go, nights, repaint
 from store_states import Killed, dying, rows_at, silent
+from tiny_models import tiny_config
 
 import embedder
 from embedder.steps import decode as decode_module

@@ -1,12 +1,14 @@
 """What a store holds, read as readers do; and deaths between any two changes to it."""
 
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 from store_samples import INFO, table
 
 from embedder.store.files import StoreFiles
+from embedder.store.layout import Published
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
@@ -105,3 +107,18 @@ def night(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "re
     replaces_all = differing(read_store_info(files), info) != []
     order = PublishIntent(kind=kind, info=info, replaces_all=replaces_all)
     return publish(run, stamp, lambda version: None, order, pa.chunked_array([list(retired)], pa.string()))
+
+
+def record(run_id: str, previous: str | None = None, kind: str = "refresh", restores: str | None = None) -> Published:
+    return Published(
+        run_id=run_id,
+        previous=previous,
+        restores=restores,
+        kind=kind,
+        embeddings=1,
+        items=1,
+        published_at=datetime(2026, 1, 1, tzinfo=UTC),
+        num_items=1,
+        num_vectors=1,
+        num_rejected=0,
+    )

@@ -17,7 +17,7 @@ from embedder.engine.job import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.resources import Available, allocate
 
-PROGRAM = Path(__file__).with_name("logical_gpu_run.py")
+PROGRAM = Path(__file__).parents[2] / "support" / "logical_gpu_run.py"
 
 pytestmark = pytest.mark.usefixtures("starts_ray")
 

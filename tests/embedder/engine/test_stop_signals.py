@@ -13,8 +13,7 @@ import psutil
 import pytest
 import samples
 from command_runs import run_here
-from embedding_runs import Quiet, embedded
-from test_killed_runs import assert_same
+from embedding_runs import Quiet, assert_same, embedded
 
 from embedder.engine.interrupts import SAME_S, SignalInterrupt, held, interruptible
 from embedder.engine.job import decode_spec, open_model
@@ -329,7 +328,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
 
     listening = Listening(config.store)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "StageProcess", Waiting)
+        patch.setattr(pipeline, "StageActor", Waiting)
         once(patch, draining.DrainOnStop, "on_execution_step", press_and_wait, is_through)
         with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
             embed(config, listening)
@@ -364,7 +363,7 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
 
     listening = Listening(config.store)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "StageProcess", Hanging)
+        patch.setattr(pipeline, "StageActor", Hanging)
         once(patch, draining.DrainOnStop, "on_execution_step", press, hangs)
         with pytest.raises(RunFailedError, match=r"stopped on request after"):
             embed(config, listening)
@@ -383,7 +382,7 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
             time.sleep(1000)
 
     config = make_run(samples.folder(tmp_path / "in", num_images=20), engine="ray", stop_timeout_s=1000)
-    monkeypatch.setattr(pipeline, "StageProcess", NeverUp)
+    monkeypatch.setattr(pipeline, "StageActor", NeverUp)
     once(monkeypatch, draining.DrainOnStop, "on_execution_step", press)
     with pytest.raises(RunFailedError, match="stopped on request before any item was finished"):
         embed(config, Quiet())

@@ -23,7 +23,7 @@ from store_states import new_store, night, vectors_now
 
 import embedder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 NUM_AT_ONCE = 6

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import Killed, new_store, night, no_index, silent
-from test_store_history import record
+from store_states import Killed, new_store, night, no_index, record, silent
 from typer.testing import CliRunner
 
 from embedder.cli import app

@@ -4,9 +4,9 @@ import os
 
 import pytest
 import samples
-from conftest import tiny_config
 from refresh_runs import items_of, refreshed, rows_of
 from store_states import no_index, silent
+from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 runner = CliRunner()
 
 

@@ -15,7 +15,7 @@ from store_states import silent
 import embedder
 from embedder.evaluation.evaluate import EvaluationOptions, evaluate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "scripts" / "explore.ipynb"
 WHERE_AM_I = "import sys, embedder\nprint(sys.executable, embedder.__file__)"
 

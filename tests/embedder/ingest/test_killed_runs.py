@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import samples
 from command_runs import run_apart, run_here
 from deltalake import DeltaTable
+from embedding_runs import assert_same
 
 import embedder
 
@@ -72,17 +72,6 @@ def signalled(arguments, num_entries, number):
 @pytest.fixture(scope="module")
 def undisturbed(source, tiny_model, tmp_path_factory):
     return run_to_the_end(source, tiny_model, tmp_path_factory.mktemp("killed") / "undisturbed", "local")
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for key, row in expected.items():
-        other = found[key]
-        for name in ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint"):
-            assert other[name] == row[name]
-        for name in ("image_embedding", "text_embedding"):
-            assert (other[name] is None) == (row[name] is None)
-            assert row[name] is None or np.dot(other[name], row[name]) >= 0.9999
 
 
 @pytest.mark.parametrize("num_entries", [0, 6, *(pytest.param(num, marks=pytest.mark.slow) for num in (1, 14))])
