@@ -32,8 +32,8 @@ def split_records(rows: pa.Table) -> ItemStates:
 
     Args:
         rows: finished rows (`embedder.batch_schema`); where they have them, with `known_version` (content of the
-            published rows, null where those were not whole) and `known_vectors` (their number), and with `held_version` and
-            `held_vectors` of a publication that was rolled back from.
+            published rows, null where those were not whole) and `known_vectors` (their number), and with `held_version`
+            and `held_vectors` of a publication that was rolled back from.
 
     Returns:
         Rows with `state` and `stale`; of kept ones `num_vectors` and `content_version` are the published ones.
