@@ -1,17 +1,17 @@
-"""The table that flows from step to step, and how its columns change on the way.
+"""Schema of the table that flows from step to step, and the changes of its columns on the way.
 
-One row is one item, or one segment of a video. Each tower's state stands in one column, which the stages replace:
+One row is one item, or one segment of a video. Each tower's state is in one column, which the stages replace:
 
     pixels    -> image_activation -> image_embedding
     token_ids -> text_activation  -> text_embedding
 
-All but the embeddings are nullable `large_binary`, one value a row: nulls cost nothing, the value buffer is the packed
-tensor, the offsets are the lengths. All other columns pass through without a copy.
+All but the embeddings are nullable `large_binary`, one value per row: nulls cost nothing, the value buffer is the
+packed tensor, the offsets are the lengths. All other columns pass through without a copy.
 """
 
 import pyarrow as pa
 
-# Carried columns travel under this prefix, so that none of them can be taken for one of the pipeline's own.
+# Prefix of carried columns, so that none of them collides with a column of the pipeline.
 CARRIED = "carried:"
 
 TENSOR = pa.large_binary()
@@ -25,12 +25,12 @@ TRACE = pa.list_(
             "pid": pa.int64(),
             "started_s": pa.float64(),  # Unix time
             "wall_s": pa.float64(),
-            "cpu_s": pa.float64(),  # of the process with its threads; of decode, the thread and its decoding child
+            "cpu_s": pa.float64(),  # of the process with its threads; of decode, the thread and its sandbox process
             "num_rows": pa.int64(),
-            "num_images": pa.int64(),  # decode's alone, as the next two: pictures and video frames
+            "num_images": pa.int64(),  # decode's alone, as the next two: images and video frames
             "num_captions": pa.int64(),
-            "num_tokens": pa.int64(),  # each caption counted as long as the longest in its batch, as it is computed
-            "bytes_out": pa.int64(),  # tensors handed on
+            "num_tokens": pa.int64(),  # each caption counts as the longest in its batch, as it is computed
+            "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
         }
     )
@@ -38,11 +38,11 @@ TRACE = pa.list_(
 
 UNREADABLE_KIND, OTHER_FILE = "UnreadableKind", "OtherFile"
 LEFT_OUT = (UNREADABLE_KIND, OTHER_FILE)
-"""Error types of what is no broken item: a picture or clip of a kind that this version can't read, and no media at all.
-Such an item's state is `left_out`; it counts as no reject."""
+"""Error types of items that are not broken: media of a kind that this version can't read, or no media at all.
+Such an item's state is `left_out`; it is not counted as a reject."""
 
-# What the decode step adds to a listing. `modality` is null in a row that only reports on its item; `num_vectors` (rows
-# of the item that have a modality) is null but in the item's last row, with which the item is complete.
+# Columns that the decode step adds to a listing. `modality` is null in a row that only reports on its item;
+# `num_vectors` (rows of the item that have a modality) is null except in the last row of an item.
 DECODED = pa.schema(
     {
         "segment": pa.int32(),
@@ -55,7 +55,7 @@ DECODED = pa.schema(
         "error_type": pa.string(),
         "error": pa.string(),
         "transient": pa.bool_(),
-        "unchanged": pa.bool_(),  # the content is that of the published rows, so these stay
+        "unchanged": pa.bool_(),  # the content equals that of the published rows, so these stay
         "pixels": TENSOR,  # uint8 (F, H, W, 3)
         "token_ids": TENSOR,  # int32 (T,)
         "trace": TRACE,
@@ -64,7 +64,7 @@ DECODED = pa.schema(
 
 
 def carried_schema(schema: pa.Schema) -> pa.Schema:
-    """The carried columns under their own names."""
+    """Schema of the carried columns under their own names."""
     return pa.schema(
         [column.with_name(column.name.removeprefix(CARRIED)) for column in schema if column.name.startswith(CARRIED)]
     )

@@ -1,6 +1,6 @@
-"""One run, described by one TOML file; unknown keys are errors, and nothing heavy is imported.
+"""Configuration of a run, one TOML file; unknown keys are errors, and nothing heavy is imported.
 
-Devices and dtypes are strings, and no default reads the machine: what is `"auto"` is decided when the run starts.
+Devices and dtypes are strings, and no default reads the machine: `"auto"` is resolved when the run starts.
 """
 
 import tomllib
@@ -20,36 +20,36 @@ SourceKind = Literal["auto", "files", "table", "webdataset"]
 
 
 class ConfigSection(BaseModel):
-    """What all sections share: frozen, and strict about the keys they know."""
+    """Base of all sections: frozen, and strict about unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Columns(ConfigSection):
-    """Which columns of a table hold what; a column that is not named is not read."""
+    """Names of a table's columns; a column that is not named is not read."""
 
     id: str | None = Field(None, description="stable id of the row; becomes item_id")
-    image: str | None = Field(None, description="picture or video: bytes, a struct with `bytes`, or a URI")
+    image: str | None = Field(None, description="image or video: bytes, a struct with `bytes`, or a URI")
     caption: str | None = Field(None, description="caption, a string")
 
 
 class SourceConfig(ConfigSection):
-    """One place that items come from."""
+    """Source of items: a folder, a table or tars."""
 
     path: str = Field(description="folder, file, glob or URI (local, s3://, gs://)")
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]+$", description="stands before each item_id: `name:id`")
     kind: SourceKind = Field("auto", description="files, table (Parquet, CSV, JSONL, Delta) or webdataset (tars)")
     columns: Columns = Columns()
     carryover: tuple[str, ...] = Field((), description="columns copied untouched into the embeddings table")
-    include: tuple[str, ...] = Field((), description="of files, only those that one of these patterns means")
-    exclude: tuple[str, ...] = Field((), description="of files, none that one of these patterns means")
+    include: tuple[str, ...] = Field((), description="of files, only those that match one of these patterns")
+    exclude: tuple[str, ...] = Field((), description="of files, none that matches one of these patterns")
 
 
 class Replicas(ConfigSection):
-    """How many actors serve one stage; Ray Data grows and shrinks the pool between the two."""
+    """Number of actors of one stage; Ray Data grows and shrinks the pool between the two."""
 
-    min: int = Field(1, ge=1)
-    max: int = Field(1, ge=1)
+    min: int = Field(1, ge=1, description="actors that start with the run")
+    max: int = Field(1, ge=1, description="actors that there may be; lowered to what the CPUs and GPUs hold")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -59,15 +59,17 @@ class Replicas(ConfigSection):
 
 
 class StageConfig(ConfigSection):
-    """Resources of one stage; what is left out is filled in when the run starts."""
+    """Resources of one stage; keys that are left out are filled in when the run starts."""
 
     replicas: Replicas = Replicas()
     num_cpus: float | None = Field(None, ge=0, description="CPUs reserved by each replica, fractions allowed")
     num_gpus: float | None = Field(
-        None, ge=0, description="GPUs reserved by each replica, a part of one or whole ones; left out: an even share"
+        None,
+        ge=0,
+        description="GPUs reserved by each replica, a fraction of one or whole; left out: an even share",
     )
     device: Device | None = Field(
-        None, description="what it computes on; left out: as the run's `device`. num_gpus is reserved with any"
+        None, description="device to compute on; left out: the run's `device`. num_gpus is reserved with any"
     )
     num_threads: int | None = Field(None, ge=1, description="torch threads of each replica")
 
@@ -75,43 +77,45 @@ class StageConfig(ConfigSection):
     @classmethod
     def _countable(cls, num_gpus: float | None) -> float | None:
         if num_gpus and (num_gpus < 1e-4 or (num_gpus > 1 and num_gpus % 1)):
-            raise ValueError("write a part of one GPU, of 0.0001 at least, or a whole number: no process takes others")
+            raise ValueError(
+                "write a fraction of one GPU, of 0.0001 at least, or a whole number: others can't be reserved"
+            )
         return num_gpus
 
 
 class DecodeConfig(ConfigSection):
-    """Limits of the decoding door: one file can cost this much, and not more."""
+    """Limits of the decoding sandbox: the most that one file may cost."""
 
     num_cpus: float | None = Field(None, gt=0, description="CPUs reserved by each decode task")
-    timeout_s: float = Field(30.0, gt=0, description="wall clock for one picture, or for one segment of a video")
+    timeout_s: float = Field(30.0, gt=0, description="wall clock for one image, or for one segment of a video")
     video_timeout_s: float = Field(3600.0, gt=0, description="wall clock for one whole video")
     memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of the decoding child process")
     max_pixels: int = Field(
-        100_000_000, ge=1, description="pixels of one frame; larger pictures are reduced, far larger ones refused"
+        100_000_000, ge=1, description="pixels of one frame; larger images are reduced, far larger ones refused"
     )
-    max_file_bytes: int = Field(512 << 20, ge=1, description="encoded size of one picture; videos are streamed")
+    max_file_bytes: int = Field(512 << 20, ge=1, description="encoded size of one image; videos are streamed")
     max_video_bytes: int = Field(16 << 30, ge=1, description="encoded size of one video, or of any other file")
     items_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="items that one decode task takes, and that pass from stage to stage together"
+        "auto", description="items of one decode task, which pass from stage to stage together"
     )
 
 
 class OnFailure(ConfigSection):
-    """Who is told when a run fails; both get the run's one-line JSON record."""
+    """Notifications of a failed run; both get the run's one-line JSON record."""
 
     command: tuple[str, ...] = Field((), description="program and arguments; the record comes on standard input")
     webhook: str | None = Field(None, pattern=r"^https?://", description="address to POST the record to")
-    timeout_s: float = Field(30.0, gt=0, le=600, description="the command, and the webhook, are given up after it")
+    timeout_s: float = Field(30.0, gt=0, le=600, description="seconds until the command or the webhook is given up")
 
 
 class IndexConfig(ConfigSection):
-    """What the index must keep, and how good a new one must be to be published."""
+    """Constraints of the index, and the recall that a new one must reach to be published."""
 
-    build: bool = Field(True, description="make the first index by itself; one that is there is kept either way")
+    build: bool = Field(True, description="make the first index of a store; an existing one is kept current either way")
     kind: str = Field("auto", description="auto to choose by measuring, or flat, hnsw, ivf, or one design")
-    memory_bytes: int | None = Field(None, ge=1, description="the most it may take in memory, its ids apart")
-    latency_ms: float | None = Field(None, gt=0, description="the most that one query on one thread may take")
-    recall: float = Field(0.95, gt=0, le=1, description="of the exact ten nearest, the share it shall find")
+    memory_bytes: int | None = Field(None, ge=1, description="most memory, without its ids")
+    latency_ms: float | None = Field(None, gt=0, description="most milliseconds of one query on one thread")
+    recall: float = Field(0.95, gt=0, le=1, description="share of the exact ten nearest that it should find")
     min_recall: float = Field(0.9, ge=0, le=1, description="recall@10 below which no index is published")
     max_drop: float = Field(0.02, ge=0, le=1, description="recall@10 that may be lost to the last published index")
 
@@ -126,22 +130,24 @@ class IndexConfig(ConfigSection):
 
 
 class RunConfig(ConfigSection):
-    """Everything one run needs to know."""
+    """Settings of one run."""
 
     model: str | None = Field(None, description="model folder: local, s3:// or hub id")
     store: str | None = Field(None, description="folder or URI that holds the results")
     source: tuple[SourceConfig, ...] = ()
-    stage: tuple[StageConfig, ...] = Field((), description="one entry a stage, or none")
+    stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
     decode: DecodeConfig = DecodeConfig()
     plan: str | None = Field(None, description="a plan file made by `embedder plan --out`; else planned at the start")
-    dtype: Dtype = Field("float32", description="compute dtype; int8 is that of weights alone. Embeddings are float32")
-    engine: Engine = "auto"
+    dtype: Dtype = Field(
+        "float32", description="compute dtype; int8 holds for the weights alone. Embeddings are float32"
+    )
+    engine: Engine = Field("auto", description="ray, local (one process), or what is faster here")
     device: Device = Field(
         "auto", description="of stages: cuda on a GPU that Ray lends, cpu without one; auto takes a GPU if there is any"
     )
     num_stages: int = Field(3, ge=1, description="shards that the model is cut into")
-    batch_size: int | Literal["auto"] = Field("auto", description="rows a stage takes at a time")
-    rows_per_part: int = Field(512, ge=1, description="rows gathered into one part file; also the step of progress")
+    batch_size: int | Literal["auto"] = Field("auto", description="rows of a stage's batches")
+    rows_per_part: int = Field(512, ge=1, description="rows of one part file; also the step of progress")
     segment_s: float = Field(5.0, gt=0, description="length of one video segment, in seconds")
     frames_per_segment: int = Field(4, ge=1, description="frames embedded of each segment, spread evenly")
     max_reject_fraction: float = Field(
@@ -152,19 +158,26 @@ class RunConfig(ConfigSection):
         ge=1,
         description="fewer rejects are published, unless max_reject_fraction is 0 or a first run embeds nothing",
     )
-    max_attempts: int = Field(5, ge=1, description="tries of what fails in passing; later ones only on demand")
+    max_attempts: int = Field(
+        5, ge=1, description="attempts at an item with a transient error; later ones only on demand"
+    )
     max_retire_fraction: float = Field(0.05, ge=0, le=1, description="a listing that lost more is refused")
-    min_vector_spread: float = Field(1e-4, ge=0, description="new vectors that lie closer together are not published")
-    min_vector_directions: float = Field(1.1, ge=0, description="new vectors must spread over more; 1 is a line")
+    min_vector_spread: float = Field(1e-4, ge=0, description="least spread of the new vectors to be published")
+    min_vector_directions: float = Field(
+        1.1, ge=0, description="least number of directions of the new vectors; 1 is a line"
+    )
     max_retrieval_drop: float = Field(0.25, ge=0, le=1, description="share of the published R@10 that may be lost")
     index: IndexConfig = IndexConfig()
-    no_progress_timeout_s: float = Field(300.0, gt=0, description="a run that finishes nothing for so long ends")
+    no_progress_timeout_s: float = Field(300.0, gt=0, description="seconds until a run that finishes nothing ends")
     stop_timeout_s: float = Field(
-        10.0, ge=0, description="after Ctrl-C or SIGTERM, what is inside the stages may take so long"
+        10.0, ge=0, description="seconds that items inside the stages may take after Ctrl-C or SIGTERM"
+    )
+    fast_start: bool = Field(
+        True, description="patch libraries to start and run faster; EMBEDDER_FAST_START=0 switches it off everywhere"
     )
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
-    log_file: str | None = Field(None, description="file to append the log to; else it stands in the run's folder")
-    runs_file: str | None = Field(None, description="file to append one JSON line a run to; else STORE/runs.jsonl")
+    log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
+    runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
     metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")
     on_failure: OnFailure = OnFailure()
 
@@ -173,7 +186,7 @@ class RunConfig(ConfigSection):
         if self.stage and len(self.stage) != self.num_stages:
             raise ValueError(
                 f"{len(self.stage)} [[stage]] entries for num_stages = {self.num_stages}; "
-                "write one entry a stage, or none"
+                "write one entry for each stage, or none"
             )
         for index, stage in enumerate(self.stage):
             if stage.num_gpus == 0 and (stage.device or self.device) == "cuda":
@@ -190,8 +203,30 @@ class RunConfig(ConfigSection):
 
     @property
     def devices(self) -> frozenset[Device]:
-        """The devices that stages ask for."""
+        """Devices that stages ask for."""
         return frozenset(stage.device or self.device for stage in self.stage) or frozenset({self.device})
+
+    @property
+    def required_store(self) -> str:
+        """Address of the store.
+
+        Raises:
+            ConfigError: the configuration names none.
+        """
+        if self.store is None:
+            raise ConfigError("no store: give --store URI, or `store` in the configuration file")
+        return self.store
+
+    @property
+    def required_model(self) -> str:
+        """Address of the model folder.
+
+        Raises:
+            ConfigError: the configuration names none.
+        """
+        if self.model is None:
+            raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
+        return self.model
 
 
 SomeConfig = TypeVar("SomeConfig", bound=ConfigSection)
@@ -200,7 +235,16 @@ SomeConfig = TypeVar("SomeConfig", bound=ConfigSection)
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
 ) -> RunConfig:
-    """Read the configuration of a run; see `load_as`."""
+    """Read the configuration of a run: the file first, then options, then `key=value` texts.
+
+    Args:
+        path: a TOML file, or none.
+        overrides: values by key, as `{"store": "runs/demo"}`; those that are None are left out.
+        settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
+
+    Raises:
+        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
+    """
     return load_as(RunConfig, path, overrides, settings)
 
 
@@ -215,7 +259,7 @@ def load_as(
     Relative paths follow the file where they stand in it, and the working directory where the command line gives them.
 
     Args:
-        kind: what the file describes.
+        kind: class of the configuration.
         path: a TOML file, or none.
         overrides: values of options by key; those that are None are left out.
         settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
@@ -235,7 +279,7 @@ def load_as(
 
 
 def describe(error: ValidationError) -> str:
-    """Say each broken rule in one clause: the key, the value, the rule."""
+    """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'configuration'} = {_short(item['input'])}: "
         f"{item['msg'].removeprefix('Value error, ')}"
@@ -254,11 +298,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: this is no valid TOML ({error}); mend that line") from None
+        raise ConfigError(f"{path}: this is no valid TOML ({error}); correct that line") from None
 
 
 def _apply_setting(tree: dict[str, Any], setting: str) -> None:
-    """Put one `key=value` into the tree; a value that is no TOML is taken as a string."""
+    """Set one `key=value` in the tree; a value that is no TOML is taken as a string."""
     key, separator, text = setting.partition("=")
     if not separator or not key:
         raise ConfigError(f"--set {setting!r}: write it as key=value, for example --set dtype=bfloat16")

@@ -1,4 +1,4 @@
-"""Paths in a configuration file follow the file's folder, wherever the command is run from."""
+"""Paths of a configuration file, which are relative to the file's folder."""
 
 import os
 import re
@@ -17,14 +17,14 @@ _WILDCARD = re.compile(r"[*?\[{]")
 
 
 def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Give the tree with all its relative paths below the folder of the file that it was read from.
+    """Resolve all relative paths of a configuration against the folder of its file.
 
     A model that has the form of a hub id stays one unless a folder of that name is there; programs that are found by
     their bare name stay as they are.
 
     Args:
-        tree: a configuration as TOML has it; what is not of the right type is left for its check.
-        file: where it stands.
+        tree: a configuration as TOML has it; values of the wrong type are left for their check.
+        file: path of the configuration.
 
     Raises:
         ConfigError: nothing is at a path below the file's folder, and something is below the working directory.

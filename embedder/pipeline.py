@@ -1,8 +1,8 @@
-"""The Ray Data graph, whole: listed items -> decode and tokenise -> stage 0 -> stage 1 -> stage 2 -> part files.
+"""Whole Ray Data graph: listed items -> decode and tokenise -> stage 0 -> stage 1 -> stage 2 -> part files.
 
     items   blocks of listed items, made by the driver
     decode  CPU tasks; each hands on batches of rows (`embedder.batch_schema`)
-    stages  one pool of actors a shard; batches pass whole from stage to stage
+    stages  one pool of actors for each shard; batches pass whole from stage to stage
     write   tasks that gather rows into part files and journal them
 
 Nothing here is committed: `embedder.store.publish` does that when the graph has run dry.
@@ -19,22 +19,23 @@ from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError, RayTaskError
 from ray.util.annotations import RayDeprecationWarning
 
+from embedder.compat import worker_options
+from embedder.compat.draining import DrainedError, draining
 from embedder.engine.block_size import cut_listing, items_per_block
 from embedder.engine.datasink import PartSink, with_rows
-from embedder.engine.draining import DrainedError, draining
 from embedder.engine.job import Job, largest_bytes_per_row
 from embedder.engine.resources import Allocation
 from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
-from embedder.steps.ray_decode import decode_behind
+from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.part_writer import LAST_TASK, write_part
 from embedder.store.runs import Run
 from shards.errors import ModelError
 
-# Ray's own retries are endless. A decoder that dies costs its file (embedder.media); what else kills a worker again
-# and again is no passing trouble. Ray 2.60 calls the arguments that bound them deprecated and has no others yet;
+# Ray's own retries are endless. A decoder that dies costs its file (embedder.media); anything else that kills a worker
+# again and again does not pass. Ray 2.60 calls the arguments that bound them deprecated and has no others yet;
 # pyproject.toml keeps Ray below 2.64, which drops them.
 MAX_RETRIES = 3
 MAX_ERROR_CHARACTERS = 200  # of what Ray says
@@ -46,8 +47,8 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
 
     Args:
         listing: listed items.
-        job: what to do with them.
-        stop: whether to end early.
+        job: model, plan, resources and run.
+        stop: request to end early, if one may come.
 
     Raises:
         RunFailedError: no step finished anything for `no_progress_timeout_s`, or Ray lost a process for good.
@@ -73,7 +74,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
 
 
 def as_ours(error: Exception) -> Exception:
-    """What a task raised, as it was raised; a process that Ray lost, as a failed run; a bug keeps its traceback."""
+    """Return the error that a task raised; a failed run where Ray lost a process; a bug keeps its traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EmbedderError | RunFailedError | ModelError):
         cause.args = (_first_line(cause),)  # Ray appends how often it has tried
@@ -93,7 +94,7 @@ def _first_line(error: Exception) -> str:
 
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
-    """The graph up to the last stage; lazy."""
+    """Return the graph up to the last stage; lazy."""
     listing = list(listing)
     num_items = items_per_block(
         job.config,
@@ -104,7 +105,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     # Not `from_arrow`, which asks a task of one CPU about each block.
     dataset = ray.data.from_blocks(list(cut_listing(listing, num_items)))
     dataset = dataset.map_batches(
-        partial(decode_behind, spec=job.decode, run=job.run),
+        partial(decode_at_low_priority, spec=job.decode, run=job.run),
         batch_format="pyarrow",
         batch_size=None,
         num_cpus=job.allocation.decode_cpus,
@@ -116,13 +117,13 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
 def through_stages(
     dataset: Dataset, stages: Sequence[StageSpec], allocation: Allocation, run: Run | None = None
 ) -> Dataset:
-    """Put one pool of actors a stage behind a dataset of decoded rows; each block passes whole, as it was made.
+    """Append one pool of actors for each stage to a dataset of decoded rows; each block passes whole, as it was made.
 
     Args:
-        dataset: the rows.
-        stages: what each stage's processes are told.
-        allocation: what they reserve.
-        run: is asked before the first stage begins a block whether to stop.
+        dataset: decoded rows.
+        stages: shard and settings of each stage.
+        allocation: CPUs, GPUs and replicas of each stage.
+        run: run whose request to stop the first stage looks for before each block.
     """
     for number, (spec, resources) in enumerate(zip(stages, allocation.stages, strict=True)):
         # `map_batches` refuses GPUs without a number of rows, and with one it merges blocks and cuts them anew. This is
@@ -136,5 +137,6 @@ def through_stages(
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus or None,
             max_task_retries=MAX_RETRIES,
+            **worker_options(),
         )
     return dataset

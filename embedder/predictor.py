@@ -1,4 +1,4 @@
-"""Embed any Ray dataset: pictures and captions in its columns in, two embedding columns more out."""
+"""Embed any Ray dataset with columns of images and captions: adds two columns of embeddings."""
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, TENSOR
+from embedder.compat import fast_start
 from embedder.config import load_config
 from embedder.engine import hardware
 from embedder.engine.int8_check import check_int8
@@ -28,7 +29,7 @@ ADDED = ("image_embedding", "text_embedding", "embedding_error")
 
 
 class BatchPredictor:
-    """A model cut into stages, ready to be put behind any dataset."""
+    """Model cut into stages, to embed the rows of any Ray dataset."""
 
     def __init__(self, model: Model, options: dict[str, Any]) -> None:
         self.model = model
@@ -43,7 +44,7 @@ class BatchPredictor:
             options: keys of the configuration file: `dtype`, `num_stages`, `batch_size`, `stage`, ...
 
         Raises:
-            shards.ModelError: it is no model folder.
+            shards.ModelError: the folder is no model folder.
             ConfigError: an option is unknown, or breaks its rule.
         """
         return cls(open_model(str(uri)), options)
@@ -55,8 +56,8 @@ class BatchPredictor:
         `embedding_error`. Lazy, as all of Ray Data: nothing runs before the result is read.
 
         Args:
-            dataset: rows with pictures, captions, or both.
-            image: column with pictures: file contents, URIs, or uint8 arrays (H, W, 3). It may be missing.
+            dataset: rows with images, captions, or both.
+            image: column with images: file contents, URIs, or uint8 arrays (H, W, 3). It may be missing.
             caption: column with captions. It may be missing, but not both.
 
         Raises:
@@ -82,7 +83,8 @@ class BatchPredictor:
             max_retries=MAX_RETRIES,
         )
         stages = stage_specs(self.config, self.model, plan, allocation)
-        embedded = through_stages(decoded, stages, allocation)
+        with fast_start(self.config.fast_start):
+            embedded = through_stages(decoded, stages, allocation)
         return embedded.map_batches(
             show_columns, batch_format="pyarrow", batch_size=None, num_cpus=allocation.write_cpus
         )
@@ -94,7 +96,13 @@ def _decoder_for(spec: DecodeSpec) -> tuple[ItemDecoder, Fetcher]:
 
 
 def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
-    """Pixels and token ids of a dataset's rows, in batches; the dataset's columns stand beside them, hidden.
+    """Decode a dataset's rows into pixels and token ids, in batches; the dataset's columns are carried along.
+
+    Args:
+        table: rows of the dataset.
+        spec: settings of the decoder.
+        image: column with images.
+        caption: column with captions.
 
     Raises:
         ConfigError: neither column is there, or the dataset has a column of a name that would be added.
@@ -116,7 +124,7 @@ def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: st
 
 
 def show_columns(table: pa.Table) -> pa.Table:
-    """The dataset's own columns under their own names, and the added ones after them."""
+    """Restore the names of the dataset's own columns, and append the added ones."""
     if table.num_rows == 0:
         return table
     own = [name for name in table.schema.names if name.startswith(CARRIED)]
@@ -137,7 +145,7 @@ def _check_columns(table: pa.Table, image: str, caption: str) -> None:
 
 
 def _cells(table: pa.Table, name: str) -> list[Any]:
-    """A column's values: Python objects, or arrays where it is a tensor column."""
+    """Values of a column: Python objects, or arrays where it is a tensor column."""
     if name not in table.schema.names:
         return [None] * table.num_rows
     column = table[name]
@@ -147,7 +155,7 @@ def _cells(table: pa.Table, name: str) -> list[Any]:
 
 
 def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> Values:
-    """One row's pixels, token ids and error; a row is one picture, so a video is an error."""
+    """Decode one row into pixels, token ids and error; a row is one image, so a video is an error."""
     try:
         content = _content(decoder, fetcher, image, caption)
     except FetchError as error:
@@ -163,7 +171,7 @@ def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | 
         from embedder.media.contact_sheet import encode_png
 
         image = encode_png(image)
-    if isinstance(image, dict):  # Hugging Face datasets keep pictures as {bytes, path}
+    if isinstance(image, dict):  # Hugging Face datasets keep images as {bytes, path}
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str):
         with fetcher.fetch(image, max_bytes=decoder.spec.limits.max_file_bytes) as fetched:
@@ -172,5 +180,5 @@ def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | 
         return ItemContent("text", None, caption)
     if sniff(image[:4096]) == "image":
         return ItemContent("image", image, caption)
-    problem = ItemProblem("decode", "NotAPicture", "a row holds one picture; videos go through `embedder embed`")
+    problem = ItemProblem("decode", "NotAPicture", "a row holds one image; videos go through `embedder embed`")
     return ItemContent(caption=caption, problem=problem)

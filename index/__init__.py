@@ -1,12 +1,12 @@
-"""Retrieval: choose, build, update, judge and search a FAISS index. Arrow and NumPy in; no torch, no Ray, no Delta.
+"""Vector index: choose, build, update, check and search a FAISS index. Arrow and NumPy in; no torch, Ray, Delta.
 
     build.build_index    vectors, ids and queries -> a version folder, whole or not at all
     update.update_index  a version folder and what changed -> the next one, or RebuildNeededError
-    gate.check_gate      whether a version may go live after the last
+    gate.check_gate      whether a version may be published after the last
     search.open_index    a version folder -> Index, its files checked before FAISS reads them
     versions             the numbered folders of a store
 
-How a build goes: `vectors` collects the table on disk, `queries` sets some aside to measure with, `choose` measures
-`designs` on a sample within the `constraints`, `engine` fills the chosen one, `measuring` finds the effort it needs.
-FAISS itself is imported when the first index is built or opened, not before.
+Steps of a build: `vectors` collects the table on disk, `queries` holds some out for measuring, `choose` measures
+`designs` on a sample within the `constraints`, `faiss_build` fills the chosen one, `autotune` finds its search
+parameters. FAISS is imported when the first index is built or opened, not before.
 """

@@ -1,7 +1,7 @@
-"""A folder that appears whole or not at all: made under a hidden name beside its place, then renamed.
+"""Folders that appear whole or not at all: made under a hidden name in the same parent, then renamed.
 
 While a build runs it holds a lock (flock) on its folder; a killed build's lock is gone with its process. So a leftover
-is recognised by taking its lock, and never mistaken for a build that only takes long.
+is recognised by taking its lock, and a long build is never mistaken for one.
 """
 
 import fcntl
@@ -19,10 +19,10 @@ _PREFIX = ".building-"
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; when the block ends well it becomes `out`, else it is removed.
+    """Yield an empty folder to fill; it becomes `out` when the block succeeds, else it is removed.
 
     Raises:
-        RetrievalError: `out` exists already, or another process made it meanwhile.
+        RetrievalError: `out` exists already, or another process has made it meanwhile.
     """
     _refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def sweep_leftovers(root: Path) -> list[Path]:
-    """Remove what killed builds left in this folder, and say what was removed; running builds are left alone."""
+    """Remove folders of killed builds and return their paths; those of running builds stay."""
     removed = []
     for folder in sorted(root.glob(f"{_PREFIX}*")):
         lock = _try_lock(folder)
@@ -91,7 +91,7 @@ def _refuse_existing(out: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Put files and names on the disk before the rename makes them visible: a power cut leaves no empty version."""
+    """Sync files and names to disk before the rename makes them visible: a power cut leaves no empty version."""
     for path in folder.iterdir():
         _sync(path)
     _sync(folder)

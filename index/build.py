@@ -1,4 +1,4 @@
-"""Build one version of an index from vectors and ids: choose, add, measure, write, publish."""
+"""Build of one version of an index from vectors and ids: choose, add, measure, write, publish."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from index.atomic_folder import sweep_leftovers, whole_folder
-from index.autotune import Meter, Truths, best_point, find_truths
+from index.autotune import GroundTruths, Meter, best_point, find_ground_truths
 from index.choose import DesignChoice, DesignRequest, Say, choose
 from index.constraints import Constraints
 from index.designs import Design
@@ -16,7 +16,7 @@ from index.ids import check_ids
 from index.manifest import Manifest
 from index.queries import CAPTIONS, split_queries
 from index.ranking import point_keeps
-from index.step_timer import StepClock
+from index.step_timer import StepTimer
 from index.vectors import Floats, VectorTable, collect_vectors
 from index.version_files import TunedIndex, VersionContents, VersionOrigin, write_version
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import faiss
 
 Fill = Callable[[Design, VectorTable, Floats | None], "faiss.Index"]
-"""Makes the index of a design with every vector of a table, in order, and the projection where the design has one."""
+"""Builds the index of a design with every vector of a table, in order, and the projection where the design has one."""
 
 _SPOOL_NAME = "vectors.f32"
-_MAX_BUILT = 3  # designs that are built whole before none is said to keep the constraints
+_MAX_BUILT = 3  # designs that are built on the whole table before the build fails
 
 
 def build_index(
@@ -53,22 +53,22 @@ def build_index(
     Args:
         vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; it is kept in a file beside `out`
             while the build runs (N x E x 4 bytes).
-        ids: `item_id` and `segment` of each vector, in the same order; `run_id` where updates shall be possible.
+        ids: `item_id` and `segment` of each vector, in the same order; `run_id` to make updates possible.
         out: the folder to make; must not exist.
-        model_fingerprint: of the model that made the vectors; search refuses any other.
-        embeddings_version: of the table the vectors come from.
+        model_fingerprint: fingerprint of the vectors' model; a search with another is refused.
+        embeddings_version: version of the table of the vectors.
         kind: `flat`, `hnsw`, `ivf`, a design as `index.designs` writes it, or `auto` to choose by measuring.
-        constraints: what the choice must keep; by default a recall@10 of 0.95.
-        queries: (Q, E) that people may ask: embeddings of captions. Half of them are held out, and recall is measured
-            on those alone. Without them, vectors of the table are used.
-        query_kind: what the queries are, for the manifest.
-        measure_all: measure all candidates even where exact search will do.
-        num_threads: None takes all cores; 1 gives the same file every time.
-        fill: trains and fills the index of a design; by default here, in one process.
-        say: is told what is being done.
+        constraints: limits that the choice must keep; by default a recall@10 of 0.95.
+        queries: (Q, E), expected queries: embeddings of captions. Half of them are held out, and recall is measured on
+            those alone. Without them, vectors of the table are used.
+        query_kind: name of the queries in the manifest.
+        measure_all: whether to measure all candidates even where exact search will do.
+        num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
+        fill: trains and fills the index of a design; by default in this process.
+        say: called with a line of text about the progress.
 
     Returns:
-        The manifest that stands in the folder.
+        The manifest of the version.
 
     Raises:
         RetrievalError: vectors, ids, queries or constraints break a rule, no design keeps the constraints, or `out`
@@ -76,21 +76,21 @@ def build_index(
     """
     from index import faiss_build
 
-    clock = StepClock()
+    timer = StepTimer()
     out, say = Path(out), say or _silent
     constraints = constraints or Constraints()
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, faiss_build.threads(num_threads):
         spool = folder / _SPOOL_NAME
-        with clock.step("collect"):
+        with timer.step("collect"):
             table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
         sets = split_queries(table, queries, query_kind)
-        with clock.step("choose"):
+        with timer.step("choose"):
             choice = choose(table, sets, DesignRequest(kind), constraints, measure_all=measure_all, say=say)
-        with clock.step("exact answers"):
-            truths = find_truths(table, sets.measured)
-        built = _build_best(choice, table, truths, constraints, fill or faiss_build.build, say, clock)
+        with timer.step("exact answers"):
+            ground_truths = find_ground_truths(table, sets.measured)
+        built = _build_best(choice, table, ground_truths, constraints, fill or faiss_build.build, say, timer)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
@@ -99,7 +99,7 @@ def build_index(
             target_recall=constraints.recall,
             trials=choice.trials,
             centre=table.mean(),
-            clock=clock,
+            timer=timer,
         )
         manifest = write_version(folder, built, VersionContents(ids), origin)
         spool.unlink(missing_ok=True)
@@ -109,28 +109,28 @@ def build_index(
 def _build_best(
     choice: DesignChoice,
     table: VectorTable,
-    truths: Truths,
+    ground_truths: GroundTruths,
     constraints: Constraints,
     fill: Fill,
     say: Say,
-    clock: StepClock,
+    timer: StepTimer,
 ) -> TunedIndex:
-    """Build designs, the best first, until one keeps the constraints on the whole table; a wish is taken as it is.
+    """Build designs, the best first, until one keeps the constraints on the whole table; a requested one always does.
 
     Raises:
-        RetrievalError: none does; the best is named.
+        RetrievalError: none keeps them; the message gives the figures.
     """
     from index import faiss_build
 
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
         say(f"building {design} of {table.num_vectors:,} vectors")
-        with clock.step("build"):
+        with timer.step("build"):
             index = fill(design, table, choice.projection(design))
         meter = Meter(index, design, table.take)
-        with clock.step("tune"):
-            curve = meter.curve(truths.asked, constraints.recall)
-        built = TunedIndex(meter, tuple(curve), best_point(curve, constraints.recall), truths)
+        with timer.step("tune"):
+            curve = meter.curve(ground_truths.asked, constraints.recall)
+        built = TunedIndex(meter, tuple(curve), best_point(curve, constraints.recall), ground_truths)
         if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
             return built
         missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
@@ -141,4 +141,4 @@ def _build_best(
 
 
 def _silent(_text: str) -> None:
-    """Tell nobody."""
+    """Discard a line of progress."""

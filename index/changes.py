@@ -1,4 +1,4 @@
-"""What changed between the rows of an index and the rows of a table."""
+"""Differences between the rows of an index and the rows of a table."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from index.vectors import Mask, Rows
 
 @dataclass(frozen=True)
 class Changes:
-    """What an update has to do.
+    """Changes that an update has to apply.
 
     Attributes:
-        removed: bool (rows of the index,): found now, and no longer in the table.
-        added: int64, rows of the table that are not in the index, ascending.
+        removed: bool (rows of the index,), whether a row can be found and is no longer in the table.
+        added: int64 (n,), rows of the table that are not in the index, ascending.
     """
 
     removed: Mask
@@ -24,11 +24,11 @@ class Changes:
 
     @property
     def num_removed(self) -> int:
-        """Rows to mask."""
+        """Number of rows to mask."""
         return int(np.count_nonzero(self.removed))
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there are changes."""
         return bool(self.num_removed or len(self.added))
 
 
@@ -37,13 +37,13 @@ def compare_ids(before: pa.Table, is_live: Mask, now: pa.Table) -> Changes:
 
     Args:
         before: `item_id`, `segment`, `run_id` of each row of the index, masked ones included.
-        is_live: bool, which of them can be found.
+        is_live: bool (rows of the index,), whether a row can be found.
         now: the same columns of each row of the table.
     """
     live = np.flatnonzero(is_live)
     old = before.select(IDS_SCHEMA.names).take(pa.array(live)).append_column("old_row", pa.array(live))
     new = now.select(IDS_SCHEMA.names).cast(IDS_SCHEMA).append_column("new_row", pa.array(np.arange(now.num_rows)))
-    # A null run equals nothing: what has none is removed and added.
+    # A null run equals nothing: rows without one are removed and added.
     both = old.join(new, IDS_SCHEMA.names, join_type="inner")
     removed = is_live.copy()
     removed[both["old_row"].to_numpy()] = False

@@ -1,4 +1,4 @@
-"""Which design a table gets: candidates are measured on a sample of it, with the queries it is for."""
+"""Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries."""
 
 import time
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from index.manifest import DesignTrial
 from index.projection import QueryDirections
 from index.queries import QuerySets, RecallQueries, sampled_queries
 from index.ranking import judge, keeps, rank
-from index.recall import find_truth
+from index.recall import find_ground_truth
 from index.vectors import Floats, VectorTable
 
 NUM_TRIED = 50_000
 _SAMPLE_SEED = 2
-# How the time of a query grows with the table at one recall, as a power of its size: a scan in proportion. Of hard
-# vectors (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
+# Exponent of the growth of a query's time with the size of the table, at one recall; of a scan 1. On hard vectors
+# (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
 _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
 
 Say = Callable[[str], None]
@@ -26,12 +26,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DesignRequest:
-    """What to build: `auto`, `flat`, `hnsw`, `ivf`, or a design's notation."""
+    """Requested design: `auto`, `flat`, `hnsw`, `ivf`, or a design's notation."""
 
     text: str
 
     def design(self, num_vectors: int) -> Design | None:
-        """Give the design that is meant; None to choose.
+        """Resolve the design for a table of this size; None to choose by measuring.
 
         Raises:
             RetrievalError: there is no such design.
@@ -45,14 +45,20 @@ class DesignRequest:
 
 @dataclass(frozen=True)
 class DesignChoice:
-    """Designs to try, the best first, and what was measured to find them."""
+    """Designs to build, the best first, and the measurements that led to them.
+
+    Attributes:
+        designs: the designs, the best first.
+        trials: all measurements; empty for a requested design.
+        directions: directions to project onto; None without queries to learn from.
+    """
 
     designs: tuple[Design, ...]
     trials: tuple[DesignTrial, ...]
     directions: QueryDirections | None
 
     def projection(self, design: Design) -> Floats | None:
-        """Give the matrix that a design projects with, (width, E).
+        """Compute the matrix that a design projects with, (width, E); None where it has none.
 
         Raises:
             RetrievalError: it projects, and there are no queries to learn the directions from.
@@ -68,28 +74,34 @@ class DesignChoice:
 
 
 def choose(
-    table: VectorTable, sets: QuerySets, wish: DesignRequest, constraints: Constraints, *, measure_all: bool, say: Say
+    table: VectorTable,
+    sets: QuerySets,
+    request: DesignRequest,
+    constraints: Constraints,
+    *,
+    measure_all: bool,
+    say: Say,
 ) -> DesignChoice:
     """Choose designs for a table.
 
-    Exact search is measured first, and taken where it keeps the constraints: it is never wrong. Else every candidate
-    is built on a sample and measured with held-out queries.
+    Exact search is measured first, and taken where it keeps the constraints, because its recall is 1. Else every
+    candidate is built on a sample and measured with held-out queries.
 
     Args:
         table: the vectors.
         sets: queries to learn from and queries to measure with.
-        wish: what the user asked for.
-        constraints: what the choice must keep.
-        measure_all: measure all candidates even where exact search will do, to see them beside each other.
-        say: is told what is being measured.
+        request: the requested design.
+        constraints: limits that the choice must keep.
+        measure_all: whether to measure all candidates even where exact search will do, for comparison.
+        say: called with a line of text before each measurement.
 
     Raises:
         RetrievalError: no candidate keeps the constraints; the nearest is named.
     """
     directions = QueryDirections(sets.learned) if len(sets.learned) else None
-    wished = wish.design(table.num_vectors)
-    if wished is not None:
-        return DesignChoice((wished,), (), directions)
+    requested = request.design(table.num_vectors)
+    if requested is not None:
+        return DesignChoice((requested,), (), directions)
     sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
     widths = directions.useful_widths() if directions else ()
     candidates = candidate_designs(table.num_vectors, table.dim, widths)
@@ -108,7 +120,7 @@ def choose(
 
 
 class _Tester:
-    """Builds candidates on one sample and measures them with the same queries."""
+    """Measures candidates, built on one sample, with the same queries."""
 
     def __init__(
         self,
@@ -121,7 +133,7 @@ class _Tester:
         from index import faiss_build
 
         self._sample, self._num_vectors, self._constraints, self._choice = sample, num_vectors, constraints, choice
-        self._truth = find_truth(sample, asked, faiss_build.nearest_in_table)
+        self._ground_truth = find_ground_truth(sample, asked, faiss_build.nearest_in_table)
 
     def measure(self, design: Design) -> DesignTrial:
         from index import faiss_build
@@ -130,7 +142,7 @@ class _Tester:
         on_sample = _with_fewer_lists(design, self._sample.num_vectors)
         index = faiss_build.build(on_sample, self._sample, self._choice.projection(design))
         build_s = time.perf_counter() - started
-        points = Meter(index, on_sample, self._sample.take).curve(self._truth, self._constraints.recall)
+        points = Meter(index, on_sample, self._sample.take).curve(self._ground_truth, self._constraints.recall)
         point = best_point(points, self._constraints.recall)
         size = self._num_vectors / self._sample.num_vectors
         return DesignTrial(
@@ -148,7 +160,7 @@ class _Tester:
 
 
 def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
-    """The same design with as many lists as a sample of that size gets."""
+    """Reduce the lists of a design to the number for a sample of this size."""
     if not design.num_lists:
         return design
     fewer = default_design("ivf", num_vectors).num_lists

@@ -1,23 +1,23 @@
-"""What a user may ask of an index: memory, latency, recall."""
+"""Constraints of an index: memory, latency, recall."""
 
 from dataclasses import dataclass
 
 from index.errors import RetrievalError
 
 DEFAULT_RECALL = 0.95
-# How long one query may take where nobody says: below it, exact search is the best answer there is.
+# Latency of one query up to which exact search is taken by default: no other result is better.
 DEFAULT_LATENCY_MS = 10.0
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """Limits that a choice must keep.
+    """Limits that the chosen index must keep.
 
     Attributes:
-        memory_bytes: the most an index may take in memory, its ids apart; None for no limit.
-        latency_ms: the most that one query on one thread may take, the median; where it is given, the smallest index
+        memory_bytes: the most memory of an index, without its ids; None for no limit.
+        latency_ms: the most milliseconds of one query on one thread, the median; where it is given, the smallest index
             that keeps it is chosen, else the fastest one, or exact search where that keeps `DEFAULT_LATENCY_MS`.
-        recall: of the exact top ten, the share to find, in (0, 1].
+        recall: the share of the exact top ten to find, in (0, 1].
 
     Raises:
         RetrievalError: a limit is not positive, or the recall above 1.
@@ -37,5 +37,5 @@ class Constraints:
 
     @property
     def exact_latency_ms(self) -> float:
-        """Up to which latency exact search is taken without looking further."""
+        """Latency up to which exact search is taken without measuring other designs."""
         return self.latency_ms if self.latency_ms is not None else DEFAULT_LATENCY_MS

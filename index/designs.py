@@ -1,7 +1,7 @@
-"""What an index may be made of, in FAISS's own notation, and with what effort it may be searched.
+"""Designs of an index, in the notation of FAISS's factory strings, and their search parameters.
 
-A design is written as FAISS's `index_factory` reads it, with one word of ours before it: `LeanVec48` projects vectors
-and queries onto the 48 directions that matter to text queries (`index.projection`) before the rest sees them.
+A design is a factory string, as FAISS's `index_factory` reads it, with one optional prefix of ours: `LeanVec48`
+projects vectors and queries onto the 48 directions that matter to text queries (`index.projection`).
 
     Flat                                       exact search
     HNSW32,Flat                                a graph over whole vectors
@@ -24,20 +24,20 @@ KINDS: tuple[Kind, ...] = ("flat", "hnsw", "ivf")
 Parameters = dict[str, int]
 
 HNSW_EF_CONSTRUCTION = 100  # 40 builds 3 times as fast and finds 0.85 where 100 finds 0.97; 200 finds 0.98
-TRAINING_VECTORS_PER_LIST = 64  # FAISS asks for 39 at least
+TRAINING_VECTORS_PER_LIST = 64  # FAISS recommends 39 at least
 MAX_TRAINING_VECTORS = 1 << 20
 # The rotation is trained with 256 centroids; below 39 vectors each FAISS warns, below 1 it fails.
 MIN_OPQ_VECTORS = 39 * 256
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
-_LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one list in so many is read
-_EXACT_CODES_FACTORS = (1, 4)  # scored again: so many times k; for codes that keep the order of what they see
-_SMALL_CODES_FACTORS = (4, 16, 64)  # for codes of a few bits a dimension
+_LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
+_EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that nearly keep the order
+_SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
 _PROJECTED = re.compile(r"LeanVec(\d+),")
 _LISTS = re.compile(r"IVF(\d+)")
 _SMALL_CODES = re.compile(r"PQ|RaBitQ")
-_NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and of small codes are none: score the best again
+_NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small codes are no cosines: re-rank
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Design:
     """One design; `str()` gives its notation.
 
     Attributes:
-        factory: for FAISS's `index_factory`, without the re-ranking.
+        factory: factory string for FAISS's `index_factory`, without the re-ranking.
         projection: width that vectors are projected to first; None for none.
-        rerank: code of the vectors that the best are scored with again, as `SQfp16` or `Flat`; None for none.
+        rerank: code of the vectors for re-ranking, such as `SQfp16` or `Flat`; None for none.
     """
 
     factory: str
@@ -60,7 +60,7 @@ class Design:
 
     @property
     def kind(self) -> Kind:
-        """Its family."""
+        """Family of the structure."""
         return "hnsw" if "HNSW" in self.factory else "ivf" if "IVF" in self.factory else "flat"
 
     @property
@@ -70,25 +70,27 @@ class Design:
 
     @property
     def num_lists(self) -> int:
-        """Inverted lists; 0 for other kinds."""
+        """Number of inverted lists; 0 for other kinds."""
         found = _LISTS.search(self.factory)
         return int(found.group(1)) if found else 0
 
     @property
     def num_training(self) -> int:
-        """How many vectors it is trained on, at most."""
+        """The most vectors to train on."""
         per_list = TRAINING_VECTORS_PER_LIST * max(self.num_lists, 1024)
         return min(per_list, MAX_TRAINING_VECTORS)
 
-    def efforts(self) -> Iterator[list[Parameters]]:
-        """Give search parameters: for each factor of re-ranking a list, the cheapest first."""
+    def search_params(self) -> Iterator[list[Parameters]]:
+        """Yield the search parameters to try: for each factor of re-ranking a list, the cheapest first."""
         factors: tuple[int | None, ...] = (None,)
         if self.rerank:
             factors = _SMALL_CODES_FACTORS if _SMALL_CODES.search(self.factory) else _EXACT_CODES_FACTORS
         for factor in factors:
-            yield [effort | ({"k_factor": factor} if factor else {}) for effort in self._structure_efforts()]
+            yield [
+                search_params | ({"k_factor": factor} if factor else {}) for search_params in self._structure_params()
+            ]
 
-    def _structure_efforts(self) -> list[Parameters]:
+    def _structure_params(self) -> list[Parameters]:
         if self.kind == "hnsw":
             return [{"ef_search": value} for value in _EF_SEARCH]
         if self.kind == "ivf":
@@ -101,7 +103,7 @@ def parse_design(text: str) -> Design:
     """Read a design's notation.
 
     Raises:
-        RetrievalError: it names no structure that is known here; what FAISS alone refuses is refused when it is made.
+        RetrievalError: it names no known structure; other errors are FAISS's, when the index is made.
     """
     rest, projection, rerank = text.strip(), None, None
     if found := _PROJECTED.match(rest):
@@ -119,12 +121,12 @@ def parse_design(text: str) -> Design:
 
 
 def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) -> tuple[Design, ...]:
-    """Give the designs worth measuring for a table, exact search first.
+    """List the designs to measure for a table, exact search first.
 
     Args:
-        num_vectors: rows of the table.
+        num_vectors: number of rows of the table.
         dim: width of a vector, E.
-        projections: widths that keep most of what text queries ask for (`index.projection.useful_widths`).
+        projections: widths to project to (`QueryDirections.useful_widths`).
     """
     lists = count_lists(num_vectors)
     code_bytes = _divisor_near(dim, dim // 4)
@@ -152,20 +154,20 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
 
 
 def default_design(kind: Kind, num_vectors: int) -> Design:
-    """Give the design that a bare kind stands for."""
+    """Make the default design of a kind."""
     if kind == "flat":
         return Design("Flat")
     return Design("HNSW32,Flat" if kind == "hnsw" else f"IVF{count_lists(num_vectors)},Flat")
 
 
 def count_lists(num_vectors: int) -> int:
-    """Give the lists of an IVF: the power of two nearest to 4 sqrt(N), as far as there are vectors to train them."""
+    """Compute the number of IVF lists: the power of two nearest to 4 sqrt(N), limited by the vectors to train on."""
     wanted = 1 << round(math.log2(4 * math.sqrt(num_vectors)))
     return max(1, min(wanted, num_vectors // TRAINING_VECTORS_PER_LIST))
 
 
 def _divisor_near(dim: int, wanted: int) -> int:
-    """The divisor of a width that is nearest to a wish, an even one where there is one: 4-bit codes come in pairs."""
+    """Divisor of a width nearest to `wanted`, an even one where there is one: 4-bit codes come in pairs."""
     divisors = [value for value in range(1, dim + 1) if dim % value == 0]
     even = [value for value in divisors if value % 2 == 0]
     return min(even or divisors, key=lambda value: abs(value - wanted))

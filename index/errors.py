@@ -1,4 +1,4 @@
-"""The one root of the mistakes a user can repair in this package, and two kinds that callers act upon."""
+"""Errors that a user can repair: their root class, and two kinds that callers handle."""
 
 
 class RetrievalError(ValueError):
@@ -6,7 +6,7 @@ class RetrievalError(ValueError):
 
 
 class RebuildNeededError(RetrievalError):
-    """An index can't take the change, or not well; the message says why. The cure is to build it whole."""
+    """An index can't take the change, or not well; the message says why. The cure is a whole build."""
 
 
 class GateRefusedError(RetrievalError):

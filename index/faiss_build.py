@@ -1,6 +1,6 @@
 """FAISS: make, train, fill, write and read an index.
 
-Only this module and `faiss_search`, `faiss_scan`, `faiss_parts` import it; others import these inside functions.
+Only this module, `faiss_search`, `faiss_scan` and `faiss_merge` import FAISS; others import these inside functions.
 Source: faiss-cpu 1.15.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from index.designs import HNSW_EF_CONSTRUCTION, Design
 from index.errors import RetrievalError
-from index.vectors import Floats, Rows, VectorTable
+from index.vectors import Floats, Rows, VectorTable, keep_best
 
 VERSION: str = faiss.__version__
 TRAINING_SEED = 0
@@ -25,7 +25,7 @@ OPQ_TRAINING_VECTORS = 16_384
 
 @contextmanager
 def threads(num_threads: int | None) -> Iterator[None]:
-    """Let FAISS use so many threads inside the block; None leaves it as it is (all cores)."""
+    """Set the number of FAISS's threads inside the block; None keeps the current one (all cores)."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(num_threads or before)
     try:
@@ -35,12 +35,12 @@ def threads(num_threads: int | None) -> Iterator[None]:
 
 
 def build(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an index of the design and put every vector of the table into it, in order.
+    """Make an index of the design and add every vector of the table, in order.
 
     With one thread the same table gives the same index, byte for byte; several threads link an HNSW graph in any order.
 
     Args:
-        design: what to make.
+        design: the design.
         table: the vectors, (N, E).
         projection: (width, E), where the design has one.
     """
@@ -50,7 +50,12 @@ def build(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def train(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an index of the design that knows the table's distribution, and holds nothing yet.
+    """Make an index of the design and train it on the table; it is still empty.
+
+    Args:
+        design: the design.
+        table: the vectors, (N, E), of which a sample is used.
+        projection: (width, E), where the design has one.
 
     Raises:
         RetrievalError: FAISS can't make or train it for this table.
@@ -70,7 +75,7 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
-    """Put vectors behind those that are there."""
+    """Append blocks of vectors, each (n, E)."""
     for block in blocks:
         index.add(np.ascontiguousarray(block))
 
@@ -100,7 +105,7 @@ def _set_up(index: faiss.Index) -> None:
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
     if isinstance(inner, faiss.IndexIVF):
-        inner.cp.min_points_per_centroid = 1  # a handful of vectors is no reason for a warning on standard error
+        inner.cp.min_points_per_centroid = 1  # no warning on standard error about few vectors
 
 
 def _linear(projection: Floats) -> faiss.LinearTransform:
@@ -112,7 +117,7 @@ def _linear(projection: Floats) -> faiss.LinearTransform:
 
 
 def _projecting(linear: faiss.LinearTransform, index: faiss.Index) -> faiss.Index:
-    """Let an index see projections; what is made frees its parts, as one that was read from a file does."""
+    """Put a projection before an index; the result owns its parts, like one that was read from a file."""
     made = faiss.IndexPreTransform(linear, index)
     linear.this.disown()
     index.this.disown()
@@ -121,7 +126,7 @@ def _projecting(linear: faiss.LinearTransform, index: faiss.Index) -> faiss.Inde
 
 
 def _reranking(index: faiss.Index, rerank: faiss.Index) -> faiss.Index:
-    """Let the best of an index be scored again by another; what is made frees both."""
+    """Let another index score the best of an index again; the result owns both."""
     made = faiss.IndexRefine(index, rerank)
     index.this.disown()
     rerank.this.disown()
@@ -130,7 +135,7 @@ def _reranking(index: faiss.Index, rerank: faiss.Index) -> faiss.Index:
 
 
 def innermost(index: faiss.Index) -> faiss.Index:
-    """Give the structure inside re-ranking and projection."""
+    """Find the structure inside re-ranking and projection."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return innermost(index.base_index)
@@ -140,27 +145,43 @@ def innermost(index: faiss.Index) -> faiss.Index:
 
 
 def nearest_in_table(table: VectorTable, queries: Floats, k: int) -> tuple[Floats, Rows]:
-    """Find the k nearest rows of a table by brute force, streaming it: scores and rows, (Q, k), best first."""
+    """Find the k nearest rows of a table by brute force, block by block.
+
+    Args:
+        table: the vectors, (N, E).
+        queries: (Q, E) float32, C-contiguous.
+        k: at least 1, at most N.
+
+    Returns:
+        Scores and rows, (Q, k), best first.
+    """
     best_scores = np.empty((len(queries), 0), dtype=np.float32)
     best_rows = np.empty((len(queries), 0), dtype=np.int64)
     start = 0
     for block in table.blocks():
         scores, rows = nearest(queries, np.ascontiguousarray(block), min(k, len(block)))
-        scores, rows = np.hstack([best_scores, scores]), np.hstack([best_rows, rows + start])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        best_scores, best_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+        best_scores, best_rows = keep_best(np.hstack([best_scores, scores]), np.hstack([best_rows, rows + start]), k)
         start += len(block)
     return best_scores, best_rows
 
 
 def nearest(queries: Floats, vectors: Floats, k: int) -> tuple[Floats, Rows]:
-    """Find the k nearest of some vectors by brute force: scores and rows, (Q, k), best first."""
+    """Find the k nearest of some vectors by brute force.
+
+    Args:
+        queries: (Q, E) float32, C-contiguous.
+        vectors: (n, E) float32, C-contiguous.
+        k: at least 1, at most n.
+
+    Returns:
+        Scores and rows, (Q, k), best first.
+    """
     scores, rows = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
     return scores, rows
 
 
 def imbalance(index: faiss.Index) -> float:
-    """How unevenly inverted lists are filled: 1.0 for evenly, and as many times slower a search is; 1.0 for others."""
+    """Compute the imbalance of inverted lists, the factor by which it slows a search; 1.0 for other structures."""
     inner = innermost(index)
     return float(inner.invlists.imbalance_factor()) if isinstance(inner, faiss.IndexIVF) else 1.0
 
@@ -173,13 +194,13 @@ def num_bytes(index: faiss.Index) -> int:
 def write(index: faiss.Index, path: Path) -> None:
     """Write the index file."""
     inner = innermost(index)
-    if isinstance(inner, faiss.IndexIVF):  # where each row lies is found again when it is read
+    if isinstance(inner, faiss.IndexIVF):  # the map from rows to entries is built again when the index is read
         inner.set_direct_map_type(faiss.DirectMap.NoMap)
     faiss.write_index(index, str(path))
 
 
 def read(file: BinaryIO) -> faiss.Index:
-    """Read an index from an open file, whose content the caller has checked: an index file is code.
+    """Read an index from an open file, whose hash the caller has checked: FAISS trusts index files.
 
     Raises:
         RuntimeError: FAISS does not know the format.
@@ -188,7 +209,7 @@ def read(file: BinaryIO) -> faiss.Index:
 
 
 def map_file(path: Path) -> faiss.Index:
-    """Map an index file, so that its vectors come into memory as searches touch them, and once for all processes.
+    """Map an index file, so that its vectors are read as searches touch them, and once for all processes.
 
     Raises:
         RuntimeError: FAISS does not know the format.

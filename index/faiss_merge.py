@@ -1,15 +1,15 @@
-"""Inverted lists made in parts, anywhere and in parallel, and merged on disk into the file of one index.
+"""Parallel build of inverted lists: parts are built by several processes and merged on disk into one index file.
 
-    template    trained and empty; whoever has its file makes a part
+    template    trained and empty; a process that has its file can build a part
     part        the template with some of the rows, in order
-    merged      all parts, one behind the other: byte for byte what the template is when it is given all rows at once
-                (projections apart, which BLAS rounds otherwise in blocks of another size)
+    merged      all parts in order: byte for byte the template after all rows are added at once (but for projections,
+                which BLAS rounds differently in blocks of another size)
 
-Merging reads the parts as they lie on the disk, one list at a time, so memory stays that of the largest list. The file
-is an ordinary one, which `index.faiss_build` reads or maps. What FAISS writes for an empty index is taken apart where
-its lists (and, of a re-ranking, its codes) would stand; where that is not found as expected, parts are not offered.
+Merging reads the parts from disk, one list at a time, so memory is bounded by the largest list. The file is an ordinary
+index file, which `index.faiss_build` reads or maps. The bytes that FAISS writes for an empty index are split where its
+lists (and the codes of a re-ranking) would be; if they are not as expected, parts are not used.
 
-An index file is code, and these have no manifest with a hash yet: who calls has them from its own tasks, in a folder of
+FAISS trusts index files, and these have no manifest with a hash yet: the caller must have written them, to a folder of
 its own.
 
 Source: faiss-cpu 1.15, faiss/impl/index_write.cpp, `write_InvertedLists` and `write_index`.
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 
 from index.vectors import Floats
 
@@ -32,7 +33,7 @@ _EMPTY_VECTOR = struct.pack("<Q", 0)
 
 @dataclass(frozen=True)
 class _Frame:
-    """What of a file does not depend on the rows: before the lists, between them and the codes, and after those."""
+    """Bytes of a file that do not depend on the rows: before the lists, between lists and codes, and after those."""
 
     before: bytes
     between: bytes
@@ -40,7 +41,7 @@ class _Frame:
 
 
 def can_be_merged(template: faiss.Index) -> bool:
-    """Whether parts of this index can be merged: it has inverted lists in the plain layout, not in blocks of 32."""
+    """Whether parts of this index can be merged: its inverted lists have the plain layout, not blocks of 32."""
     lists = _lists(template)
     if lists is None or not isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists):
         return False
@@ -48,7 +49,7 @@ def can_be_merged(template: faiss.Index) -> bool:
 
 
 def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
-    """Give the template some rows, and write it as a part.
+    """Add rows to the template, and write it as a part.
 
     Args:
         template: file of a trained, empty index.
@@ -56,7 +57,7 @@ def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
         out: the file to make.
 
     Returns:
-        How many rows there were.
+        Number of rows.
     """
     index = faiss.read_index(str(template))
     for block in blocks:
@@ -69,12 +70,12 @@ def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
     """Write the index of all parts' rows, in the order of the parts.
 
     Args:
-        template: file of the trained, empty index that they were made of; `can_be_merged`.
-        parts: their files.
+        template: file of the trained, empty index of the parts; `can_be_merged` must hold.
+        parts: files of the parts.
         out: the file to make.
 
     Returns:
-        How many rows it has.
+        Number of rows.
     """
     shell = faiss.read_index(str(template))
     opened = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
@@ -94,12 +95,12 @@ def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
 
 
 def map_merged(path: Path) -> faiss.Index:
-    """Map what was merged; it stays readable when its name is gone."""
+    """Map a merged file; it stays readable after it is deleted."""
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
 
 
 def _lists(index: faiss.Index) -> Any:
-    """The inverted lists inside re-ranking and projection, None where there are none."""
+    """Inverted lists inside re-ranking and projection; None where there are none."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return _lists(index.base_index)
@@ -109,7 +110,7 @@ def _lists(index: faiss.Index) -> Any:
 
 
 def _count(index: faiss.Index, num_rows: int) -> None:
-    """Let an index say that it has so many rows, and all that it consists of."""
+    """Set the number of rows of an index and of all its parts."""
     index = faiss.downcast_index(index)
     index.ntotal = num_rows
     if isinstance(index, faiss.IndexRefine):
@@ -120,7 +121,7 @@ def _count(index: faiss.Index, num_rows: int) -> None:
 
 
 def _frame(index: faiss.Index) -> _Frame | None:
-    """Take apart what FAISS writes for an index without rows; None where it writes another layout."""
+    """Split the bytes that FAISS writes for an index without rows; None where the layout is another."""
     lists = _lists(index)
     empty = struct.pack("<4sQQ4sQ", b"ilar", lists.nlist, lists.code_size, b"sprs", 0)
     if not isinstance(index, faiss.IndexRefine):
@@ -136,7 +137,7 @@ def _frame(index: faiss.Index) -> _Frame | None:
 
 
 def _write_lists(file: BinaryIO, parts: Sequence[Any]) -> None:
-    """Write all lists, each with the parts' entries one behind the other; rows count on from part to part."""
+    """Write all lists, each with the parts' entries in order; row numbers continue from part to part."""
     num_lists, code_size = parts[0].nlist, parts[0].code_size
     sizes = np.array([[part.invlists.list_size(number) for number in range(num_lists)] for part in parts], np.uint64)
     filled = sizes.sum(axis=0)
@@ -158,18 +159,18 @@ def _write_lists(file: BinaryIO, parts: Sequence[Any]) -> None:
             file.write((ids + starts[place]).astype(np.int64).tobytes())
 
 
-def _codes(index: faiss.Index) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The codes that the best are scored again with, one row's behind the other's; not copied."""
+def _codes(index: faiss.Index) -> NDArray[np.uint8]:
+    """Codes for re-ranking, row after row, (bytes,); not copied."""
     flat = faiss.downcast_index(index.refine_index)
     return faiss.rev_swig_ptr(flat.codes.data(), flat.codes.size())  # type: ignore[no-any-return]
 
 
 def _code_unit(index: faiss.Index) -> int:
-    """In what FAISS counts those codes: whole floats where they are, else bytes."""
+    """Unit in which FAISS counts those codes: 4 bytes for floats, else 1."""
     return 4 if isinstance(faiss.downcast_index(index.refine_index), faiss.IndexFlat) else 1
 
 
-def _write_codes(file: BinaryIO, parts: Sequence[np.ndarray[Any, np.dtype[np.uint8]]], unit: int) -> None:
+def _write_codes(file: BinaryIO, parts: Sequence[NDArray[np.uint8]], unit: int) -> None:
     file.write(struct.pack("<Q", sum(map(len, parts)) // unit))
     for codes in parts:
         for start in _starts(len(codes)):

@@ -1,4 +1,4 @@
-"""Score the rows that a filter leaves by their projections, for queries that are texts: a fraction of a vector each."""
+"""Scan of the rows that a filter leaves by their projections, a fraction of a vector each, for text queries."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from functools import cached_property, partial
 
 import faiss
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from index.faiss_build import innermost
 from index.faiss_search import Selector, decode, search_exactly, search_rows, vectors
 from index.vectors import Floats, Rows
 
-# So many times k are scored again at full width: it costs little, and the order of projections is a rough one.
+# Rows to re-rank at full width, as a multiple of k: it costs little, and the order of projections is a rough one.
 _SCORED_AGAIN = 16
 
 VectorsOf = Callable[[Rows], Floats]
 
 
 class RowScan:
-    """Scores rows of one index, which must not change meanwhile."""
+    """Scan of the rows of one index, which must not change meanwhile."""
 
     def __init__(self, index: faiss.Index) -> None:
         self._index = index
@@ -27,12 +27,12 @@ class RowScan:
     def find(self, queries: Floats, k: int, selector: Selector) -> tuple[Floats, Rows]:
         """Find the k nearest of some rows: scores and rows, (Q, k), best first.
 
-        By projections where the index holds them by row, and exactly where it doesn't, or where few rows are left.
+        By projections where the index stores them by row, and exactly where it doesn't, or where few rows are left.
 
         Args:
-            queries: (Q, E) float32, of texts: projections keep what those ask for.
+            queries: (Q, E) float32, of texts: projections keep the directions in which those vary.
             k: at most the number of rows that may be found.
-            selector: these rows.
+            selector: rows that may be found.
         """
         if self._projected is None or k * _SCORED_AGAIN >= selector.num_rows:
             return search_exactly(self._index, queries, k, selector)
@@ -47,7 +47,7 @@ class RowScan:
 
     @cached_property
     def _projected(self) -> tuple[faiss.VectorTransform, VectorsOf] | None:
-        """The projection, and what gives projected vectors of rows; None where the index has none, or only codes."""
+        """Projection, and a function for projected vectors of rows; None where the index has none, or only codes."""
         index = faiss.downcast_index(self._index)
         if isinstance(index, faiss.IndexRefine):
             index = faiss.downcast_index(index.base_index)
@@ -63,9 +63,9 @@ class RowScan:
 
 
 class _ListedVectors:
-    """The vectors of inverted lists by row. FAISS gives one a call, a microsecond each; these are read where they lie.
+    """Vectors of inverted lists by row, read in place; FAISS gives one per call, a microsecond each.
 
-    Where that is takes twelve bytes a row. Lists that grow move: so the index must not change.
+    The addresses take twelve bytes per row. Lists that grow are moved, so the index must not change.
     """
 
     def __init__(self, index: faiss.IndexIVF) -> None:
@@ -81,19 +81,19 @@ class _ListedVectors:
                 self._lists[rows] = number
 
     def of(self, rows: Rows) -> Floats:
-        """Give some of them, (n, width) float32."""
+        """Fetch the vectors of some rows, (n, width) float32."""
         if len(rows) == 0:
             return np.empty((0, self._index.d), np.float32)
         codes = self._codes(self._addresses[rows])
         if isinstance(self._index, faiss.IndexIVFFlat):
             return codes.view(np.float32)
-        # FAISS decodes what stands behind the number of its list, from whose centroid it is measured.
+        # FAISS decodes codes that follow the number of their list, from whose centroid they are measured.
         numbers = self._lists[rows].view(np.uint8).reshape(len(rows), -1)[:, : self._index.coarse_code_size()]
         decoded: Floats = self._index.sa_decode(np.hstack([numbers, codes]))
         return decoded
 
-    def _codes(self, addresses: Rows) -> npt.NDArray[np.uint8]:
-        """Copy what stands at some addresses, (n, code size)."""
+    def _codes(self, addresses: Rows) -> NDArray[np.uint8]:
+        """Copy the codes at some addresses, (n, code size)."""
         size, first = self._index.code_size, int(addresses.min())
         span = int(addresses.max()) - first
         memory = (ctypes.c_char * (span + size)).from_address(first)

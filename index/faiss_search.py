@@ -1,6 +1,6 @@
-"""FAISS: search an index, whole or through a mask, by its structure or exactly.
+"""FAISS: search an index, whole or through a filter, approximately or exactly.
 
-Search parameters travel with each call, so one index serves many threads.
+Search parameters are passed with each call, so several threads can use one index.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,35 +11,35 @@ import faiss
 import numpy as np
 
 from index.faiss_build import innermost, nearest
-from index.vectors import Floats, Mask, Rows
+from index.vectors import Floats, Mask, Rows, keep_best
 
-# Rows that a filtered exact search decodes at once: 16 MiB at 256 dimensions.
+# Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
 _FEW_QUERIES = 8
-# Rows that are passed over (1 ns each) in the time in which one is fetched and decoded (250 ns at 256 dimensions).
-_PASSED_PER_FETCHED = 250
+# Rows that are skipped (1 ns each) in the time in which one is fetched and decoded (250 ns at 256 dimensions).
+_SKIPPED_PER_FETCHED = 250
 
 
 class Selector:
     """Rows that a search may find."""
 
     def __init__(self, mask: Mask) -> None:
-        """Make one.
+        """Make a selector.
 
         Args:
-            mask: bool (rows,).
+            mask: bool (rows,), whether a row may be found.
         """
         self.mask = mask
         self.rows: Rows = np.flatnonzero(mask)
 
     @property
     def num_rows(self) -> int:
-        """Count them."""
+        """Number of rows that may be found."""
         return len(self.rows)
 
     @cached_property
     def faiss(self) -> faiss.IDSelector:
-        """The same as FAISS takes it; it keeps the bits, of which FAISS holds no copy."""
+        """FAISS's selector of the same rows; it keeps the bits alive, which FAISS doesn't copy."""
         return faiss.IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
 
 
@@ -53,7 +53,7 @@ def search(
     """Find the k nearest rows: scores and row numbers, (Q, k), best first; row -1 where the index found none.
 
     Args:
-        index: any that `engine.build` makes.
+        index: any index that `faiss_build.build` makes.
         queries: (Q, E) float32, C-contiguous.
         k: at least 1, at most the number of rows.
         parameters: `ef_search` (HNSW), `nprobe` (IVF), `k_factor` (re-ranking).
@@ -84,11 +84,21 @@ def _parameters(index: faiss.Index, wanted: Mapping[str, int], selector: Selecto
 def search_exactly(
     index: faiss.Index, queries: Floats, k: int, selector: Selector | None = None
 ) -> tuple[Floats, Rows]:
-    """Find the k nearest rows by comparing each query with every vector that may be found, at full width."""
+    """Find the k nearest rows by comparing each query with every vector that may be found, at full width.
+
+    Args:
+        index: any index that `faiss_build.build` makes.
+        queries: (Q, E) float32, C-contiguous.
+        k: at least 1, at most the number of rows that may be found.
+        selector: rows that may be found; None for all.
+
+    Returns:
+        Scores and rows, (Q, k), best first.
+    """
     store = _full_width(index)
     if isinstance(store, faiss.IndexIVF):
         return search(store, queries, k, {"nprobe": store.nlist}, selector)
-    if selector is None or _is_passing_over_cheaper(store, len(queries), selector):
+    if selector is None or _is_full_scan_cheaper(store, len(queries), selector):
         return search(store, queries, k, {}, selector)
     if len(queries) <= _FEW_QUERIES and isinstance(store, faiss.IndexFlat):
         some = faiss.SearchParameters(sel=faiss.IDSelectorArray(selector.rows))
@@ -97,23 +107,23 @@ def search_exactly(
     return search_rows(partial(decode, store), queries, k, selector.rows)
 
 
-def _is_passing_over_cheaper(store: faiss.Index, num_queries: int, selector: Selector) -> bool:
-    """Whether to pass over all rows, and score those of the filter, rather than to fetch these and score them alone.
+def _is_full_scan_cheaper(store: faiss.Index, num_queries: int, selector: Selector) -> bool:
+    """Whether to scan all rows and skip those outside the filter, instead of fetching and scoring the others alone.
 
-    Fetching pays for many queries, which share it, and for few rows; whole floats are scored where they lie.
+    Fetching pays off for many queries, which share it, and for few rows; float vectors are scored in place.
     """
     if num_queries > _FEW_QUERIES or isinstance(store, faiss.IndexFlat):
         return False
-    return selector.num_rows * _PASSED_PER_FETCHED > len(selector.mask)
+    return selector.num_rows * _SKIPPED_PER_FETCHED > len(selector.mask)
 
 
 def vectors(index: faiss.Index, rows: Rows) -> Floats:
-    """Give the vectors of some rows, (n, E), as the index holds them."""
+    """Fetch the vectors of some rows, (n, E), as the index stores them."""
     return decode(_full_width(index), rows)
 
 
 def decode(store: faiss.Index, rows: Rows) -> Floats:
-    """Give the vectors of some rows, (n, E), of an index that holds them by row."""
+    """Fetch and decode the vectors of some rows, (n, E), of an index that stores them by row."""
     if not isinstance(store, faiss.IndexFlatCodes):
         found: Floats = store.reconstruct_batch(np.ascontiguousarray(rows, dtype=np.int64))
         return found
@@ -125,21 +135,29 @@ def decode(store: faiss.Index, rows: Rows) -> Floats:
 
 
 def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, rows: Rows) -> tuple[Floats, Rows]:
-    """Fetch some rows and score them alone: scores and rows, (Q, min(k, rows)), best first."""
+    """Fetch some rows and score them alone.
+
+    Args:
+        vectors_of: gives the vectors of some rows, (n, E).
+        queries: (Q, E) float32, C-contiguous.
+        k: at least 1.
+        rows: (n,), rows that may be found.
+
+    Returns:
+        Scores and rows, (Q, min(k, n)), best first.
+    """
     best_scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
         scores, places = nearest(queries, vectors_of(block), min(k, len(block)))
         if len(rows) == len(block):
             return scores, block[places]
-        scores, found = np.hstack([best_scores, scores]), np.hstack([best_rows, block[places]])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        best_scores, best_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
+        best_scores, best_rows = keep_best(np.hstack([best_scores, scores]), np.hstack([best_rows, block[places]]), k)
     return best_scores, best_rows
 
 
 def _full_width(index: faiss.Index) -> faiss.Index:
-    """Give the part that holds whole vectors, by row."""
+    """Part of an index that stores whole vectors, by row."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return faiss.downcast_index(index.refine_index)
@@ -150,7 +168,7 @@ def _full_width(index: faiss.Index) -> faiss.Index:
 
 
 def prepare(index: faiss.Index) -> None:
-    """Make row numbers findable in inverted lists; to be called once, before the first search."""
+    """Build the map from rows to entries of inverted lists; to be called once, before the first search."""
     store = _full_width(index)
     if isinstance(store, faiss.IndexIVF):
         store.make_direct_map()

@@ -1,4 +1,4 @@
-"""Whether a version is good enough to be published: arithmetic on two manifests."""
+"""Check that a version is good enough to be published, on two manifests."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ _ROUNDING = 1e-9  # 0.92 - 0.9 is a little more than 0.02
 
 @dataclass(frozen=True)
 class Gate:
-    """What a version must reach.
+    """Recall that a version must reach.
 
     Attributes:
         min_recall: the least recall@10 on the version's own queries, in [0, 1].
-        max_drop: how far it may lie below that of the version before.
+        max_drop: the largest drop from the recall of the version before.
 
     Raises:
-        RetrievalError: one is no share.
+        RetrievalError: a value is not in [0, 1].
     """
 
     min_recall: float = 0.9
@@ -32,12 +32,12 @@ class Gate:
 def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where: str) -> None:
     """Refuse a version that finds too little.
 
-    The drop is judged only between versions whose recall was measured on the same kind of queries, of one model.
+    The drop is checked only between versions whose recall was measured on the same kind of queries, of one model.
 
     Args:
-        manifest: of the version that is about to be published.
-        previous: of the one that is published; None where there is none.
-        gate: what it must reach.
+        manifest: manifest of the version to publish.
+        previous: manifest of the published one; None where there is none.
+        gate: the limits.
         where: the store, for the message.
 
     Raises:

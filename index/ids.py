@@ -1,4 +1,4 @@
-"""The ids beside the vectors: which item and segment each row of an index stands for, and which run made its vector."""
+"""Ids of an index's rows: the item and segment of each vector, and the run that made it."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -6,16 +6,16 @@ import pyarrow.parquet as pq
 from index.errors import RetrievalError
 
 KEY_NAMES = ("item_id", "segment")
-# The same key and run: the same vector. Null where the caller has no runs; such rows are never taken for the same.
+# Equal key and run mean an equal vector. Null where the caller has no runs; such rows never count as equal.
 IDS_SCHEMA = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id", pa.string())])
 
 
 def check_ids(ids: pa.Table, num_vectors: int) -> pa.Table:
-    """Give the columns in their own types, one row a vector.
+    """Select and cast the columns, one row per vector.
 
     Args:
         ids: a table with at least `item_id` (any string type) and `segment` (any integer type); may have `run_id`.
-        num_vectors: rows it must have.
+        num_vectors: number of rows it must have.
 
     Raises:
         RetrievalError: a column is missing or of another type, a value is null, or the number of rows differs.
@@ -25,7 +25,7 @@ def check_ids(ids: pa.Table, num_vectors: int) -> pa.Table:
         raise RetrievalError(f"ids: found columns {ids.column_names}; {' and '.join(missing)} must be among them")
     if ids.num_rows != num_vectors:
         raise RetrievalError(
-            f"ids: found {ids.num_rows:,} rows for {num_vectors:,} vectors; give one row a vector, in order"
+            f"ids: found {ids.num_rows:,} rows for {num_vectors:,} vectors; give one row per vector, in order"
         )
     for name in KEY_NAMES:
         if ids[name].null_count:
@@ -39,5 +39,5 @@ def check_ids(ids: pa.Table, num_vectors: int) -> pa.Table:
 
 
 def read_ids(content: bytes) -> pa.Table:
-    """Read the table from the bytes of its file, which the caller has checked."""
+    """Read the table from the bytes of its file, whose hash the caller has checked."""
     return check_ids(found := pq.read_table(pa.BufferReader(content)), found.num_rows)

@@ -1,4 +1,4 @@
-"""What one index version says of itself: what it was made from, how good it is, and the hashes of its files."""
+"""Manifest of an index version: its origin, its measured quality, and the hashes of its files."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ OPTIONAL_NAMES = frozenset({QUERIES_NAME, LIVE_NAME})
 
 
 class Point(BaseModel):
-    """One setting of the search, measured on the queries of the version."""
+    """Search parameters with their recall and latency, measured on the queries of the version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,12 +30,12 @@ class Point(BaseModel):
 
 
 class DesignTrial(BaseModel):
-    """One design that was measured before the choice, at its cheapest setting that reaches the recall asked for."""
+    """Measurement of one design, at the cheapest search parameters that reach the target recall."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     design: str
-    num_vectors: int = Field(description="it was measured on, a sample of the table")
+    num_vectors: int = Field(description="size of the sample of the table")
     parameters: dict[str, int]
     recall_at_10: float = Field(ge=0, le=1)
     latency_ms: float = Field(ge=0, description="of one query on one thread, on the sample")
@@ -49,7 +49,7 @@ class DesignTrial(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The record beside an index; written last, so a folder that has one is whole."""
+    """Manifest of a version; written last, so a folder that has one is complete."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,13 +57,13 @@ class Manifest(BaseModel):
     kind: Kind
     design: str = Field(description="as `index.designs` writes it")
     dim: int = Field(ge=1, description="width of a vector")
-    num_vectors: int = Field(ge=1, description="that a search may find")
-    num_rows: int = Field(ge=1, description="of the FAISS index: the vectors, and those masked since the build")
+    num_vectors: int = Field(ge=1, description="vectors that a search may find")
+    num_rows: int = Field(ge=1, description="rows of the FAISS index: the vectors, and those masked since the build")
     num_built: int = Field(ge=1, description="vectors when it was last built whole")
     metric: Literal["inner_product"] = "inner_product"
     parameters: dict[str, int] = Field(description="of a search by text: `ef_search` or `nprobe`, `k_factor`")
     image_parameters: dict[str, int] | None = Field(
-        default=None, description="of a search by picture; null where only exact search reaches the recall"
+        default=None, description="of a search by image; null where only exact search reaches the recall"
     )
     embeddings_version: int = Field(description="version of the embeddings table the vectors come from")
     model_fingerprint: str = Field(description="of the model whose vectors these are")
@@ -72,12 +72,12 @@ class Manifest(BaseModel):
     memory_bytes: int = Field(ge=1, description="of the FAISS file, all of it read")
     recall_at_10: float = Field(ge=0, le=1, description="share of the exact top ten found, at these parameters")
     built_recall_at_10: float = Field(ge=0, le=1, description="the same when it was last built whole")
-    image_recall_at_10: float = Field(ge=0, le=1, description="the same for pictures, at their parameters")
+    image_recall_at_10: float = Field(ge=0, le=1, description="the same for images, at their parameters")
     num_recall_queries: int = Field(ge=0)
     recall_query_kind: str = Field(
         description="`sampled`: vectors of the table itself; `text-like`: made from them; else the caller's: `text`"
     )
-    target_recall: float = Field(gt=0, le=1, description="that was asked for")
+    target_recall: float = Field(gt=0, le=1, description="recall that was asked for")
     latency_ms: float = Field(ge=0, description="of one query on one thread, at these parameters")
     exact_row_us: float = Field(ge=0, description="microseconds to read and score one row of a filtered exact search")
     scan_row_us: float = Field(ge=0, description="the same where texts ask, and projections are held by row")
@@ -86,7 +86,7 @@ class Manifest(BaseModel):
         ge=0,
         description="distance between the means of what was added since the build and of what was built",
     )
-    curve: tuple[Point, ...] = Field(default=(), description="settings that were measured, texts as queries")
+    curve: tuple[Point, ...] = Field(default=(), description="search parameters that were measured, texts as queries")
     trials: tuple[DesignTrial, ...] = Field(default=(), description="designs that were measured before the choice")
     built_at: str = Field(description="UTC, ISO 8601")
     build_s: float = Field(ge=0, description="wall clock of the whole build or update, choice and measures included")
@@ -95,20 +95,20 @@ class Manifest(BaseModel):
 
     @property
     def num_masked(self) -> int:
-        """Rows that no search may find any more."""
+        """Number of rows that no search may find any more."""
         return self.num_rows - self.num_vectors
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the record; this makes the folder a version, so it comes last."""
+    """Write the manifest; this makes the folder a version, so it comes last."""
     (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Read and check the record of one version.
+    """Read and check the manifest of one version.
 
     Raises:
-        RetrievalError: there is none, it is broken, or a newer release wrote it.
+        RetrievalError: it is missing or broken, or a newer release wrote it.
     """
     path = Path(folder) / MANIFEST_NAME
     content = _read_json(path)
@@ -130,7 +130,7 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
-    """Read what the first release wrote: one of three plain designs, never updated."""
+    """Convert a manifest of the first release: one of three plain designs, never updated."""
     build = content.get("parameters", {})
     designs = {"flat": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{build.get('num_lists', 1)},Flat"}
     num_vectors, recall = content.get("num_vectors"), content.get("recall_at_10")

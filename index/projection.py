@@ -1,7 +1,7 @@
-"""Which directions of the space text queries ask about, so that an index need not look at the others.
+"""Projection onto the directions in which text queries vary, so that an index can leave out the others.
 
-A caption's vector holds what the picture means, a picture's also how it looks. Directions in which no query varies do
-not change the order of any answer; leaving them out makes a vector several times shorter at the same recall, and the
+A caption's vector encodes the meaning of an image, an image's vector also its look. Directions in which no query varies
+do not change the order of any answer; leaving them out makes vectors several times shorter at the same recall, and the
 best few are scored again at full width.
 
 Source: Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit", out-of-distribution queries; here
@@ -14,22 +14,22 @@ import numpy as np
 
 from index.vectors import Floats
 
-# Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking mends.
+# Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
 _KEPT_SHARES = (0.98, 0.9995)
 _WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
 # Wider than this share of E a projection saves too little to be worth its error.
 _MAX_WIDTH_SHARE = 0.6
-_QUERIES_PER_DIRECTION = 4  # a direction needs that many queries to be known at all
+_QUERIES_PER_DIRECTION = 4  # the least to estimate a direction
 
 
 class QueryDirections:
-    """The directions that queries vary in, the strongest first."""
+    """Directions that queries vary in, the strongest first."""
 
     def __init__(self, queries: Floats) -> None:
-        """Find them.
+        """Find the directions.
 
         Args:
-            queries: (Q, E) of unit norm, of the kind that will be asked; not those that recall is measured on.
+            queries: (Q, E) of unit norm, like those that will be asked; not those that recall is measured on.
         """
         self._num_queries = len(queries)
         moments = queries.T.astype(np.float64) @ queries.astype(np.float64)
@@ -37,11 +37,11 @@ class QueryDirections:
         self._strengths, self._directions = strengths[::-1], directions[:, ::-1]
 
     def matrix(self, width: int) -> Floats:
-        """Give the projection onto the strongest directions, (width, E), with orthonormal rows."""
+        """Compute the projection onto the strongest directions, (width, E), with orthonormal rows."""
         return np.ascontiguousarray(self._directions[:, :width].T, dtype=np.float32)
 
     def useful_widths(self) -> tuple[int, ...]:
-        """Give the widths worth trying, ascending; none where there are too few queries, or all directions matter."""
+        """Find the widths worth trying, ascending; none where there are too few queries, or all directions matter."""
         kept: Any = np.cumsum(self._strengths) / self._strengths.sum()
         dim = len(kept)
         widths = sorted(

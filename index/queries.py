@@ -1,7 +1,7 @@
-"""The queries that an index is made and measured with: real captions, held out; where there are none, something near.
+"""Queries that an index is tuned and measured with: held-out captions, or a substitute where there are none.
 
-What an index is tuned on decides whom it serves. Vectors of the table find each other with a tenth of the effort that
-captions need, for a caption lies off the pictures' distribution.
+An index must be tuned on queries like those it will get: vectors of the table find each other with a tenth of the
+search parameters that captions need, because captions lie off the images' distribution.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ TEXT_LIKE = "text-like"
 
 @dataclass(frozen=True)
 class RecallQueries:
-    """The queries that recall is measured on.
+    """Queries that recall is measured on.
 
     Attributes:
         vectors: (Q, E).
-        kind: what they are: `sampled`, `text-like`, or the name that the caller gave them.
-        own_rows: (Q,) row of each query in the table, which no search of it may count; None for queries from outside.
+        kind: `sampled`, `text-like`, or the caller's name for them.
+        own_rows: (Q,), row of each query in the table, which is not its own neighbour; None for queries from outside.
     """
 
     vectors: Floats
@@ -35,11 +35,11 @@ class RecallQueries:
 
 @dataclass(frozen=True)
 class QuerySets:
-    """Queries in two parts that share none.
+    """Queries in two disjoint parts.
 
     Attributes:
-        measured: recall is measured on these.
-        learned: (L, E); projections are learned from these; empty where there is nothing to learn from.
+        measured: queries that recall is measured on.
+        learned: (L, E), queries that projections are learned from; may be empty.
     """
 
     measured: RecallQueries
@@ -47,7 +47,12 @@ class QuerySets:
 
 
 def split_queries(table: VectorTable, given: Floats | None, kind: str) -> QuerySets:
-    """Measure on every other of the given queries, learn from the rest; where there are none, measure on the table.
+    """Split the given queries in halves, to measure and to learn from; without any, measure on vectors of the table.
+
+    Args:
+        table: the vectors, (N, E).
+        given: (Q, E); may be None or empty.
+        kind: name of the given queries.
 
     Raises:
         RetrievalError: the given queries have another width, or are not finite or not of unit norm.
@@ -60,20 +65,20 @@ def split_queries(table: VectorTable, given: Floats | None, kind: str) -> QueryS
 
 
 def sampled_queries(table: VectorTable, num_queries: int = MAX_MEASURED) -> RecallQueries:
-    """Take vectors of the table as queries: what somebody asks who searches with a picture."""
+    """Sample vectors of the table as queries, as in a search by image."""
     rows = table.sample(num_queries, SAMPLING_SEED)
     return RecallQueries(table.take(rows), SAMPLED, rows)
 
 
-def text_like_queries(pictures: Floats, texts: Floats) -> Floats:
-    """Make queries that lie as texts do, from pictures and any texts of the model's (words of its vocabulary will do).
+def text_like_queries(images: Floats, texts: Floats) -> Floats:
+    """Make queries distributed like captions, from images and any texts (words of the model's vocabulary will do).
 
-    A caption differs from its picture in two ways that can be measured without captions: it lies across the gap between
+    A caption differs from its image in two ways that can be measured without captions: it lies across the gap between
     the modalities (the difference of the two means), and it varies only in the directions in which texts vary.
 
     Args:
-        pictures: (N, E) vectors of the table.
-        texts: (T, E) vectors of texts, related to the pictures or not.
+        images: (N, E), vectors of the table.
+        texts: (T, E), vectors of texts, related to the images or not.
 
     Returns:
         (N, E) float32 of unit norm.
@@ -84,7 +89,7 @@ def text_like_queries(pictures: Floats, texts: Floats) -> Floats:
     _, strengths, directions = np.linalg.svd(texts - centre_of_texts, full_matrices=False)
     shares = np.cumsum(strengths**2) / max(float(np.sum(strengths**2)), 1e-12)
     kept = directions[: int(np.searchsorted(shares, 0.95)) + 1]
-    meaning = (pictures - pictures.mean(axis=0, dtype=np.float64)) @ kept.T @ kept
+    meaning = (images - images.mean(axis=0, dtype=np.float64)) @ kept.T @ kept
     spread = np.sqrt(np.sum(strengths**2) / len(texts)) / max(
         float(np.sqrt(np.mean(np.sum(meaning**2, axis=1)))), 1e-12
     )

@@ -1,4 +1,4 @@
-"""Which of the measured designs is best within the constraints: arithmetic on what was measured, nothing else."""
+"""Ranking of measured designs within the constraints. Pure."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
     fastest.
 
     Raises:
-        RetrievalError: none keeps them.
+        RetrievalError: no trial keeps them.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
@@ -31,7 +31,13 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
 
 
 def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Say of each trial whether it was chosen, or why not, and whether another beats it in everything."""
+    """Set the verdict of each trial, chosen or why not, and whether another beats it in everything.
+
+    Args:
+        trials: all trials.
+        ranked: those that keep the constraints, the best first.
+        constraints: the constraints.
+    """
 
     def verdict(trial: DesignTrial) -> str:
         if trial == ranked[0]:
@@ -55,7 +61,13 @@ def _is_beaten(trial: DesignTrial, others: Sequence[DesignTrial]) -> bool:
 
 
 def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> bool:
-    """Whether a trial keeps the constraints, with some limit to its latency."""
+    """Whether a trial keeps the constraints.
+
+    Args:
+        trial: the trial.
+        constraints: its memory and recall apply.
+        latency_ms: limit of the latency; None for none.
+    """
     return not _broken(trial, constraints, latency_ms)
 
 
@@ -85,7 +97,13 @@ def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
 
 
 def point_keeps(point: Point, memory_bytes: int, constraints: Constraints) -> bool:
-    """Whether what was measured on the whole index keeps the constraints."""
+    """Whether a whole index keeps the constraints.
+
+    Args:
+        point: the measurement at its search parameters.
+        memory_bytes: its memory.
+        constraints: the constraints.
+    """
     return (
         point.recall_at_10 >= constraints.recall
         and (constraints.latency_ms is None or point.latency_ms <= constraints.latency_ms)

@@ -1,4 +1,4 @@
-"""Read the files of one version, each only once its hash is found to be that of the manifest."""
+"""Read the files of one version, each only after its hash is found to be that of the manifest."""
 
 import hashlib
 import io
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import faiss
 
 # A file up to this size is read once, hashed and parsed in memory; a larger one is hashed and then mapped, or read from
-# the same open file, so that the index does not stand in memory twice.
+# the same open file, so that the index is not in memory twice.
 READ_ONCE_BYTES = 256 << 20
 
 
 def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
-    """Read what each row stands for, and which may be found.
+    """Read the ids of all rows, and which of them may be found.
 
     Raises:
         RetrievalError: a file is missing or altered, or does not fit the manifest.
@@ -40,7 +40,12 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
 
 
 def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> "faiss.Index":
-    """Read the FAISS file of a version, or map it where it is large; FAISS reads no byte before, for it is code.
+    """Read the FAISS file of a version, or map it where it is large, after its hash is checked.
+
+    Args:
+        folder: folder of the version.
+        manifest: its manifest.
+        map_large: whether to map a large file; a mapped index takes no more vectors.
 
     Raises:
         RetrievalError: it is missing or altered, FAISS does not know its format, or it does not fit the manifest.
@@ -69,7 +74,7 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> "faiss.I
 
 
 def read_checked(path: Path, manifest: Manifest) -> bytes:
-    """Read a small file of a version, once its hash is found right.
+    """Read a small file of a version and check its hash.
 
     Raises:
         RetrievalError: it is missing or altered.
@@ -79,7 +84,7 @@ def read_checked(path: Path, manifest: Manifest) -> bytes:
 
 
 def _open_checked(path: Path, manifest: Manifest) -> BinaryIO:
-    """Open a file whose content has the hash of the manifest, at its start; what is read next is what was hashed."""
+    """Open a file, check its hash, and rewind it; what is read next is what was hashed."""
     try:
         opened = path.open("rb")
     except OSError as error:

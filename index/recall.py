@@ -1,7 +1,7 @@
-"""How much of the exact answer an index finds.
+"""Recall of an index against exact search.
 
-recall@10: of the ten exact nearest vectors, the share that the index found. A found vector counts when its score
-reaches that of the tenth, so that among equal vectors any will do.
+recall@10: the share of the ten exact nearest vectors that the index found. A found vector counts when its score reaches
+that of the tenth, so that any of equal vectors will do.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from index.queries import RecallQueries
-from index.vectors import Floats, Mask, Rows, VectorTable
+from index.vectors import Floats, Mask, Rows, VectorTable, keep_best
 
 NUM_NEIGHBOURS = 10
-# Exact neighbours that are kept of each query: after an update those that are left must still be ten.
+# Exact neighbours that are kept of each query, so that ten are left after an update.
 NUM_KEPT = 40
 # float32 products of the same two vectors, summed in another order, differ by a few units of 6e-8.
 SCORE_TOLERANCE = 1e-6
@@ -25,11 +25,11 @@ Nearest = Callable[[VectorTable, Floats, int], tuple[Floats, Rows]]
 
 
 @dataclass(frozen=True)
-class Truth:
-    """The exact nearest vectors of some queries.
+class GroundTruth:
+    """Exact nearest vectors of some queries.
 
     Attributes:
-        queries: what was asked.
+        queries: the queries.
         scores: (Q, K) float32, best first; minus infinity where there is none.
         rows: (Q, K) int64; -1 where there is none.
     """
@@ -40,73 +40,93 @@ class Truth:
 
     @property
     def num_wanted(self) -> int:
-        """Neighbours that a query has at least, ten at most."""
+        """Number of neighbours that every query has, ten at most."""
         return min(NUM_NEIGHBOURS, int((self.rows >= 0).sum(axis=1).min(initial=NUM_NEIGHBOURS)))
 
 
-def find_truth(table: VectorTable, queries: RecallQueries, nearest: Nearest, num_kept: int = NUM_KEPT) -> Truth:
-    """Find the exact neighbours of the queries in a table; a query that is itself in the table is none of its own."""
+def find_ground_truth(
+    table: VectorTable, queries: RecallQueries, nearest: Nearest, num_kept: int = NUM_KEPT
+) -> GroundTruth:
+    """Find the exact neighbours of the queries in a table; a query from the table is not its own neighbour.
+
+    Args:
+        table: the vectors, (N, E).
+        queries: the queries, (Q, E).
+        nearest: brute force over the table.
+        num_kept: neighbours of each query.
+    """
     num_own = 0 if queries.own_rows is None else 1
     num_found = min(num_kept + num_own, table.num_vectors)
     scores, rows = nearest(table, queries.vectors, num_found)
-    return Truth(queries, *_without_own(scores, rows, queries))
+    return GroundTruth(queries, *_without_own(scores, rows, queries))
 
 
-def measure_recall(truth: Truth, search: Search, vectors_of: Callable[[Rows], Floats]) -> float:
-    """Give the share of the exact neighbours that a search finds, in [0, 1].
+def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callable[[Rows], Floats]) -> float:
+    """Compute the share of the exact neighbours that a search finds, in [0, 1].
 
     Args:
-        truth: the exact neighbours.
-        search: what is measured; row -1 where it found none.
-        vectors_of: gives the vectors of some rows, (n, E), to tell whether another row is as near as a wanted one.
+        ground_truth: the exact neighbours.
+        search: the search to measure; it gives row -1 where it found none.
+        vectors_of: gives the vectors of some rows, (n, E), to check whether another row is as near as an exact one.
     """
-    wanted = truth.num_wanted
-    if wanted == 0 or not len(truth.rows):  # a single vector, asked for its neighbours: there is nothing to miss
+    wanted = ground_truth.num_wanted
+    if wanted == 0 or not len(ground_truth.rows):  # a single vector has no neighbours to miss
         return 1.0
-    num_own = 0 if truth.queries.own_rows is None else 1
-    found = _without_own(*search(truth.queries.vectors, wanted + num_own), truth.queries)[1][:, :wanted]
-    is_right = (found[:, :, None] == truth.rows[:, None, :wanted]).any(axis=2) & (found >= 0)
+    num_own = 0 if ground_truth.queries.own_rows is None else 1
+    found = _without_own(*search(ground_truth.queries.vectors, wanted + num_own), ground_truth.queries)[1][:, :wanted]
+    is_right = (found[:, :, None] == ground_truth.rows[:, None, :wanted]).any(axis=2) & (found >= 0)
     for query in np.flatnonzero(~is_right.all(axis=1)):
         places = np.flatnonzero(~is_right[query] & (found[query] >= 0))
-        rows = np.append(found[query, places], truth.rows[query, wanted - 1])
-        scores = vectors_of(rows) @ truth.queries.vectors[query]
+        rows = np.append(found[query, places], ground_truth.rows[query, wanted - 1])
+        scores = vectors_of(rows) @ ground_truth.queries.vectors[query]
         is_right[query, places] = scores[:-1] >= scores[-1] - SCORE_TOLERANCE
     return float(np.mean(is_right))
 
 
-def change_truth(truth: Truth, is_live: Mask, added: Truth | None) -> tuple[Truth, Rows]:
-    """Give the truth after some rows went and others came, and which queries must be asked anew.
+def update_ground_truth(
+    ground_truth: GroundTruth, is_live: Mask, added: GroundTruth | None
+) -> tuple[GroundTruth, Rows]:
+    """Update the ground truth after rows were removed and added.
 
     Args:
-        truth: of the table before.
-        is_live: bool (rows before,).
-        added: of the new rows alone, numbered as in the new table.
+        ground_truth: of the table before.
+        is_live: bool (rows before,), whether a row is still there.
+        added: ground truth of the new rows alone, numbered as in the new table; None without new rows.
 
     Returns:
-        The truth, and the numbers of the queries of which fewer than ten neighbours are still known.
+        The new ground truth, and the numbers of the queries of which fewer than ten neighbours are still known: these
+        must be searched again.
     """
-    stays = (truth.rows >= 0) & is_live[truth.rows]
-    was_full = (truth.rows >= 0).all(axis=1)
-    # Beyond the last that was kept of a full list nothing is known: a new vector behind it may not be the next.
-    worst_known = np.where(was_full, truth.scores.min(axis=1, initial=np.inf), -np.inf)
-    scores, rows = np.where(stays, truth.scores, -np.inf), np.where(stays, truth.rows, -1)
+    stays = (ground_truth.rows >= 0) & is_live[ground_truth.rows]
+    was_full = (ground_truth.rows >= 0).all(axis=1)
+    # Nothing is known after the last neighbour of a full list: a new vector that scores lower may not be the next.
+    worst_known = np.where(was_full, ground_truth.scores.min(axis=1, initial=np.inf), -np.inf)
+    scores, rows = np.where(stays, ground_truth.scores, -np.inf), np.where(stays, ground_truth.rows, -1)
     if added is not None:
         scores, rows = np.hstack([scores, added.scores]), np.hstack([rows, added.rows])
-    order = np.argsort(-scores, axis=1, kind="stable")[:, : truth.rows.shape[1]]
-    scores, rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+    scores, rows = keep_best(scores, rows, ground_truth.rows.shape[1])
     is_known = (rows >= 0) & (scores >= worst_known[:, None])
-    changed = Truth(truth.queries, np.where(is_known, scores, -np.inf).astype(np.float32), np.where(is_known, rows, -1))
+    changed = GroundTruth(
+        ground_truth.queries, np.where(is_known, scores, -np.inf).astype(np.float32), np.where(is_known, rows, -1)
+    )
     return changed, np.flatnonzero(was_full & (is_known.sum(axis=1) < NUM_NEIGHBOURS))
 
 
-def replace_answers(truth: Truth, numbers: Rows, scores: Floats, rows: Rows) -> Truth:
-    """Give the truth with new answers to some of its queries; they may be shorter or longer than those kept."""
-    wider = [(0, 0), (0, max(0, scores.shape[1] - truth.scores.shape[1]))]  # a table of few rows has grown
-    new_scores = np.pad(truth.scores, wider, constant_values=-np.inf)
-    new_rows = np.pad(truth.rows, wider, constant_values=-1)
+def replace_answers(ground_truth: GroundTruth, numbers: Rows, scores: Floats, rows: Rows) -> GroundTruth:
+    """Replace the neighbours of some queries; there may be fewer or more of them than were kept.
+
+    Args:
+        ground_truth: the ground truth.
+        numbers: (n,), numbers of the queries.
+        scores: (n, K), best first.
+        rows: (n, K).
+    """
+    wider = [(0, 0), (0, max(0, scores.shape[1] - ground_truth.scores.shape[1]))]  # a table of few rows has grown
+    new_scores = np.pad(ground_truth.scores, wider, constant_values=-np.inf)
+    new_rows = np.pad(ground_truth.rows, wider, constant_values=-1)
     new_scores[numbers], new_rows[numbers] = -np.inf, -1
     new_scores[numbers, : scores.shape[1]], new_rows[numbers, : rows.shape[1]] = scores, rows
-    return Truth(truth.queries, new_scores, new_rows)
+    return GroundTruth(ground_truth.queries, new_scores, new_rows)
 
 
 def _without_own(scores: Floats, rows: Rows, queries: RecallQueries) -> tuple[Floats, Rows]:

@@ -1,4 +1,4 @@
-"""Open one version of an index, checked, and search it."""
+"""Search of one version of an index, checked when it is opened."""
 
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from index.faiss_scan import RowScan
     from index.faiss_search import FindAmong, Selector
 
-# An approximate search for so large a share of the table reads nearly all of it, and is slower than the exact one.
+# An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
 
 Profile = Literal["text", "image"]
@@ -27,7 +27,7 @@ Profile = Literal["text", "image"]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What a search found, best first; equal scores are ordered by row.
+    """Result of a search, best first; equal scores are ordered by row.
 
     Attributes:
         scores: (Q, k) float32, cosines in [-1, 1]; minus infinity where there is none.
@@ -42,12 +42,20 @@ class Index:
     """One version of an index; `search` may be called from several threads.
 
     Attributes:
-        manifest: what the version says of itself.
+        manifest: the version's manifest.
         ids: `item_id`, `segment` and `run_id` of each row, masked ones included.
-        is_live: bool (rows,): whether a row may be found; one that was removed since the build may not.
+        is_live: bool (rows,), whether a row may be found; rows that were removed since the build may not.
     """
 
     def __init__(self, manifest: Manifest, ids: pa.Table, index: "faiss.Index", is_live: Mask | None = None) -> None:
+        """Make an index of its parts, as `open_index` reads them.
+
+        Args:
+            manifest: the version's manifest.
+            ids: `item_id`, `segment` and `run_id` of each row.
+            index: the FAISS index.
+            is_live: bool (rows,), whether a row may be found; None for all.
+        """
         from index import faiss_search
 
         self.manifest = manifest
@@ -58,7 +66,7 @@ class Index:
         faiss_search.prepare(index)
 
     def __len__(self) -> int:
-        """Count the vectors that can be found."""
+        """Number of vectors that can be found."""
         return self.manifest.num_vectors
 
     def search(
@@ -73,19 +81,19 @@ class Index:
     ) -> Neighbours:
         """Find the k nearest vectors of each query; where fewer may be found, all of them.
 
-        A filter that leaves few rows is answered by scoring those alone; one that leaves many is looked up as usual,
-        with an effort that grows as the share of the rows that pass shrinks.
+        With a filter that leaves few rows, those are scored alone; with one that leaves many, the index is searched
+        with parameters that grow as the share of the rows that pass shrinks.
 
         Args:
             queries: (Q, E) of unit norm, float32 or another float type, from the model whose fingerprint the index has.
-            k: how many to find, at least 1.
-            among: bool (rows,): only these rows may be found; None for all.
-            profile: what the queries are; texts and pictures lie differently, and need different efforts.
-            parameters: effort to search with instead of the manifest's.
-            num_threads: None takes all cores.
+            k: number of neighbours, at least 1.
+            among: bool (rows,), whether a row may be found; None for all.
+            profile: kind of the queries; texts and images need different search parameters.
+            parameters: search parameters instead of the manifest's.
+            num_threads: threads of FAISS; None for all cores.
 
         Returns:
-            Hits of width min(k, rows that may be found).
+            Neighbours of width min(k, rows that may be found).
 
         Raises:
             RetrievalError: the queries have another width, are not finite or not of unit norm, k is below 1, or the
@@ -110,8 +118,8 @@ class Index:
                 scan, row_us = self._scan(profile)
                 if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
                     return _ordered(*scan(queries_QE, k, selector))
-            effort = parameters if among is None else raise_effort(parameters, num_allowed / len(self))
-            scores, rows = faiss_search.search(self._index, queries_QE, k, effort, selector)
+            search_params = parameters if among is None else widen_search_params(parameters, num_allowed / len(self))
+            scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
             is_short = (rows < 0).any(axis=1)
             if is_short.any():  # k results come back whenever k exist
                 scores[is_short], rows[is_short] = faiss_search.search_exactly(
@@ -120,7 +128,13 @@ class Index:
         return _ordered(scores, rows)
 
     def search_exactly(self, queries: Any, k: int = 10, *, among: Mask | None = None) -> Neighbours:
-        """Find the k nearest by comparing each query with every vector that may be found, as the index holds them."""
+        """Find the k nearest by comparing each query with every vector that may be found, as the index stores them.
+
+        Args:
+            queries: as of `search`.
+            k: number of neighbours, at least 1.
+            among: bool (rows,), whether a row may be found; None for all.
+        """
         from index import faiss_search
 
         selector = self._selector(among)
@@ -128,7 +142,7 @@ class Index:
         return _ordered(*faiss_search.search_exactly(self._index, self._as_queries(queries), k, selector))
 
     def vectors(self, rows: Rows) -> Floats:
-        """Give the vectors of some rows, (n, E) float32, as the index holds them: rounded to its codes."""
+        """Fetch the vectors of some rows, (n, E) float32, as the index stores them: rounded to its codes."""
         from index import faiss_search
 
         return faiss_search.vectors(self._index, rows)
@@ -146,7 +160,7 @@ class Index:
             return self._live_selector if self._has_masked else None
         if among.shape != self.is_live.shape:
             raise RetrievalError(
-                f"filter: found {among.shape} for an index of {len(self.is_live):,} rows; give one value a row"
+                f"filter: found {among.shape} for an index of {len(self.is_live):,} rows; give one value per row"
             )
         return faiss_search.Selector(among & self.is_live if self._has_masked else among)
 
@@ -157,7 +171,7 @@ class Index:
         return faiss_search.Selector(self.is_live)
 
     def _scan(self, profile: Profile) -> tuple["FindAmong", float]:
-        """Give the cheapest way to score the rows that pass a filter, and microseconds a row, as measured."""
+        """Cheapest way to score the rows that pass a filter, and its measured microseconds per row."""
         from index import faiss_search
 
         if profile == "text" and self.manifest.scan_row_us < self.manifest.exact_row_us:
@@ -171,11 +185,11 @@ class Index:
         return RowScan(self._index)
 
 
-def raise_effort(parameters: dict[str, int], share: float) -> dict[str, int]:
-    """Give the effort that finds, among a share of the rows, as much as `parameters` find among all.
+def widen_search_params(parameters: dict[str, int], share: float) -> dict[str, int]:
+    """Raise search parameters so that, among a share of the rows, they find as much as `parameters` find among all.
 
-    A search of a graph or of lists looks at as many rows as it is told to, whether they pass the filter or not; so it
-    is told to look at more of them by as much as fewer pass.
+    A search of a graph or of lists visits a fixed number of rows, whether they pass the filter or not; so that number
+    is divided by the share that passes.
     """
     raised = {name: -(-value // share) for name, value in parameters.items() if name != "k_factor"}
     return parameters | {name: int(value) for name, value in raised.items()}
@@ -187,13 +201,13 @@ def _ordered(scores: Floats, rows: Rows) -> Neighbours:
 
 
 def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:
-    """Open a version; FAISS reads no byte before the file's hash is that of the manifest, for an index file is code.
+    """Open a version; FAISS reads no byte before the file's hash is checked, because FAISS trusts index files.
 
-    A large index file is mapped: its vectors come into memory as searches touch them, once for all processes.
+    A large index file is mapped: its vectors are read as searches touch them, once for all processes.
 
     Args:
         folder: one numbered version.
-        model_fingerprint: of the model that will encode the queries; None leaves the comparison to the caller.
+        model_fingerprint: fingerprint of the model that will encode the queries; None skips the comparison.
 
     Raises:
         RetrievalError: a file is missing, truncated or altered, the manifest is broken, or the model is another.

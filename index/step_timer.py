@@ -1,12 +1,12 @@
-"""How the time of a build is spent, step by step."""
+"""Timer of the steps of a build."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class StepClock:
-    """Measures named steps from its making on; a step that comes again is added up."""
+class StepTimer:
+    """Timer of named steps; the times of a repeated step are added up."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -14,7 +14,7 @@ class StepClock:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure what is done inside the block."""
+        """Measure the block as part of a step."""
         started = time.perf_counter()
         try:
             yield
@@ -28,5 +28,5 @@ class StepClock:
 
     @property
     def total_s(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the timer was made."""
         return round(time.perf_counter() - self._started, 3)

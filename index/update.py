@@ -1,4 +1,4 @@
-"""Bring an index up to date without building it: add what is new, mask what is gone, and measure what that did."""
+"""Update of an index without a whole build: add new rows, mask removed ones, and measure the recall again."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 from index.atomic_folder import sweep_leftovers, whole_folder
-from index.autotune import Meter, Truths, best_point
+from index.autotune import GroundTruths, Meter, best_point
 from index.designs import parse_design
 from index.errors import RebuildNeededError
 from index.ids import check_ids
 from index.manifest import QUERIES_NAME, Manifest, read_manifest
 from index.read_version import read_checked, read_contents, read_index
-from index.recall import NUM_KEPT, Truth, change_truth, find_truth, replace_answers
-from index.step_timer import StepClock
+from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
+from index.step_timer import StepTimer
 from index.vectors import Floats, Mask, VectorTable, collect_vectors
 from index.version_files import TunedIndex, VersionContents, VersionOrigin, bind_version, read_queries, write_version
 
-MAX_MASKED_SHARE = 0.25  # a search passes over masked rows, so it takes by so much longer
-MAX_GROWTH = 2.0  # times the vectors that the structure was made for
+MAX_MASKED_SHARE = 0.25  # a search visits masked rows, too, so it takes longer by their share
+MAX_GROWTH = 2.0  # times the vectors that the structure was built for
 MAX_IMBALANCE_GROWTH = 1.5
 MAX_RECALL_LOSS = 0.01  # against the last whole build
 
@@ -39,28 +39,28 @@ def update_index(
 ) -> Manifest:
     """Make the next version of an index from the last one, as the folder `out`, whole or not at all.
 
-    Recall is measured on the queries of the last build: of their exact answers, which the version carries, those that
-    were removed go, and those among the added vectors come.
+    Recall is measured on the queries of the last build. The version has their ground truth, from which removed rows are
+    taken out and to which added ones are compared.
 
     Args:
-        previous: folder of the version to go on from.
+        previous: folder of the version before.
         out: the folder to make; must not exist.
         added: (n, E) float32 of unit norm, or a stream of such blocks.
         added_ids: `item_id`, `segment`, `run_id` of each.
-        removed: bool (rows of the version before,): what shall not be found any more.
-        embeddings_version: of the table that the index now stands for.
-        num_threads: None takes all cores.
+        removed: bool (rows of the version before,), whether a row must not be found any more.
+        embeddings_version: version of the table that the index is now for.
+        num_threads: threads of FAISS; None for all cores.
 
     Returns:
-        The manifest that stands in the folder.
+        The manifest of the new version.
 
     Raises:
-        RebuildNeededError: too much is masked, was added since the build, or can't be found well; the message says why.
+        RebuildNeededError: too many rows are masked or were added since the build, or recall is too low.
         RetrievalError: the version is damaged, vectors or ids break a rule, or `out` exists.
     """
     from index import faiss_build
 
-    clock = StepClock()
+    timer = StepTimer()
     previous, out = Path(previous), Path(out)
     before = read_manifest(previous)
     if QUERIES_NAME not in before.sha256:
@@ -68,12 +68,12 @@ def update_index(
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, faiss_build.threads(num_threads):
         if added_ids.num_rows == 0 and not removed.any():
-            return bind_version(previous, folder, before, embeddings_version, clock)
+            return bind_version(previous, folder, before, embeddings_version, timer)
         spool = folder / _SPOOL_NAME
         table = collect_vectors(added, spool, before.dim) if added_ids.num_rows else VectorTable.empty(before.dim)
         contents = _change_contents(read_contents(previous, before), check_ids(added_ids, table.num_vectors), removed)
         _check_limits(contents, before)
-        measured, centre = _change_index(previous, before, table, contents, clock)
+        measured, centre = _change_index(previous, before, table, contents, timer)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=before.model_fingerprint,
@@ -82,7 +82,7 @@ def update_index(
             target_recall=before.target_recall,
             trials=before.trials,
             centre=centre,
-            clock=clock,
+            timer=timer,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
         manifest = write_version(folder, measured, contents, origin)
@@ -101,7 +101,7 @@ def _check_limits(contents: VersionContents, before: Manifest) -> None:
     """Refuse an update after which searches would be slow.
 
     Raises:
-        RebuildNeededError: too many rows are masked, or came since the build.
+        RebuildNeededError: too many rows are masked, or were added since the build.
     """
     num_rows, num_live = contents.ids.num_rows, contents.num_live
     if num_live < (1 - MAX_MASKED_SHARE) * num_rows:
@@ -115,64 +115,67 @@ def _check_limits(contents: VersionContents, before: Manifest) -> None:
 
 
 def _change_index(
-    previous: Path, before: Manifest, table: VectorTable, contents: VersionContents, clock: StepClock
+    previous: Path, before: Manifest, table: VectorTable, contents: VersionContents, timer: StepTimer
 ) -> tuple[TunedIndex, Floats]:
-    """Add the vectors and measure; also gives the mean of what was built, (E,)."""
+    """Add the vectors and measure; also returns the mean of the built vectors, (E,)."""
     from index import faiss_build, faiss_search
 
-    # Into memory: an index that is mapped takes no vectors.
-    with clock.step("read"):
+    # Into memory: vectors can't be added to a mapped index.
+    with timer.step("read"):
         index = read_index(previous, before, map_large=False)
     imbalance = faiss_build.imbalance(index)
-    with clock.step("add"):
+    with timer.step("add"):
         faiss_build.add(index, table.blocks())
     if faiss_build.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
         raise RebuildNeededError("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)
     selector = None if contents.is_live is None else faiss_search.Selector(contents.is_live)
-    truths, centre = read_queries(read_checked(previous / QUERIES_NAME, before))
+    ground_truths, centre = read_queries(read_checked(previous / QUERIES_NAME, before))
     meter = Meter(index, parse_design(before.design), lambda rows: faiss_search.vectors(index, rows), selector)
-    with clock.step("exact answers"):
-        truths = Truths(
-            _change_truth(truths.asked, meter, table, contents), _change_truth(truths.pictures, meter, table, contents)
+    with timer.step("exact answers"):
+        ground_truths = GroundTruths(
+            _update_ground_truth(ground_truths.asked, meter, table, contents),
+            _update_ground_truth(ground_truths.images, meter, table, contents),
         )
-    with clock.step("tune"):
-        measured = _measure(meter, truths, before)
+    with timer.step("tune"):
+        measured = _measure(meter, ground_truths, before)
     return measured, centre
 
 
-def _change_truth(truth: Truth, meter: Meter, table: VectorTable, contents: VersionContents) -> Truth:
-    """Bring exact answers up to date: search the added vectors alone, and the whole index where too many went."""
+def _update_ground_truth(
+    ground_truth: GroundTruth, meter: Meter, table: VectorTable, contents: VersionContents
+) -> GroundTruth:
+    """Update the ground truth: search the added vectors alone, and the whole index where too many were removed."""
     from index import faiss_build, faiss_search
 
     num_before = contents.ids.num_rows - table.num_vectors
     added = None
     if table.num_vectors:
-        added = find_truth(table, replace(truth.queries, own_rows=None), faiss_build.nearest_in_table)
+        added = find_ground_truth(table, replace(ground_truth.queries, own_rows=None), faiss_build.nearest_in_table)
         added = replace(added, rows=np.where(added.rows >= 0, added.rows + num_before, -1))
     is_live = np.ones(num_before, dtype=bool) if contents.is_live is None else contents.is_live[:num_before]
-    changed, unknown = change_truth(truth, is_live, added)
+    changed, unknown = update_ground_truth(ground_truth, is_live, added)
     if len(unknown):
         k = min(NUM_KEPT, contents.num_live)
-        asked = truth.queries.vectors[unknown]
+        asked = ground_truth.queries.vectors[unknown]
         changed = replace_answers(changed, unknown, *faiss_search.search_exactly(meter.index, asked, k, meter.selector))
     return changed
 
 
-def _measure(meter: Meter, truths: Truths, before: Manifest) -> TunedIndex:
-    """Keep the effort where it still finds as much; else raise it.
+def _measure(meter: Meter, ground_truths: GroundTruths, before: Manifest) -> TunedIndex:
+    """Keep the search parameters where they still find as much; else raise them.
 
     Raises:
-        RebuildNeededError: no effort finds as much as after the build.
+        RebuildNeededError: no search parameters find as much as after the build.
     """
     wanted = min(before.target_recall, before.built_recall_at_10)
-    point = meter.point(truths.asked, before.parameters)
+    point = meter.point(ground_truths.asked, before.parameters)
     curve = [point]
     if point.recall_at_10 < wanted:
-        curve = meter.curve(truths.asked, wanted)
+        curve = meter.curve(ground_truths.asked, wanted)
         point = best_point(curve, wanted)
     if point.recall_at_10 < before.built_recall_at_10 - MAX_RECALL_LOSS and point.recall_at_10 < wanted:
         raise RebuildNeededError(
             f"recall@10 would be {point.recall_at_10:.3f}, and was {before.built_recall_at_10:.3f} when it was built"
         )
-    return TunedIndex(meter, tuple(curve), point, truths)
+    return TunedIndex(meter, tuple(curve), point, ground_truths)

@@ -1,4 +1,4 @@
-"""The vectors of one build: checked as they stream in, kept on disk, and read as often as the build needs them.
+"""Vectors of one build: checked as they are streamed, kept on disk, and read as often as the build needs them.
 
 Shapes: `N` vectors, `E` embedding size, `Q` queries; all float32 with unit L2 norm, so an inner product is a cosine.
 """
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from index.errors import RetrievalError
 
-Floats = npt.NDArray[np.float32]
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 BLOCK_ROWS = 65_536  # 64 MiB at 256 dimensions
 # float32 arithmetic is off by 1e-6 at most; vectors rounded to bfloat16 (8 bits) by 4e-3.
@@ -24,7 +24,13 @@ NORM_TOLERANCE = 5e-3
 
 @dataclass(frozen=True)
 class VectorTable:
-    """All vectors of a build, in the caller's array or in a file of raw float32 rows."""
+    """Vectors of a build, in the caller's array or in a file of raw float32 rows.
+
+    Attributes:
+        num_vectors: number of rows, N.
+        dim: width of a vector, E.
+        source: (N, E), or the path of the file.
+    """
 
     num_vectors: int
     dim: int
@@ -36,16 +42,16 @@ class VectorTable:
         return cls(0, dim, np.empty((0, dim), np.float32))
 
     def blocks(self) -> Iterator[Floats]:
-        """Give the rows in order, `(<= BLOCK_ROWS, E)` at a time; only one block of a file is mapped at once."""
+        """Yield the rows in order, in blocks of `(<= BLOCK_ROWS, E)`; only one block of a file is mapped at a time."""
         for start in range(0, self.num_vectors, BLOCK_ROWS):
             yield self._rows()[start : start + BLOCK_ROWS]
 
     def take(self, rows: Rows) -> Floats:
-        """Give a copy of these rows, `(len(rows), E)`."""
+        """Copy some rows, `(len(rows), E)`."""
         return np.asarray(self._rows()[rows], dtype=np.float32)
 
     def mean(self) -> Floats:
-        """Give the mean of all rows, (E,)."""
+        """Compute the mean of all rows, (E,)."""
         total = np.zeros(self.dim)
         for block in self.blocks():
             total += block.sum(axis=0, dtype=np.float64)
@@ -65,8 +71,13 @@ class VectorTable:
 def collect_vectors(vectors: Iterable[Floats] | Floats, spool: Path, dim: int | None = None) -> VectorTable:
     """Check all vectors, and make them readable more than once.
 
-    An array stays where it is. A stream is written to `spool` as it comes, so memory is bounded by its blocks:
-    training, adding and measuring each read it again. Where `dim` is given, it is the width that they must have.
+    An array stays in memory. A stream is written to `spool`, so memory is bounded by its blocks: training, adding and
+    measuring each read it again.
+
+    Args:
+        vectors: (N, E) float32 of unit norm, or a stream of such blocks.
+        spool: file for a stream.
+        dim: width that the vectors must have; None for any.
 
     Raises:
         RetrievalError: there are none, a block has the wrong shape or type, or a row is not finite or not of unit norm.
@@ -91,23 +102,38 @@ def _spool_blocks(blocks: Iterable[Floats], spool: Path, dim: int | None) -> Vec
     return VectorTable(num_vectors, dim or 0, spool)
 
 
-def check_vectors(vectors: Any, where: str, *, dim: int | None = None, first_row: int = 0) -> None:
-    """Refuse what would make a wrong index or a wrong answer.
+def keep_best(scores: Floats, rows: Rows, k: int) -> tuple[Floats, Rows]:
+    """Keep the k best columns of each query, best first; equal scores keep their order.
 
     Args:
-        vectors: what the caller gave; must be (N, E) float32 with finite rows of unit norm.
-        where: what to call it in a message.
-        dim: E, where it is known.
+        scores: (Q, n).
+        rows: (Q, n), the row of each score.
+        k: at least 1.
+
+    Returns:
+        Scores and rows, (Q, min(k, n)).
+    """
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+
+
+def check_vectors(vectors: Any, where: str, *, dim: int | None = None, first_row: int = 0) -> None:
+    """Refuse vectors that would make a wrong index or a wrong answer.
+
+    Args:
+        vectors: must be (N, E) float32 with finite rows of unit norm.
+        where: name of the vectors in a message.
+        dim: E; None for any.
         first_row: number of the first row, for messages about a stream.
 
     Raises:
-        RetrievalError: one of the rules is broken; the row is named.
+        RetrievalError: a rule is broken; the message names the row.
     """
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != np.float32 or not vectors.shape[1]:
         found = (
             f"{vectors.dtype} of shape {vectors.shape}" if isinstance(vectors, np.ndarray) else type(vectors).__name__
         )
-        raise RetrievalError(f"{where}: found {found}; give NumPy arrays of float32 with one row a vector")
+        raise RetrievalError(f"{where}: found {found}; give NumPy arrays of float32 with one row per vector")
     if dim is not None and vectors.shape[1] != dim:
         raise RetrievalError(
             f"{where}: found {vectors.shape[1]} dimensions, and {dim} are needed; use one model for both"
@@ -115,14 +141,14 @@ def check_vectors(vectors: Any, where: str, *, dim: int | None = None, first_row
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.einsum("ne,ne->n", vectors, vectors))
     _refuse_rows(
-        ~np.isfinite(norms), norms, where, first_row, "every value must be finite; mend or leave out that vector"
+        ~np.isfinite(norms), norms, where, first_row, "every value must be finite; repair or leave out that vector"
     )
     _refuse_rows(
         np.abs(norms - 1) > NORM_TOLERANCE, norms, where, first_row, "it must be 1; divide vectors by their L2 norm"
     )
 
 
-def _refuse_rows(is_bad: npt.NDArray[np.bool_], norms: Floats, where: str, first_row: int, cure: str) -> None:
+def _refuse_rows(is_bad: Mask, norms: Floats, where: str, first_row: int, cure: str) -> None:
     if is_bad.any():
         row = int(np.argmax(is_bad))
         raise RetrievalError(f"{where}: row {first_row + row:,} has L2 norm {norms[row]:.6g}; {cure}")

@@ -1,4 +1,4 @@
-"""Which versions of an index a store holds: folders `000001`, `000002`, ... that only ever appear whole."""
+"""Versions of an index in a store: folders `000001`, `000002`, ... that only appear whole."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ _VERSION_NAME = re.compile(r"[0-9]{6,}")
 
 
 def version_path(root: str | Path, version: int) -> Path:
-    """Say where one version lies; zero-padded to six digits, so that names sort as numbers do.
+    """Make the path of a version; zero-padded to six digits, so that names sort as numbers do.
 
     Raises:
         RetrievalError: versions count from 1.
@@ -21,12 +21,12 @@ def version_path(root: str | Path, version: int) -> Path:
 
 
 def list_versions(root: str | Path) -> tuple[int, ...]:
-    """List the whole versions, oldest first; empty where nothing was built yet."""
+    """List the complete versions, oldest first."""
     return tuple(version for version in _numbers(root) if (version_path(root, version) / MANIFEST_NAME).is_file())
 
 
 def next_version(root: str | Path) -> int:
-    """Give the number after the highest one seen, whole or not: a number is never used twice."""
+    """Choose the number after the highest one, complete or not: a number is never used twice."""
     return max(_numbers(root), default=0) + 1
 
 

@@ -16,7 +16,7 @@ from shards.plan import DataMix, plan_placement
 from shards.planning.costs import estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
 from shards.planning.problem import PlacementProblem, make_problem
-from shards.planning.search import best_placement
+from shards.planning.solver.search import best_placement
 
 FLEETS = {
     "2xA100:80GB, 4xT4:16GB, 3xL4": "float16",

@@ -27,7 +27,7 @@ from bench_runs import Quiet
 from chaos_run.kills import Kill, Victim, plan_kills
 from chaos_run.states import Poller, compare, state_of
 from chaos_run.world import World
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes

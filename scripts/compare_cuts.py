@@ -40,8 +40,9 @@ from embedder.planning.profile import Profile, measure
 from embedder.report.plan_review import host_of
 from embedder.report.prediction import RunPrediction, StageShape, predict
 from embedder.sources.listing import list_sources
-from embedder.steps.stage import Stage
+from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
+from embedder.store.runs import Run
 from shards.config import ModelConfig
 from shards.plan import plan_specs
 from shards.ranges import LayerRange, ShardSpec
@@ -85,34 +86,27 @@ SETTINGS = {
 TEXT = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "num_hidden_layers": 6}
 
 
-class LimitedStage(Stage):
-    """A stage that may use a part of a core."""
-
-    def __init__(self, spec: StageSpec, shares: Sequence[float]) -> None:
-        super().__init__(spec)
-        if shares[spec.index] < 1:
-            subprocess.Popen([sys.executable, "-c", QUOTA, str(os.getpid()), str(shares[spec.index])])
-
-
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "first-half"
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
     setting = SETTINGS[name]
     with tempfile.TemporaryDirectory(prefix="compare-cuts-") as root, warm_ray():
         # The pipeline makes its actors of this class; Ray sends it to them by value.
-        pipeline.Stage = partial_class(setting.shares)
+        pipeline.StageActor = limited_actor(setting.shares)
         result = compare(setting, Path(root), seconds)
     print(json.dumps({"setting": name, "shares": setting.shares, **result}))
 
 
-def partial_class(shares: Sequence[float]) -> type[Stage]:
-    """Stages of this run, which take nothing but their spec."""
+def limited_actor(shares: Sequence[float]) -> type[StageActor]:
+    """Actors of stages that may each use only their share of a core."""
 
-    class RunStage(LimitedStage):
-        def __init__(self, spec: StageSpec) -> None:
-            super().__init__(spec, shares)
+    class LimitedStageActor(StageActor):
+        def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
+            super().__init__(spec, run)
+            if shares[spec.index] < 1:
+                subprocess.Popen([sys.executable, "-c", QUOTA, str(os.getpid()), str(shares[spec.index])])
 
-    return RunStage
+    return LimitedStageActor
 
 
 def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:

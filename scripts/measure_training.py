@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from embedder.cli.render_training import TrainingWatcher
+from embedder.storage.model_download import resolve_model
 from embedder.training.config import TrainConfig, load_train_config
 from embedder.training.run import train
 from shards.config import load_model_config
-from shards.model_folder import resolve_model
 from shards.towers import init_model
 from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer

@@ -1,8 +1,8 @@
-"""The model: a twin tower (a timm ViT and a transformers ALBERT, one vector space) cut layer-wise into shards.
+"""Model: a twin tower (a timm ViT and a transformers ALBERT, one vector space) cut layer-wise into shards.
 
-Tensors in, tensors out; no Ray, no media, no FAISS. `shards.config` and `shards.plan` say what a model is and how to
-cut it, and need no torch; `shards.shard` builds and runs one part; `shards.towers` is the whole, to compare with;
-`shards.convert` brings checkpoints in. Nothing heavy is imported here.
+Tensors in, tensors out; no Ray, no media, no FAISS. `shards.config` describes a model and `shards.plan` cuts it, both
+without torch; `shards.shard` builds and runs one part; `shards.towers` is the whole model, the reference in tests;
+`shards.convert` imports and exports checkpoints. Nothing heavy is imported here.
 """
 
 from shards.config import ModelConfig, load_model_config

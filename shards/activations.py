@@ -1,6 +1,6 @@
-"""What passes between shards: values packed over the rows of a batch, and how many of them each row has.
+"""States that pass between shards: values packed over the rows of a batch, and their number in each row.
 
-Legend: `B` rows, `F` frames of all rows, `T` tokens of all rows, `L` tokens of one picture, `D` width, `R` rows that
+Legend: `B` rows, `F` frames of all rows, `T` tokens of all rows, `L` tokens of one image, `D` width, `R` rows that
 have the side, `E` embedding size.
 """
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-# What comes out of a shard on one side.
+# Kinds of output of a shard on one side.
 Output = Literal["activation", "embedding"]
 
 
 @dataclass(frozen=True)
 class TowerState:
-    """One tower's state of a batch, without padding: rows lie one after the other.
+    """State of a batch in one tower, packed without padding.
 
     Attributes:
         values: pixels uint8 (F, H, W, 3) | token ids int32 (T,) | activation (F, L, D) or (T, D) in the compute dtype |
@@ -33,7 +33,7 @@ class TowerState:
 
 @dataclass(frozen=True)
 class Batch:
-    """Both towers' states of the same rows; a side that no row has may be None."""
+    """States of the same rows in both towers; a side that no row has may be None."""
 
     vision: TowerState | None
     text: TowerState | None

@@ -1,7 +1,7 @@
-"""What stands in a model folder's config.json: every constructor dimension of both towers, and the preprocessing.
+"""Configuration of a model, its config.json: all constructor dimensions of both towers, and the preprocessing.
 
-Enough to plan a cut without torch. Names follow timm's `VisionTransformer` and transformers' `AlbertConfig`, where
-they say the same thing.
+Enough to plan a cut without torch. Names follow timm's `VisionTransformer` and transformers' `AlbertConfig` where the
+meaning is the same.
 """
 
 import json
@@ -15,7 +15,7 @@ from shards.errors import ModelError
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 
-# What three convolutions of stride 2 shrink a picture by.
+# Factor by which three convolutions of stride 2 shrink an image.
 CONV_STEM_STRIDE_PX = 8
 
 TextActivation = Literal[
@@ -24,7 +24,7 @@ TextActivation = Literal[
 
 
 class ModelSection(BaseModel):
-    """What all sections share: frozen, strict about the keys they know, and no infinite numbers."""
+    """Base of all sections: frozen, no unknown keys, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -32,15 +32,15 @@ class ModelSection(BaseModel):
 class VisionConfig(ModelSection):
     """A ViT as timm builds it; `depth` counts its layers."""
 
-    image_size: int = Field(224, ge=1, description="side of the square picture, px")
+    image_size: int = Field(224, ge=1, description="side of the square image, px")
     patch_size: int = Field(16, ge=1, description="side of one patch, px")
     stem: Literal["patch", "conv"] = Field(
         "patch", description="conv: three 3x3 convolutions of stride 2 (BatchNorm, GELU) before the patches are cut"
     )
     stem_channels: tuple[int, int, int] | None = Field(
-        None, description="what the conv stem's convolutions put out; none: width / 4, width / 2, width"
+        None, description="output channels of the conv stem's convolutions; none: width / 4, width / 2, width"
     )
-    stem_blocks: tuple[int, int, int] = Field((0, 0, 0), description="timm residual blocks behind each of them")
+    stem_blocks: tuple[int, int, int] = Field((0, 0, 0), description="timm residual blocks after each of them")
     width: int = Field(384, ge=1, description="timm embed_dim")
     depth: int = Field(12, ge=1, description="transformer blocks")
     num_heads: int = Field(6, ge=1)
@@ -81,7 +81,7 @@ class VisionConfig(ModelSection):
 
     @property
     def num_patches(self) -> int:
-        """Patches of one picture."""
+        """Number of patches of one image."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
@@ -91,12 +91,12 @@ class VisionConfig(ModelSection):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Class and register tokens."""
+        """Number of class and register tokens."""
         return int(self.class_token) + self.num_reg_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one picture inside the blocks: `L`."""
+        """Number of tokens of one image inside the blocks: `L`."""
         return self.num_patches + self.num_prefix_tokens
 
     @property
@@ -138,7 +138,7 @@ class TextConfig(ModelSection):
         return self
 
     def group_of(self, layer: int) -> int:
-        """Which group of weights one application uses.
+        """Number of the group of weights that one application uses.
 
         Source: transformers 5.23, `AlbertTransformer.forward`; the same float division, so that rounding agrees.
         """
@@ -146,15 +146,15 @@ class TextConfig(ModelSection):
 
 
 class PreprocessConfig(ModelSection):
-    """How a picture becomes pixels, and a caption token ids."""
+    """Preprocessing: from images to pixels, from captions to token ids."""
 
-    image_size: int = Field(224, ge=1, description="side of the square picture, px")
+    image_size: int = Field(224, ge=1, description="side of the square image, px")
     resize: Literal["squash", "crop", "pad"] = Field(
-        "crop", description="squash: both sides to size; crop: shortest side, then centre; pad: whole picture on white"
+        "crop", description="squash: both sides to size; crop: shortest side, then centre; pad: whole image on white"
     )
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = Field("bicubic", description="filter of the resize")
     resampler: Literal["pillow", "torchvision"] = Field(
-        "pillow", description="whose resize gives the values, to the bit"
+        "pillow", description="library whose resize gives the values, to the bit"
     )
     mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
     std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
@@ -169,7 +169,7 @@ class PreprocessConfig(ModelSection):
 
 
 class ModelConfig(ModelSection):
-    """Everything but the weights and the tokeniser."""
+    """Configuration of a model: all but the weights and the tokeniser."""
 
     format_version: Literal[1] = 1
     name: str = Field(min_length=1)
@@ -195,7 +195,7 @@ class ModelConfig(ModelSection):
         return self
 
     def to_json(self) -> str:
-        """The text of config.json."""
+        """Write the text of config.json."""
         return self.model_dump_json(indent=2) + "\n"
 
 
@@ -203,7 +203,7 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     """Read `config.json` of a model folder.
 
     Raises:
-        ModelError: it is missing, is no JSON, is another library's, or breaks a rule.
+        ModelError: the file is missing, is no JSON, is another library's, or breaks a rule.
     """
     path = Path(folder) / CONFIG_FILE
     tree = read_json(path, _cure(Path(folder)))
@@ -229,7 +229,7 @@ def read_json(path: Path, cure: str) -> dict[str, object]:
 
     Args:
         path: the file.
-        cure: what to do when it is missing.
+        cure: advice for the message when it is missing.
 
     Raises:
         ModelError: the file is missing, is no JSON, or holds no object.
@@ -239,14 +239,14 @@ def read_json(path: Path, cure: str) -> dict[str, object]:
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror or error}; {cure}") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError both are
-        raise ModelError(f"{path}: this is no valid JSON ({error}); mend or fetch it again") from None
+        raise ModelError(f"{path}: this is no valid JSON ({error}); repair or fetch it again") from None
     if not isinstance(tree, dict):
-        raise ModelError(f"{path}: found {type(tree).__name__}, expected a JSON object; mend or fetch it again")
+        raise ModelError(f"{path}: found {type(tree).__name__}, expected a JSON object; repair or fetch it again")
     return tree
 
 
 def describe(error: ValidationError) -> str:
-    """Say each broken rule in one clause: the key, the value, the rule."""
+    """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'configuration'}: {item['msg'].removeprefix('Value error, ')}"
         f"{_found(item['input'])}"

@@ -1,4 +1,4 @@
-"""What a shard costs: floating-point operations, weight bytes, and the bytes that leave it.
+"""Costs of a shard: floating-point operations, weight bytes, and the bytes that leave it.
 
 A multiply and an add count as two operations. Norms, activations, biases and softmax are left out: they are a few
 percent, and about the same share of every layer.
@@ -14,13 +14,20 @@ from shards.tensor_shapes import Shape, Shapes, held_dtype, shard_shapes
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
-# Of activations, by the compute dtype; that of a weight is what `held_dtype` says.
+# Bytes of an activation's value by compute dtype; `held_dtype` gives the dtype of a weight.
 BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 
 
 @dataclass(frozen=True)
 class TowerCosts:
-    """Operations of one tower for one input; the front and the head come with the first and the last layer."""
+    """Operations of one tower for one input.
+
+    Attributes:
+        front: operations of the embeddings (and stem), which belong to the first layer.
+        layer: operations of one layer.
+        head: operations of pooling and projection, which belong to the last layer.
+        depth: number of layers.
+    """
 
     front: float
     layer: float
@@ -34,12 +41,12 @@ class TowerCosts:
         return front + self.layer * len(layers) + head
 
     def times(self, factor: float) -> "TowerCosts":
-        """The same for `factor` inputs."""
+        """Multiply by a number of inputs."""
         return TowerCosts(self.front * factor, self.layer * factor, self.head * factor, self.depth)
 
 
 def vision_costs(config: ModelConfig) -> TowerCosts:
-    """Operations for one picture (one frame).
+    """Count the operations for one image (one frame).
 
     For L tokens of width D and an MLP of M: q, k, v take 2*L*D*3D, scores and their sum 2*L*L*D each, the output
     projection 2*L*D*D, the MLP 2*L*D*M twice. The patch embedding is one matrix product of N patches by 3*P*P values.
@@ -57,7 +64,7 @@ def vision_costs(config: ModelConfig) -> TowerCosts:
 
 
 def _front_flops(vision: VisionConfig) -> float:
-    """Patch embedding; in front of it the conv stem, whose maps shrink by 2 and 2 and 2: 2*side*side*9*in*out each.
+    """Operations of the patch embedding and of a conv stem, whose maps shrink by 2 three times: 2*side*side*9*in*out.
 
     A residual block is two such convolutions from the map's channels to as many.
     """
@@ -72,7 +79,7 @@ def _front_flops(vision: VisionConfig) -> float:
 
 
 def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:
-    """Operations for one caption of `num_tokens`; the arithmetic of a layer is that of `vision_costs`."""
+    """Count the operations for one caption of `num_tokens`; the arithmetic of a layer is that of `vision_costs`."""
     text = config.text
     width = text.hidden_size
     attention = 8 * num_tokens * width**2 + 4 * num_tokens**2 * width
@@ -86,28 +93,39 @@ def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:
 
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
-    """Bytes of a loaded shard's weights."""
+    """Compute the bytes of a loaded shard's weights.
+
+    Args:
+        config: the model.
+        spec: the layers of the shard.
+        dtype: compute dtype.
+    """
     return sum(
         tensor_bytes(shape, held_dtype(name, shape, dtype)) for name, shape in shard_shapes(config, spec).items()
     )
 
 
 def tensor_bytes(shape: Shape, held: str) -> int:
-    """Bytes of one tensor; in int8 it's a byte a value, and a float32 scale for each output channel."""
+    """Compute the bytes of one tensor; in int8 one byte per value, and a float32 scale per output channel."""
     if held == "int8":
         return prod(shape) + shape[0] * BYTES_PER_VALUE["float32"]
     return prod(shape) * BYTES_PER_VALUE[held]
 
 
 def count_parameters(shapes: Shapes) -> int:
-    """Values in all tensors together."""
+    """Count the values of all tensors together."""
     return sum(prod(shape) for shape in shapes.values())
 
 
 def cut_bytes_per_image(config: ModelConfig, layer: int, dtype: Dtype) -> int:
-    """Bytes of one picture's state after `layer` layers: pixels, an activation, or the embedding.
+    """Compute the bytes of one image's state at a cut: pixels, an activation, or the embedding.
 
-    A video's embedding is one for all its frames; here it counts once for each of them.
+    The frames of a video share one embedding; here it counts once for each of them.
+
+    Args:
+        config: the model.
+        layer: number of vision layers before the cut.
+        dtype: compute dtype.
     """
     vision: VisionConfig = config.vision
     if layer == 0:
@@ -118,7 +136,14 @@ def cut_bytes_per_image(config: ModelConfig, layer: int, dtype: Dtype) -> int:
 
 
 def cut_bytes_per_caption(config: ModelConfig, layer: int, dtype: Dtype, num_tokens: int) -> int:
-    """Bytes of one caption's state after `layer` layers: int32 token ids, an activation, or the embedding."""
+    """Compute the bytes of one caption's state at a cut: int32 token ids, an activation, or the embedding.
+
+    Args:
+        config: the model.
+        layer: number of text layers before the cut.
+        dtype: compute dtype.
+        num_tokens: tokens of the caption.
+    """
     text: TextConfig = config.text
     if layer == 0:
         return num_tokens * 4

@@ -1,9 +1,9 @@
-"""A delta: the layers of a model that were trained over a base, and whose base; told from headers alone, no torch.
+"""Delta: the layers of a model that were trained over a base, and the base's fingerprint; headers alone, no torch.
 
     delta.json           format version, name, the base's fingerprint
     model.safetensors    the trained tensors, under their names in the base
 
-`embedder train` writes it with what = "layers"; `shards.training.export.apply_delta` makes a model of it and its base.
+`embedder train` writes it with what = "layers"; `shards.training.export.apply_delta` merges it with its base.
 """
 
 import re
@@ -27,15 +27,15 @@ _LAYERS = (
 
 @dataclass(frozen=True)
 class DeltaSummary:
-    """What `embedder model info` shows of a delta.
+    """Summary of a delta, as `embedder model info` shows it.
 
     Attributes:
-        folder: of the delta.
-        name: of this version; becomes the model's name.
-        base_fingerprint: of the model that it goes over.
-        parameters: their number by part, each layer a part.
-        dtypes: on disk, as safetensors names them, sorted.
-        size_bytes: of the tensors.
+        folder: folder of the delta.
+        name: name of this version; becomes the model's name.
+        base_fingerprint: fingerprint of the base model.
+        parameters: number of parameters by part, each layer a part.
+        dtypes: dtypes on disk, as safetensors names them, sorted.
+        size_bytes: bytes of the tensors.
     """
 
     folder: Path
@@ -47,12 +47,12 @@ class DeltaSummary:
 
     @property
     def num_parameters(self) -> int:
-        """Of all parts."""
+        """Number of parameters of all parts."""
         return sum(self.parameters.values())
 
 
 def is_delta(folder: str | Path) -> bool:
-    """Whether a folder says that it holds a delta."""
+    """Whether a folder holds a delta."""
     return (Path(folder) / DELTA_FILE).is_file()
 
 
@@ -60,7 +60,7 @@ def describe_delta(folder: str | Path) -> DeltaSummary:
     """Summarise a delta.
 
     Raises:
-        ModelError: it is none, of an unknown format, or broken.
+        ModelError: it is no delta, of an unknown format, or broken.
     """
     folder = Path(folder)
     name, base_fingerprint = read_delta(folder)
@@ -79,10 +79,10 @@ def describe_delta(folder: str | Path) -> DeltaSummary:
 
 
 def read_delta(folder: Path) -> tuple[str, str]:
-    """A delta's name, and the fingerprint of its base.
+    """Read a delta's name and the fingerprint of its base.
 
     Raises:
-        ModelError: it is none, or of an unknown format.
+        ModelError: it is no delta, or of an unknown format.
     """
     about = read_json(folder / DELTA_FILE, 'name a delta that `embedder train` wrote with what = "layers"')
     if about.get("format_version") != DELTA_FORMAT:

@@ -1,4 +1,4 @@
-"""The user's mistakes about models and cuts."""
+"""Errors of the user about models and cuts."""
 
 
 class ModelError(ValueError):

@@ -1,4 +1,4 @@
-"""Fingerprints: 16 hexadecimal digits that say whether two models, or two preprocessings, give the same vectors."""
+"""Fingerprints: 16 hexadecimal digits, equal where two models, or two preprocessings, give the same vectors."""
 
 import hashlib
 import json
@@ -39,13 +39,13 @@ def model_fingerprint(folder: str | Path) -> str:
 def preprocess_fingerprint(
     preprocess: PreprocessConfig, tokenizer: bytes, segment_s: float, frames_per_segment: int
 ) -> str:
-    """Hash all that stands between an input's bytes and the model.
+    """Hash the whole preprocessing, from an input's bytes to the model.
 
     Args:
         preprocess: resolution, resizing, normalisation, caption limit.
         tokenizer: content of tokenizer.json.
-        segment_s: length of one video segment, in seconds.
-        frames_per_segment: frames embedded of each segment.
+        segment_s: length of one video segment, seconds.
+        frames_per_segment: number of frames embedded of each segment.
     """
     video = {"segment_s": float(segment_s), "frames_per_segment": frames_per_segment}
     return _short_hash([_canonical(_settings(preprocess)), tokenizer, _canonical(video)])

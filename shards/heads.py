@@ -1,4 +1,4 @@
-"""Behind the towers: projection into the common space, one vector a row, length 1. All in float32.
+"""Projection heads: from a tower's pooled tokens to one unit vector per row of the common space. All in float32.
 
 Legend: `F` frames or captions, `R` rows, `D` width of the tower, `E` embedding size.
 """
@@ -10,7 +10,14 @@ from shards.config import ModelConfig
 
 
 class ProjectionHead(nn.Module):
-    """An optional pooler (dense + tanh) and the projection into the common space."""
+    """Optional pooler (dense + tanh) and the projection into the common space.
+
+    Args:
+        width: width of the tower, D.
+        embedding_dim: size of the common space, E.
+        pooler: whether there is one.
+        bias: whether the projection has one.
+    """
 
     def __init__(self, width: int, embedding_dim: int, *, pooler: bool, bias: bool) -> None:
         super().__init__()
@@ -18,7 +25,7 @@ class ProjectionHead(nn.Module):
         self.projection = nn.Linear(width, embedding_dim, bias=bias)
 
     def forward(self, x_FD: torch.Tensor) -> torch.Tensor:
-        """Project pooled tokens; (F, E), of any length."""
+        """Project pooled tokens, (F, D) to (F, E), not normalised."""
         if self.pooler is not None:
             x_FD = torch.tanh(self.pooler(x_FD))
         projected: torch.Tensor = self.projection(x_FD)
@@ -26,22 +33,22 @@ class ProjectionHead(nn.Module):
 
 
 def build_vision_head(config: ModelConfig) -> ProjectionHead:
-    """Build what stands behind the ViT."""
+    """Build the head of the ViT."""
     pooler = config.vision.pooler == "tanh"
     return ProjectionHead(config.vision.width, config.embedding_dim, pooler=pooler, bias=config.projection_bias)
 
 
 def build_text_head(config: ModelConfig) -> ProjectionHead:
-    """Build what stands behind the ALBERT, whose pooler is its own."""
+    """Build the head of the ALBERT, which has its own pooler."""
     return ProjectionHead(config.text.hidden_size, config.embedding_dim, pooler=False, bias=config.projection_bias)
 
 
 def unit_rows(projected_FE: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Average the projections of each row (the frames of a video segment), then bring each to length 1.
+    """Average the projections of each row (the frames of a video segment), then normalise to length 1.
 
     Args:
         projected_FE: projections, row after row.
-        lengths: int64 (R,), on the CPU: how many each row has, 1 or more.
+        lengths: int64 (R,), on the CPU: number of projections of each row, 1 or more.
 
     Returns:
         float32 (R, E).

@@ -1,7 +1,7 @@
-"""Whether int8 helps on a device: the same layers timed in int8 and in the float dtypes, and the weights' bytes.
+"""Benefit of int8 on a device: the same layers timed in int8 and in the float dtypes, and the weights' bytes.
 
-It needs to be measured: what int8 saves in the products it loses again in quantising what passes between them. Wide
-layers gain, narrow ones lose, and by how much is a matter of the processor's instructions.
+It needs to be measured: int8 saves time in the products and loses time in quantising the activations. Wide layers gain,
+narrow ones lose, and by how much depends on the processor's instructions.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from shards.shard import Shard, load_shard
 from shards.timing import clock_of
 
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
-TOKENS = 512  # as many as fill the cores: more are as fast, token for token
+TOKENS = 512  # enough to fill the cores: more take as long per token
 CAPTION_TOKENS = 16
 NUM_ROUNDS = 4  # the first warms up; of the others the fastest counts, since other processes only ever slow one down
 
 
 @dataclass(frozen=True)
 class Int8Benefit:
-    """What the dtypes cost on one device.
+    """Costs of the dtypes on one device.
 
     Attributes:
-        device: where it was measured.
-        seconds: by dtype, of all layers of both towers, for one picture with a caption.
-        weight_bytes: by dtype, of the whole model.
+        device: device that was measured.
+        seconds: by dtype, seconds of all layers of both towers for one image with a caption.
+        weight_bytes: by dtype, bytes of the whole model.
     """
 
     device: str
@@ -39,11 +39,11 @@ class Int8Benefit:
 
     @property
     def best_float(self) -> str:
-        """The dtype that is used where int8 isn't: the fastest."""
+        """The fastest of the other dtypes."""
         return min((dtype for dtype in self.seconds if dtype != "int8"), key=self.seconds.__getitem__)
 
     def refusal(self) -> str | None:
-        """Why int8 doesn't help, with the figures; None where it does: it's faster and smaller than every other."""
+        """Explain why int8 doesn't help, with the figures; None where it is faster and smaller than every other."""
         is_faster = self.seconds["int8"] < self.seconds[self.best_float]
         is_smaller = self.weight_bytes["int8"] < min(size for name, size in self.weight_bytes.items() if name != "int8")
         if is_faster and is_smaller:
@@ -53,21 +53,21 @@ class Int8Benefit:
             for name in self.seconds
         )
         return (
-            f"int8 doesn't help this model on {self.device}: for a picture with its caption its layers take, and its "
+            f"int8 doesn't help this model on {self.device}: for an image with its caption its layers take, and its "
             f"weights hold, {', '.join(figures)}; int8 has to be faster and smaller than each of the others, so use "
             f"{self.best_float}"
         )
 
 
-def measure_gain(folder: str | Path, device: str = "cpu", *, num_threads: int = 1) -> Int8Benefit:
-    """Time one layer of each tower in each dtype, in turns, with its own weights; reads those alone.
+def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads: int = 1) -> Int8Benefit:
+    """Time one layer of each tower in each dtype, in turns, with its own weights; only those are read.
 
-    It takes a second or so, less than a cache of it would cost in trust: the same machine may be slower tomorrow.
+    It takes about a second, so the result is not cached: the same machine may be slower tomorrow.
 
     Args:
         folder: a local model folder.
         device: torch device.
-        num_threads: torch threads that a stage has.
+        num_threads: torch threads of a stage.
 
     Raises:
         ModelError: the folder is no model folder.
@@ -98,7 +98,7 @@ def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, fl
 
 
 def _middle(depth: int) -> LayerRange:
-    """One layer that is neither the first nor the last, where there is such a one."""
+    """Range of one layer that is neither the first nor the last, where the tower has one."""
     return LayerRange(depth // 2, depth // 2 + 1)
 
 
@@ -115,25 +115,25 @@ def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, device: str)
 
 
 def _random_batch(config: ModelConfig, spec: ShardSpec, shard: Shard, num_inputs: int) -> Batch:
-    """What the layer is given: activations, or pixels and token ids where it is the first."""
-    vision, place = config.vision, shard.device
+    """Input of the layer: random activations, or pixels and token ids where it is the first."""
+    vision, device = config.vision, shard.device
     if len(spec.vision):
         lengths = torch.ones(num_inputs, dtype=torch.int64)
         side = vision.image_size
         if spec.vision.holds_front():
             return Batch(TowerState(torch.zeros((num_inputs, side, side, 3), dtype=torch.uint8), lengths), None)
         shape = (num_inputs, vision.num_tokens, vision.width)
-        return Batch(TowerState(torch.randn(shape, device=place).to(shard.dtype), lengths), None)
+        return Batch(TowerState(torch.randn(shape, device=device).to(shard.dtype), lengths), None)
     lengths = torch.full((num_inputs,), CAPTION_TOKENS)
     num_tokens = num_inputs * CAPTION_TOKENS
     if spec.text.holds_front():
         return Batch(None, TowerState(torch.zeros(num_tokens, dtype=torch.int32), lengths))
-    values = torch.randn((num_tokens, config.text.hidden_size), device=place).to(shard.dtype)
+    values = torch.randn((num_tokens, config.text.hidden_size), device=device).to(shard.dtype)
     return Batch(None, TowerState(values, lengths))
 
 
 def _timed(work: Callable[[], object], device: str) -> float:
-    """Seconds until the device has done it."""
+    """Wait for the device and return the seconds that the work took."""
     clock = clock_of(device, torch.get_num_threads())
     _wait(device)
     started_s = clock()

@@ -13,24 +13,24 @@ from shards.tensor_shapes import Shape, held_dtype, shard_shapes
 from shards.weights import check_names, check_shape, find_weights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What activations are in; int8 is a dtype of weights alone.
+# Dtypes of activations by compute dtype; int8 is a dtype of weights alone.
 ACTIVATION_DTYPES = TORCH_DTYPES | {"int8": torch.float32}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Find torch's dtype of a name that weights are stored under.
+    """Find torch's dtype by the name of a stored dtype.
 
     Raises:
-        ModelError: it is none.
+        ModelError: the name is unknown.
     """
     return _find_dtype(name, TORCH_DTYPES)
 
 
 def activation_dtype(name: str) -> torch.dtype:
-    """Find what activations are in where the compute dtype has this name.
+    """Find the dtype of activations by the name of the compute dtype.
 
     Raises:
-        ModelError: it is none that we compute in.
+        ModelError: the name is unknown.
     """
     return _find_dtype(name, ACTIVATION_DTYPES)
 
@@ -51,7 +51,7 @@ def load_tensors(
         config: its configuration.
         spec: the layers.
         dtype: name of the compute dtype.
-        device: where the tensors go.
+        device: device that the tensors are moved to.
 
     Raises:
         ModelError: a tensor is missing, unknown or of another shape, or a file is broken.
@@ -67,8 +67,8 @@ def load_tensors(
         if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))
         else:
-            # A copy always: what safetensors gives is mapped from the file, so it would lie there at any address (the
-            # last bit of a matrix product may depend on it), and end the process if the file were cut off.
+            # Always a copy: safetensors maps the file, so the tensor could be at any address (the last bit of a matrix
+            # product may depend on it), and a truncated file would end the process.
             tensors[name] = tensor.to(device, TORCH_DTYPES[held], copy=True)
     return tensors
 
@@ -76,13 +76,13 @@ def load_tensors(
 def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Tensor:
     """Read one tensor from the file that holds it; no other file is opened.
 
-    The tensor is mapped from the file. The file is opened anew for each (70 microseconds), because what has been read
+    The tensor is mapped from the file. The file is opened again for each (70 microseconds), because what has been read
     through one mapping counts as memory of the process until that mapping is closed: a shard would be held twice.
 
     Args:
         files: the file of each tensor.
-        name: of the tensor.
-        shape: that it must have.
+        name: name of the tensor.
+        shape: shape that it must have.
 
     Raises:
         ModelError: no file has it, the file is missing or broken, or the tensor has another shape.

@@ -1,9 +1,9 @@
-"""What layers cost on the device at hand: seconds and workspace bytes for one input, measured; needs torch, not Ray.
+"""Measured costs of layers on this machine's device: seconds and workspace bytes for one input; torch, no Ray.
 
 One block of each tower is loaded at a time, so that a model larger than memory can be measured; all blocks of a tower
 have the same shape.
 
-Legend: `F` frames, `L` tokens of one picture, `R` captions, `T` tokens of one caption, `D` width.
+Legend: `F` frames, `L` tokens of one image, `R` captions, `T` tokens of one caption, `D` width.
 """
 
 from pathlib import Path
@@ -22,12 +22,12 @@ NOTHING = LayerRange(0, 0)
 
 
 def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
-    """Measure both towers: fronts, one layer of each, heads, and a copy through memory.
+    """Measure both towers: embeddings, one layer of each, heads, and a copy through memory.
 
     Args:
         folder: a local model folder.
-        setting: how the layers will run.
-        model_fingerprint: recorded in what is returned.
+        setting: dtype, device, threads and batch of the layers.
+        model_fingerprint: fingerprint to record in the result.
 
     Raises:
         ModelError: the folder is no model folder, or its weights aren't those of its configuration.
@@ -57,7 +57,7 @@ def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint:
 
 
 def _measure_vision(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
-    """One block in memory at a time: the front and a layer, then the head."""
+    """Seconds and workspace bytes; one block is in memory at a time: embeddings and a layer, then the head."""
     front, layer = _vision_layer(folder, config, setting)
     return _tower(front, layer, _vision_head(folder, config, setting))
 
@@ -134,7 +134,7 @@ def _load(
 
 
 def _activation(shard: Shard, setting: TimingSetting, shape: tuple[int, ...]) -> torch.Tensor:
-    """Values of the size that norms leave behind; zeros would take short cuts in some kernels."""
+    """Random values of the scale that norms produce; some kernels are faster with zeros."""
     values = torch.randn((setting.num_rows, *shape), generator=torch.Generator().manual_seed(0))
     return values.to(setting.device, shard.dtype)
 

@@ -1,141 +1,19 @@
-"""From a model's name to a local folder: a path, a hub id, or an s3:// or gs:// URI fetched once per machine."""
+"""From a model's path to its local folder."""
 
-import fcntl
-import hashlib
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from shards.errors import ModelError
-from shards.object_stores import OBJECT_STORES, ObjectStoreError, named_errors, open_place, without_credentials
-from shards.saving import staged_folder
-
-# Data only: no pickles, no code. The last three patterns are for checkpoints that `embedder model import` reads.
-ALLOWED_FILES = ("*.safetensors", "*.json", "spiece.model", "vocab.txt", "merges.txt")
-
-HUB_SCHEMES = ("hf://", "hf-hub:")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-
-CHUNK_BYTES = 16 << 20
 
 
-def resolve_model(uri: str | Path, *, cache: Path | None = None) -> Path:
-    """Find a model folder, fetching it where it isn't local.
-
-    Args:
-        uri: a local folder; `s3://` or `gs://` and a prefix; `org/name`, `hf://org/name` or `hf-hub:org/name` on the
-            Hugging Face hub, with `@revision` if wanted.
-        cache: where fetched folders of object stores are kept; by default below the user's cache folder.
-
-    Returns:
-        The local folder; its content is not checked.
+def find_model_folder(path: str | Path) -> Path:
+    """Find a local model folder; its content is not checked.
 
     Raises:
-        ModelError: there is no such folder, or it can't be fetched.
+        ModelError: there is no such folder.
     """
-    text = str(uri)
-    if text.startswith(OBJECT_STORES):
-        return _fetch_prefix(text, cache or _default_cache())
-    for scheme in HUB_SCHEMES:
-        if text.startswith(scheme):
-            return _fetch_hub(text.removeprefix(scheme))
-    path = Path(text).expanduser()
-    if text and path.is_dir():
-        return path
-    if text and path.exists():
-        raise ModelError(f"{text}: this is a file; give the model folder that it lies in")
-    if isinstance(uri, str) and _HUB_ID.fullmatch(text) and not text.startswith("."):
-        return _fetch_hub(text)
-    raise ModelError(
-        f"{without_credentials(text)!r}: there is no such folder; give a model folder, s3://, gs://, az://, or a hub "
-        "id org/name"
-    )
-
-
-def _fetch_hub(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    name, _, revision = hub_id.partition("@")
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(ALLOWED_FILES)))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"{hub_id}: there is no such folder here, and the Hugging Face hub gave none ({reason}); "
-            "mend the path, or check the id and the network"
-        ) from None
-
-
-def _fetch_prefix(uri: str, cache: Path) -> Path:
-    try:
-        return fetch_store(open_place(uri), uri, cache)
-    except ObjectStoreError as error:
-        raise ModelError(f"model {error.message}") from None
-    except OSError as error:
-        raise ModelError(
-            f"{uri}: can't be kept in {cache} ({error.strerror}); free space there, or set XDG_CACHE_HOME"
-        ) from None
-
-
-def fetch_store(store: Any, uri: str, cache: Path) -> Path:
-    """Copy the allowed files at the root of an object store into the cache, once for each of their versions.
-
-    Args:
-        store: an obstore store, rooted at the model folder.
-        uri: what the user called it.
-        cache: holds a folder for each version that was fetched; processes wait for one another.
-
-    Raises:
-        ModelError: there are no files.
-    """
-    import obstore
-
-    with named_errors(uri):
-        found = obstore.list_with_delimiter(store)["objects"]
-    objects = sorted((item for item in found if _is_allowed(item["path"])), key=lambda item: item["path"])
-    if not objects:
-        raise ModelError(f"{uri}: found no model files there; give the URI of the folder that holds config.json")
-    versions = [(item["path"], item["size"], item["e_tag"]) for item in objects]
-    folder = cache / hashlib.sha256(repr((uri, versions)).encode()).hexdigest()[:16]
-    cache.mkdir(parents=True, exist_ok=True)
-    with _lock(cache / f"{folder.name}.lock"):
-        if not folder.is_dir():
-            with staged_folder(folder) as stage:
-                for item in objects:
-                    _fetch_object(store, uri, item, stage)
-    return folder
-
-
-def _fetch_object(store: Any, uri: str, item: Any, folder: Path) -> None:
-    """Fetch piece by piece, so that no request has to carry all of a large file in its time; of one version."""
-    import obstore
-
-    condition = {"if_match": item["e_tag"]} if item["e_tag"] else {}
-    with (folder / Path(item["path"]).name).open("wb") as file:
-        for start in range(0, item["size"], CHUNK_BYTES):
-            options: Any = {"range": (start, min(start + CHUNK_BYTES, item["size"])), **condition}
-            with named_errors(f"{uri}/{item['path']}"):
-                piece = obstore.get(store, item["path"], options=options).bytes()
-            file.write(piece)
-
-
-def _is_allowed(path: str) -> bool:
-    return any(fnmatch(Path(path).name, pattern) for pattern in ALLOWED_FILES)
-
-
-def _default_cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "embedder" / "models"
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a file lock; the kernel lets it go when the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    folder = Path(path).expanduser()
+    if str(path) and folder.is_dir():
+        return folder
+    if str(path) and folder.exists():
+        raise ModelError(f"{path}: this is a file; give the model folder that it lies in")
+    raise ModelError(f"{str(path)!r}: there is no such folder; give a model folder")

@@ -1,4 +1,4 @@
-"""Where to cut, and where to run it: the public door of the planner. Pure; no torch.
+"""Public functions of the planner: cut a model into stages, and place them on devices. Pure; no torch.
 
 `plan_shards` balances estimated operations; `plan_placement` places stages on devices whose costs are known.
 """
@@ -29,8 +29,8 @@ __all__ = [
     "plan_specs",
 ]
 
-# A cut whose stages all hold both towers may be this much slower than the best: it stays balanced when a batch has
-# more pictures or more captions than planned for, and operations are no better an estimate than this.
+# A cut whose stages all hold both towers may be slower than the best by this factor: it stays balanced when a batch has
+# more images or more captions than planned for, and operations are no better an estimate than this.
 MIXED_SLACK = 1.05
 
 
@@ -44,7 +44,7 @@ def plan_shards(
     caption_tokens: int = 16,
     model_fingerprint: str | None = None,
 ) -> ShardPlan:
-    """Cut the model so that the slowest stage does as few operations as possible, for equal devices, one a stage.
+    """Cut the model so that the slowest stage does as few operations as possible, for equal devices, one per stage.
 
     Exact, with one preference: the best cut in which every stage holds layers of both towers is taken when it's within
     `MIXED_SLACK` of the best of all. Among equals, the one with more stages that hold both towers, then the one that
@@ -52,24 +52,24 @@ def plan_shards(
 
     Args:
         config: the model.
-        num_stages: stages, from 1 to the layers of both towers together.
+        num_stages: number of stages, from 1 to the layers of both towers together.
         dtype: compute dtype.
-        images_per_item: pictures (frames) that an item holds on average.
-        captions_per_item: captions that an item holds on average.
+        images_per_item: mean number of images (frames) of an item.
+        captions_per_item: mean number of captions of an item.
         caption_tokens: tokens of a caption.
-        model_fingerprint: which weights the plan is for.
+        model_fingerprint: fingerprint of the weights that the plan is for.
 
     Raises:
-        ModelError: there are more stages than layers, or fewer than one; or the means are none.
+        ModelError: there are more stages than layers, or fewer than one; or a mean is negative, or all are 0.
     """
-    from shards.planning.search import best_placement
+    from shards.planning.solver.search import best_placement
 
     check_num_stages(config, num_stages)
     mix = DataMix(images_per_item, captions_per_item, caption_tokens)
     problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, caption_tokens),))
     best = best_placement(problem, num_stages)
     if best is not None and num_stages <= min(problem.depths):
-        mixed = best_placement(problem, num_stages, least=1, at_least=best.items_per_s / MIXED_SLACK)
+        mixed = best_placement(problem, num_stages, min_layers=1, min_items_per_s=best.items_per_s / MIXED_SLACK)
         best = mixed or best
     if best is None:
         raise RuntimeError("every model can be cut where nothing limits its stages")
@@ -85,7 +85,14 @@ def plan_specs(
     caption_tokens: int = 16,
     model_fingerprint: str | None = None,
 ) -> ShardPlan:
-    """Make the plan of a cut that is given, with its operations and bytes.
+    """Make the plan of a given cut, with its operations and bytes.
+
+    Args:
+        config: the model.
+        specs: the layers of each stage, in order.
+        dtype: compute dtype.
+        caption_tokens: tokens of a caption.
+        model_fingerprint: fingerprint of the weights that the plan is for.
 
     Raises:
         ModelError: the specs don't cover the model in order.
@@ -97,7 +104,7 @@ def plan_specs(
 
 
 def _equal_devices(config: ModelConfig, num: int, dtype: Dtype, caption_tokens: int) -> Pool:
-    """Whole devices that do one operation a second, and hand over at no cost."""
+    """Pool of whole devices that do one operation per second and transfer at no cost."""
     device = DeviceType("any", "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     vision, text = _operations(vision_costs(config)), _operations(text_costs(config, caption_tokens))
     costs = ModelCosts(None, device.name, dtype, "estimated", caption_tokens, vision, text, 0.0, 0.0, 0, 0)

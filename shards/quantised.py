@@ -1,6 +1,6 @@
 """Linear layers with int8 weights: a quarter of float32's bytes, and integer products where the processor has them.
 
-Weights have one scale an output channel; activations are quantised while they pass, with one scale a token, so that no
+Weights have one scale per output channel; activations are quantised on the fly, with one scale per token, so that no
 token depends on its neighbours or on the batch. Both are symmetric. Integer sums are exact in any order.
 
 Why torch's own integer product (`torch._int_mm`, which runs on CPUs and CUDA) and nothing more: `torch.ao.quantization`
@@ -26,7 +26,7 @@ TINY = 1e-12  # of a row of zeros
 
 
 class Int8Linear(nn.Module):
-    """A linear layer of float32 activations and int8 weights; its tensors come from `quantise_weight`."""
+    """Linear layer with float32 activations and int8 weights; its tensors come from `quantise_weight`."""
 
     weight: torch.Tensor
     weight_scale: torch.Tensor
@@ -64,17 +64,17 @@ def quantise_rows(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise each row by its largest value.
 
     Returns:
-        int8 (R, I) in [-127, 127], and float32 (R, 1): what to multiply it with to come back.
+        int8 (R, I) in [-127, 127], and float32 (R, 1), the scales: their product approximates the input.
     """
     scale_R1 = x_RI.abs().amax(dim=1, keepdim=True).clamp_(min=TINY).div_(MAX_INT8)
     return (x_RI / scale_R1).round_().to(torch.int8), scale_R1
 
 
 def quantise_weight(name: str, weight_OI: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantise one layer's weight; the int8 values under its name, the float32 scales (O,) under that of the scale.
+    """Quantise one layer's weight, (O, I): int8 values under its name, float32 scales (O,) under that of the scale.
 
-    By blocks of rows: copies as large as the weight leave the allocator with holes among what is kept, and the process
-    was seen to hold three times its shard.
+    By blocks of rows: copies as large as the weight fragment the allocator's memory, and the process was seen to hold
+    three times its shard.
     """
     values_OI = torch.empty(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
     scale_O1 = torch.empty((len(weight_OI), 1), device=weight_OI.device)
@@ -85,7 +85,7 @@ def quantise_weight(name: str, weight_OI: torch.Tensor) -> dict[str, torch.Tenso
 
 
 def make_linears_int8(module: nn.Module) -> None:
-    """Put an empty `Int8Linear` in the place of each linear layer inside a module."""
+    """Replace each linear layer inside a module by an empty `Int8Linear`."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             setattr(module, name, Int8Linear(child))
@@ -94,7 +94,7 @@ def make_linears_int8(module: nn.Module) -> None:
 
 
 def _integer_product(x_RI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """int32 (R, O)."""
+    """Multiply int8 (R, I) by the transposed int8 (O, I); int32 (R, O)."""
     num_rows = len(x_RI)
     if x_RI.is_cuda and num_rows < MIN_CUDA_ROWS:
         x_RI = nn.functional.pad(x_RI, (0, 0, 0, MIN_CUDA_ROWS - num_rows))

@@ -1,4 +1,4 @@
-"""Which layers a shard holds."""
+"""Ranges of layers that a shard holds."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 from shards.config import ModelConfig
 from shards.errors import ModelError
 
-# How a plan file's text is read into these.
+# Plan files are parsed strictly into these classes.
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -30,11 +30,11 @@ class LayerRange:
         return self.stop - self.start
 
     def holds_front(self) -> bool:
-        """Whether the embeddings come with it: it has layers, the first among them."""
+        """Whether the range holds the embeddings: it has layers, the first among them."""
         return len(self) > 0 and self.start == 0
 
     def holds_head(self, depth: int) -> bool:
-        """Whether the norm, pooling and projection come with it: it has layers, the last among them."""
+        """Whether the range holds norm, pooling and projection: it has layers, the last among them."""
         return len(self) > 0 and self.stop == depth
 
 
@@ -49,17 +49,17 @@ class ShardSpec:
 
 
 def whole_model(config: ModelConfig) -> ShardSpec:
-    """The spec of a single shard that holds everything."""
+    """Make the spec of a single shard that holds everything."""
     return ShardSpec(vision_only(config).vision, text_only(config).text)
 
 
 def vision_only(config: ModelConfig) -> ShardSpec:
-    """The spec that encodes pictures; the text tower's weights stay unread."""
+    """Make the spec that encodes images; the text tower's weights are not read."""
     return ShardSpec(LayerRange(0, config.vision.depth), LayerRange(0, 0))
 
 
 def text_only(config: ModelConfig) -> ShardSpec:
-    """The spec that encodes captions and queries; the vision tower's weights stay unread."""
+    """Make the spec that encodes captions and queries; the vision tower's weights are not read."""
     return ShardSpec(LayerRange(0, 0), LayerRange(0, config.text.num_hidden_layers))
 
 
@@ -74,5 +74,5 @@ def check_spec(spec: ShardSpec, config: ModelConfig) -> None:
         if layers.stop > depth:
             raise ModelError(
                 f"{tower} layers [{layers.start}, {layers.stop}): model {config.name!r} has {depth} of them; "
-                "make the plan anew for this model"
+                "make the plan again for this model"
             )

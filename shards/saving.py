@@ -1,4 +1,4 @@
-"""Write model folders: whole or not at all, and never over something that is there."""
+"""Write model folders: whole or not at all, and never over existing files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 if TYPE_CHECKING:
     import torch
 
-# What safetensors calls the dtypes that we store.
+# safetensors' names of the dtypes that are stored.
 _STORED_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
-# A writer holds one file's tensors in memory; stages that read one tower each open fewer of them, too.
+# A writer holds one file's tensors in memory; and stages that read one tower each open fewer files.
 MAX_FILE_BYTES = 4 << 30
 
 
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary sibling to write into; it takes the folder's name when all went well.
+    """Yield a temporary sibling folder to write into; it is renamed to `folder` when the block succeeds.
 
     Raises:
         ModelError: the folder exists and isn't empty.
@@ -54,17 +54,17 @@ def stream_weights(
     dtype: str,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write tensors as `write_weights` does, holding one at a time: their shapes are known before they are.
+    """Write tensors as `write_weights` does, but hold one at a time: their shapes are known in advance.
 
     Args:
-        folder: a folder that nobody reads yet.
-        shapes: of all tensors, in their order.
+        folder: an unpublished folder.
+        shapes: shapes of all tensors, in their order.
         tensors: names and values, taken one by one; they are cast.
-        dtype: what they are stored in.
+        dtype: name of the stored dtype.
         max_file_bytes: a file holds no more, unless a single tensor is larger.
 
     Raises:
-        ModelError: a tensor is another than the one that `shapes` announces.
+        ModelError: a tensor is not the next one of `shapes`.
     """
     from shards.loading import torch_dtype
 
@@ -83,7 +83,7 @@ def stream_weights(
 
 
 def _plan_parts(shapes: Shapes, value_bytes: int, max_file_bytes: int) -> list[list[str]]:
-    """Which tensors stand in which file."""
+    """Names of the tensors of each file."""
     parts: list[list[str]] = [[]]
     size_bytes = 0
     for name, shape in shapes.items():
@@ -96,7 +96,7 @@ def _plan_parts(shapes: Shapes, value_bytes: int, max_file_bytes: int) -> list[l
 
 
 def _header(shapes: Shapes, stored_name: str, value_bytes: int) -> bytes:
-    """The beginning of a safetensors file; spaces bring the first tensor to a multiple of 8 bytes."""
+    """Header of a safetensors file, padded with spaces to a multiple of 8 bytes."""
     items: dict[str, object] = {"__metadata__": {"format": "pt"}}
     stop = 0
     for name, shape in shapes.items():
@@ -116,10 +116,10 @@ def _raw(tensor: torch.Tensor) -> memoryview:
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write tensors as model.safetensors, or as several files and their index where they are larger than one may be.
+    """Write tensors as model.safetensors, or as several files with an index where they exceed one file's limit.
 
     Args:
-        folder: a folder that nobody reads yet.
+        folder: an unpublished folder.
         tensors: names and values, taken one by one.
         max_file_bytes: a file is closed before it would grow beyond this.
     """
@@ -143,7 +143,9 @@ def _write_part(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> 
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)  # safetensors makes a file for its owner alone; others go by the umask, and so shall this one
+    path.chmod(
+        mode
+    )  # safetensors makes a file for its owner alone; the umask decides about the others, so it decides here, too
     return list(tensors)
 
 

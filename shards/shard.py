@@ -1,4 +1,8 @@
-"""One shard: a contiguous range of layers of both towers, loaded with its own weights alone, and run."""
+"""Shard: a contiguous range of layers of both towers, loaded with its own weights alone.
+
+Legend: `F` frames, `R` captions, `T` tokens of the longest caption, `L` tokens of one image, `D` width, `E` embedding
+size.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ BATCH_COUNTER = ".num_batches_tracked"
 
 
 def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", device: str = "cpu") -> "Shard":
-    """Build a shard without memory, then give it the tensors that it owns.
+    """Build a shard on the meta device, then load the tensors that it owns.
 
     Args:
         folder: a local model folder.
@@ -31,11 +35,11 @@ def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", d
     """
     config = load_model_config(folder)
     check_spec(spec, config)
-    place, kind = torch.device(device), activation_dtype(dtype)
+    torch_device = torch.device(device)
     with torch.device("meta"):
-        shard = Shard(config, spec, kind, is_int8=dtype == "int8")
-    shard.load_state_dict(load_tensors(Path(folder), config, spec, dtype, place), strict=True, assign=True)
-    return shard.finish(place)
+        shard = Shard(config, spec, activation_dtype(dtype), is_int8=dtype == "int8")
+    shard.load_state_dict(load_tensors(Path(folder), config, spec, dtype, torch_device), strict=True, assign=True)
+    return shard.finish(torch_device)
 
 
 class Shard(nn.Module):
@@ -44,7 +48,7 @@ class Shard(nn.Module):
     A shard with no ViT layers imports no timm, and one with no ALBERT layers no transformers.
     """
 
-    # None where the shard doesn't own it; the modules' types would import what this shard may not need.
+    # None where the shard doesn't own it; precise types would import libraries that this shard may not need.
     vision: Any
     vision_head: Any
     normalise: Any
@@ -57,7 +61,7 @@ class Shard(nn.Module):
         Args:
             config: the model.
             spec: the layers.
-            dtype: what activations are in.
+            dtype: dtype of activations.
             is_int8: whether the layers' linear weights are int8.
         """
         super().__init__()
@@ -101,7 +105,7 @@ class Shard(nn.Module):
             self.text_head = build_text_head(self.config)
 
     def finish(self, device: torch.device) -> "Shard":
-        """Move what stands in no weight file to the device, and freeze the rest."""
+        """Move buffers that are in no weight file to the device, and freeze the weights."""
         self.device = device
         if self.normalise is not None:
             self.normalise.to(device)
@@ -113,30 +117,30 @@ class Shard(nn.Module):
 
     @property
     def vision_output(self) -> Output | None:
-        """What comes out on the vision side; None where it passes through."""
+        """Kind of output on the vision side; None where the side passes through."""
         if not len(self.spec.vision):
             return None
         return "embedding" if self.spec.vision.holds_head(self.config.vision.depth) else "activation"
 
     @property
     def text_output(self) -> Output | None:
-        """What comes out on the text side; None where it passes through."""
+        """Kind of output on the text side; None where the side passes through."""
         if not len(self.spec.text):
             return None
         return "embedding" if self.spec.text.holds_head(self.config.text.num_hidden_layers) else "activation"
 
     @property
     def num_parameters(self) -> int:
-        """Values of all weights that are held; scales of int8 weights are no parameters."""
+        """Number of values of all weights; scales of int8 weights are no parameters."""
         return sum(tensor.numel() for name, tensor in self._weights().items() if not name.endswith(SCALE_SUFFIX))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights that are held."""
+        """Bytes of all weights."""
         return sum(tensor.nbytes for tensor in self._weights().values())
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and what BatchNorm saw; but for its counter, which stands in no file."""
+        """Parameters and running statistics of BatchNorm, without its batch counter, which is in no file."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.endswith(BATCH_COUNTER)}
 
     @torch.inference_mode()
@@ -160,7 +164,7 @@ class Shard(nn.Module):
         vision = self.config.vision
         lengths = state.lengths[state.lengths > 0]
         if not len(lengths):
-            return self._nothing(state, self.vision_output, (0, vision.num_tokens, vision.width))
+            return self._empty(state, self.vision_output, (0, vision.num_tokens, vision.width))
         if self.normalise is not None:
             check_pixels(state.values, vision.image_size)
             pixel_dtype = torch.float32 if self.config.vision.stem == "conv" else self.dtype
@@ -180,7 +184,7 @@ class Shard(nn.Module):
         text, layers = self.config.text, self.spec.text
         lengths = state.lengths[state.lengths > 0]
         if not len(lengths):
-            return self._nothing(state, self.text_output, (0, text.hidden_size))
+            return self._empty(state, self.text_output, (0, text.hidden_size))
         padding = Padding.of(lengths, self.device)
         if layers.holds_front():
             check_tokens(state.values, lengths, text)
@@ -194,8 +198,8 @@ class Shard(nn.Module):
         projected_RE = self.text_head(pool_albert_tokens(self.text, text, x_RTD, lengths))
         return TowerState(unit_rows(projected_RE, torch.ones_like(lengths)), state.lengths.clamp(max=1))
 
-    def _nothing(self, state: TowerState, output: Output | None, activation_shape: tuple[int, ...]) -> TowerState:
-        """The state of a batch in which no row has this side."""
+    def _empty(self, state: TowerState, output: Output | None, activation_shape: tuple[int, ...]) -> TowerState:
+        """State of a batch in which no row has this side."""
         if output == "embedding":
             values = torch.empty((0, self.config.embedding_dim), device=self.device)
         else:

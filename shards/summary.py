@@ -1,4 +1,4 @@
-"""What a model folder holds, told from its configuration and the headers of its weight files; no torch."""
+"""Summary of a model folder from its configuration and the headers of its weight files; no torch."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ class PartSummary:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What `embedder model info` shows.
+    """Summary of a model, as `embedder model info` shows it.
 
     Attributes:
         folder: the model folder.
         config: towers, embedding width, preprocessing.
         parts: front, layers and head of each tower.
         dtypes: dtypes on disk, as safetensors names them (`F32`, `BF16`), sorted.
-        num_files: weight files.
-        num_parameters: of all parts.
-        size_bytes: of all weights, on disk.
-        model_fingerprint: of the weights and towers; None where it wasn't asked for.
-        tokenizer_fingerprint: of tokenizer.json; None where there is none.
+        num_files: number of weight files.
+        num_parameters: number of parameters of all parts.
+        size_bytes: bytes of all weights on disk.
+        model_fingerprint: fingerprint of the weights and towers; None where it wasn't asked for.
+        tokenizer_fingerprint: fingerprint of tokenizer.json; None where there is none.
     """
 
     folder: Path
@@ -52,7 +52,7 @@ def describe_model(folder: str | Path, *, fingerprint: bool = True) -> ModelSumm
 
     Args:
         folder: the model folder.
-        fingerprint: also hash the weights, which reads them once.
+        fingerprint: whether to hash the weights, too, which reads them once.
 
     Raises:
         ModelError: the folder is no model folder, or its weights aren't those of its configuration.

@@ -1,7 +1,7 @@
-"""Names and shapes of all tensors of a model, and which of them a shard owns; arithmetic only, no torch.
+"""Names and shapes of all tensors of a model and of a shard; arithmetic only, no torch.
 
 Keys of model.safetensors: `vision.` + timm's `VisionTransformer` name, `text.` + transformers' `AlbertModel` name (its
-pooler included), `vision_head.` and `text_head.` what stands behind the tower. Shapes follow torch: a linear layer's
+pooler included), `vision_head.` and `text_head.` the projection heads. Shapes follow torch: a linear layer's
 weight is (out, in).
 
 Source: timm 1.0.31 vision_transformer.py, transformers 5.23 modeling_albert.py; a test compares with both.
@@ -13,11 +13,11 @@ from shards.ranges import ShardSpec, whole_model
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
 
-# May stand in the file, and no shard needs it: log of the temperature that training ended with.
+# Optional, and not needed by any shard: log of the inverse temperature that training ended with.
 LOGIT_SCALE = "logit_scale"
 OPTIONAL_SHAPES: Shapes = {LOGIT_SCALE: ()}
 
-# Behind the name of a quantised weight: its scales, one for each output channel.
+# Suffix of the name of a quantised weight's scales, one for each output channel.
 SCALE_SUFFIX = "_scale"
 
 PARTS = ("vision front", "vision layers", "vision head", "text front", "text layers", "text head")
@@ -33,22 +33,22 @@ _PREFIXES = (
 
 
 def part_of(name: str) -> str:
-    """Which of `PARTS` a tensor belongs to."""
+    """Find which of `PARTS` a tensor belongs to."""
     return next(part for prefix, part in _PREFIXES if name.startswith(prefix))
 
 
 def model_shapes(config: ModelConfig) -> Shapes:
-    """Every tensor that the model must have, by name."""
+    """Compute the shapes of all tensors that the model must have, by name."""
     return shard_shapes(config, whole_model(config))
 
 
 def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """Every tensor that a shard owns, by name."""
+    """Compute the shapes of all tensors that a shard owns, by name."""
     return body_shapes(config, spec) | head_shapes(config, spec)
 
 
 def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """The shard's tensors that compute in the compute dtype, by and large (see `held_dtype`): embeddings and layers."""
+    """Compute the shapes of a shard's embeddings and layers; most are in the compute dtype (see `held_dtype`)."""
     shapes: Shapes = {}
     if spec.vision.holds_front():
         shapes |= _vision_front(config.vision)
@@ -62,11 +62,16 @@ def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
 
 
 def held_dtype(name: str, shape: Shape, dtype: str) -> str:
-    """What a tensor of the model is held in, by the compute dtype.
+    """Choose the dtype that a tensor of the model is held in.
 
-    The heads stay in float32, and so does the conv stem: its maps, rounded to bfloat16 on their way, turned a demo
-    picture's vector by 4 degrees, and the six layers behind it by a quarter of one. With int8 it's the weights of
-    linear layers, all matrices but the embedding tables, of which a lookup reads a few rows only; the rest is float32.
+    The heads stay in float32, and so does the conv stem: its maps, rounded to bfloat16, turned a demo image's vector by
+    4 degrees, and the six layers after it by a quarter of one. With int8, the weights of linear layers are int8: all
+    matrices but the embedding tables, of which a lookup reads a few rows only; the rest is float32.
+
+    Args:
+        name: name of the tensor.
+        shape: its shape.
+        dtype: compute dtype.
     """
     if part_of(name) in ("vision head", "text head") or name.startswith("vision.patch_embed.backbone."):
         return "float32"
@@ -76,7 +81,7 @@ def held_dtype(name: str, shape: Shape, dtype: str) -> str:
 
 
 def head_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """The shard's tensors that compute in float32 whatever the compute dtype: all behind the last layer."""
+    """Compute the shapes of a shard's heads, in float32 whatever the compute dtype: all after the last layer."""
     shapes: Shapes = {}
     if spec.vision.holds_head(config.vision.depth):
         shapes |= _vision_head(config)
@@ -95,7 +100,7 @@ def _vision_front(vision: VisionConfig) -> Shapes:
     if vision.pos_embed == "learn":
         num_positions = vision.num_patches if vision.no_embed_class else vision.num_tokens
         shapes["vision.pos_embed"] = (1, num_positions, width)
-    # timm leaves the patch bias out where a norm follows at once.
+    # timm leaves out the patch bias where a norm follows directly.
     return shapes | (_norm("vision.norm_pre", width) if vision.pre_norm else {"vision.patch_embed.proj.bias": (width,)})
 
 
@@ -117,9 +122,9 @@ def _patches(vision: VisionConfig) -> Shapes:
 
 
 def _conv(conv: str, batch_norm: str, num_in: int, num_out: int) -> Shapes:
-    # The running values are buffers: what training saw; evaluation normalises with them.
-    seen: Shapes = {f"{batch_norm}.running_mean": (num_out,), f"{batch_norm}.running_var": (num_out,)}
-    return {f"{conv}.weight": (num_out, num_in, 3, 3)} | _norm(batch_norm, num_out) | seen
+    # Running statistics are buffers: training updates them, evaluation normalises with them.
+    statistics: Shapes = {f"{batch_norm}.running_mean": (num_out,), f"{batch_norm}.running_var": (num_out,)}
+    return {f"{conv}.weight": (num_out, num_in, 3, 3)} | _norm(batch_norm, num_out) | statistics
 
 
 def _vision_block(vision: VisionConfig, name: str) -> Shapes:

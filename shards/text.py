@@ -1,4 +1,4 @@
-"""The text tower: transformers' AlbertModel, whole or pruned to a range of applications of its layer groups.
+"""Text tower: transformers' AlbertModel, whole or pruned to a range of applications of its layer groups.
 
 Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width, `E` embedding size.
 Source: transformers 5.23, `AlbertModel.forward` and `AlbertTransformer.forward`, whose steps these functions follow.
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shards.compat import deferred_compiler
 from shards.config import TextConfig
-from shards.deferred_compiler import deferred_compiler
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 
@@ -43,7 +43,13 @@ def build_albert(config: TextConfig) -> Any:
 
 
 def prune_albert(albert: Any, config: TextConfig, layers: LayerRange) -> None:
-    """Take away all that a shard with these applications doesn't own; the rest keeps its names."""
+    """Remove all modules that a shard with these applications doesn't own; the others keep their names.
+
+    Args:
+        albert: the whole tower.
+        config: its configuration.
+        layers: applications of layer groups that the shard holds.
+    """
     groups = sorted({config.group_of(layer) for layer in range(layers.start, layers.stop)})
     all_groups = albert.encoder.albert_layer_groups
     albert.encoder.albert_layer_groups = nn.ModuleDict({str(group): all_groups[group] for group in groups})
@@ -54,7 +60,7 @@ def prune_albert(albert: Any, config: TextConfig, layers: LayerRange) -> None:
 
 
 def fill_albert_buffers(albert: Any, device: torch.device) -> None:
-    """Make the buffers that stand in no weight file; on the meta device they hold nothing."""
+    """Fill the buffers that are in no weight file; on the meta device they have no values."""
     if albert.embeddings is not None:
         shape = albert.embeddings.position_ids.shape
         albert.embeddings.position_ids = torch.arange(shape[-1], device=device).expand(shape)
@@ -62,7 +68,12 @@ def fill_albert_buffers(albert: Any, device: torch.device) -> None:
 
 
 def check_tokens(ids_N: torch.Tensor, lengths: torch.Tensor, config: TextConfig) -> None:
-    """Check what the front is given; on a GPU a wrong id would kill the whole process.
+    """Check the input of the embeddings; on a GPU a wrong id would end the whole process.
+
+    Args:
+        ids_N: int32 (N,), token ids of all captions.
+        lengths: int64 (R,), tokens of each caption.
+        config: configuration of the tower.
 
     Raises:
         ModelError: an id is outside the vocabulary, or a caption is longer than the position table.
@@ -82,12 +93,12 @@ def check_tokens(ids_N: torch.Tensor, lengths: torch.Tensor, config: TextConfig)
 
 @dataclass(frozen=True)
 class Padding:
-    """How captions of one batch lie in a rectangle of the longest one's width.
+    """Layout of one batch's captions in a rectangle of the longest one's width.
 
     Attributes:
-        shape: captions, tokens of the longest.
-        places: int64 (N,), where each token lies in the flattened rectangle; None where there is no padding at all.
-        mask: bool (R, 1, T, T), which tokens may be attended to; None where all may.
+        shape: number of captions, tokens of the longest: (R, T).
+        places: int64 (N,), position of each token in the flattened rectangle; None without any padding.
+        mask: bool (R, 1, T, T), whether a token may be attended to; None where all may.
     """
 
     shape: tuple[int, int]
@@ -100,7 +111,7 @@ class Padding:
 
         Args:
             lengths: int64 (R,), on the CPU.
-            device: where the captions are.
+            device: device of the captions.
         """
         num_rows, longest = len(lengths), int(lengths.max())
         if int(lengths.min()) == longest:
@@ -111,7 +122,7 @@ class Padding:
         return Padding((num_rows, longest), places.to(device), mask)
 
     def pad(self, values: torch.Tensor, fill: int = 0) -> torch.Tensor:
-        """From packed (N, ...) to padded (R, T, ...)."""
+        """Convert packed (N, ...) to padded (R, T, ...)."""
         if self.places is None:
             return values.view(*self.shape, *values.shape[1:])
         padded = values.new_full((self.shape[0] * self.shape[1], *values.shape[1:]), fill)
@@ -119,13 +130,13 @@ class Padding:
         return padded.view(*self.shape, *values.shape[1:])
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """From padded (R, T, ...) to packed (N, ...)."""
+        """Convert padded (R, T, ...) to packed (N, ...)."""
         flat = padded.flatten(0, 1)
         return flat if self.places is None else flat[self.places]
 
 
 def embed_tokens(albert: Any, ids_RT: torch.Tensor) -> torch.Tensor:
-    """Run the front: token, position and type embeddings, then the mapping to the layers' width; (R, T, D)."""
+    """Run token, position and type embeddings, then the mapping to the layers' width; (R, T) to (R, T, D)."""
     tokens: torch.Tensor = albert.encoder.embedding_hidden_mapping_in(albert.embeddings(ids_RT))
     return tokens
 
@@ -133,19 +144,27 @@ def embed_tokens(albert: Any, ids_RT: torch.Tensor) -> torch.Tensor:
 def run_albert_layers(
     albert: Any, config: TextConfig, layers: LayerRange, x_RTD: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Apply a range of layers, each with the weights of its group."""
+    """Apply a range of layers, each with the weights of its group; (R, T, D) to (R, T, D).
+
+    Args:
+        albert: the tower, whole or pruned.
+        config: its configuration.
+        layers: applications of layer groups.
+        x_RTD: padded tokens, in the compute dtype.
+        mask: bool (R, 1, T, T), as `Padding.mask`; None where all tokens may be attended to.
+    """
     for layer in range(layers.start, layers.stop):
         x_RTD = albert.encoder.albert_layer_groups[str(config.group_of(layer))](x_RTD, mask)
     return x_RTD
 
 
 def pool_albert_tokens(albert: Any, config: TextConfig, x_RTD: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Make one vector of each caption's tokens, in float32; (R, D).
+    """Pool each caption's tokens into one vector, in float32; (R, D).
 
     Args:
         albert: the tower, whose pooler is used where it has one.
         config: its configuration.
-        x_RTD: padded tokens behind the last layer.
+        x_RTD: padded tokens after the last layer.
         lengths: int64 (R,), tokens of each caption.
     """
     if config.pool == "mean":

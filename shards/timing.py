@@ -1,6 +1,6 @@
-"""Seconds and workspace bytes of a piece of computation, on the device at hand; needs torch.
+"""Timing of a piece of computation: seconds and workspace bytes on this machine's device; needs torch.
 
-A replica of one thread is measured by its own CPU clock, which what else runs on the machine hardly touches.
+A replica of one thread is measured by its own CPU clock, which other processes hardly affect.
 """
 
 import statistics
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 import torch
 
-from shards.stderr import silent_stderr
+from shards.compat import silent_stderr
 
-# Of one part (a tower's front, one of its layers, its head): the median of so many calls, or of what fits the time.
+# Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
 MAX_CALLS, MIN_CALLS = 15, 5
 PART_S = 0.5
-# A batch that takes longer than this is measured with fewer inputs, which fill the device as well.
+# A batch that takes longer than this is measured with fewer inputs, which use the device as well.
 LONG_CALL_S = 0.1
 COPY_BYTES = 16 << 20  # beyond the caches, as activations in the object store are
 
-# Runs a part on the first so many inputs of a batch.
+# Runs a part on the first n inputs of a batch.
 Step = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class TimingSetting:
-    """How the layers run.
+    """Conditions of a measurement.
 
     Attributes:
         dtype: compute dtype of embeddings and layers.
@@ -43,31 +43,31 @@ class TimingSetting:
 
     @property
     def device_name(self) -> str:
-        """What `ModelCosts.device` says: torch's name of a GPU, or the CPU with its threads."""
+        """Name for `ModelCosts.device`: torch's name of a GPU, or the CPU with its threads."""
         return f"cpu x{self.num_threads}" if self.device == "cpu" else torch.cuda.get_device_name(self.device)
 
 
 @dataclass(frozen=True)
 class TimedPart:
-    """What a part costs for one input."""
+    """Costs of a part for one input."""
 
     seconds: float
     workspace_bytes: int
 
 
 def measure_copy() -> float:
-    """Seconds for one byte copied from memory to memory: the least that a hand-over between processes takes."""
+    """Measure the seconds per byte of a copy in memory: the least that a transfer between processes takes."""
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
     target = torch.ones(COPY_BYTES, dtype=torch.uint8)
     return _median_s(lambda: target.copy_(source), time.perf_counter) / COPY_BYTES
 
 
 def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
-    """Time one part by whole batches, and find what it allocates beside its output.
+    """Time one part by whole batches, and measure the memory that it allocates beside its output.
 
     Args:
         run: the part.
-        setting: how it runs.
+        setting: conditions of the measurement.
     """
     clock = clock_of(setting.device, setting.num_threads)
     with torch.inference_mode():
@@ -78,17 +78,17 @@ def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
 
 
 def has_own_clock(device: str, num_threads: int) -> bool:
-    """Whether a computation is all that its thread does, so that the thread's CPU clock tells what it costs."""
+    """Whether a computation runs in one thread, so that the thread's CPU clock measures it."""
     return device == "cpu" and num_threads == 1
 
 
 def clock_of(device: str, num_threads: int) -> Callable[[], float]:
-    """The clock to time a computation by: its thread's own, which no neighbour moves, or the wall's."""
+    """Choose the clock of a computation: the thread's own, which other processes don't affect, or wall time."""
     return time.thread_time if has_own_clock(device, num_threads) else time.perf_counter
 
 
 def _fitting_rows(run: Step, setting: TimingSetting) -> int:
-    """Inputs whose batch takes about `LONG_CALL_S`, at most all: by whole batches a large model would take minutes."""
+    """Number of inputs whose batch takes about `LONG_CALL_S`: with whole batches a large model would take minutes."""
     num_rows = 1
     _finish(run, num_rows, setting.device)  # the first call of all loads kernels
     while True:
@@ -118,7 +118,7 @@ def _median_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
-    """Peak of what a call allocates, without its output, which is counted as the activation that leaves."""
+    """Peak memory of a call, without its output, which is counted as the activation that leaves."""
     if device != "cpu":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""Whether a tokenizer.json fits a text tower."""
+"""Checks that a tokenizer.json fits a text tower."""
 
 import json
 from typing import Any
@@ -26,6 +26,11 @@ def parse_tokenizer(content: str, where: str) -> Any:
 
 def check_tokenizer(tokenizer: Any, text: TextConfig, where: str) -> None:
     """Check that a tokeniser's ids fit the text tower, and that it begins captions with [CLS].
+
+    Args:
+        tokenizer: as `parse_tokenizer` gives it.
+        text: configuration of the text tower.
+        where: file or folder, for the message.
 
     Raises:
         ModelError: they don't, or it doesn't.

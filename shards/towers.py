@@ -1,7 +1,7 @@
-"""The whole model, unsplit: what shards are compared with, and how a fresh one is made.
+"""Whole model, unsplit: the reference that shards are compared with; and fresh models.
 
-`TwinTower` runs timm's and transformers' own forward functions, not our loops over their layers, so that it is a
-reference that doesn't share their mistakes.
+`TwinTower` runs timm's and transformers' own forward functions, not the shards' loops over layers, so that it doesn't
+share their mistakes.
 
 Legend: `F` frames, `R` captions, `T` tokens of the longest, `E` embedding size.
 """
@@ -30,9 +30,9 @@ INITIAL_LOGIT_SCALE = math.log(1 / 0.07)
 
 
 class TwinTower(nn.Module):
-    """Both towers with their projections, in float32; its state dict has the model folder's names."""
+    """Twin tower with its projections, in float32; its state dict has the model folder's names."""
 
-    # As a shard that holds everything says it of itself.
+    # As of a shard that holds everything.
     vision_output: Output = "embedding"
     text_output: Output = "embedding"
     dtype = torch.float32
@@ -47,13 +47,13 @@ class TwinTower(nn.Module):
         self.normalise = Normalise(config.preprocess)
 
     def project_pixels(self, pixels_FHWC: torch.Tensor) -> torch.Tensor:
-        """Project uint8 [0, 255] pictures; (F, E), of any length."""
+        """Project uint8 [0, 255] images (F, H, W, 3); float32 (F, E), not normalised."""
         features = self.vision.forward_features(self.normalise(pixels_FHWC, torch.float32))
         projected: torch.Tensor = self.vision_head(self.vision.forward_head(features, pre_logits=True))
         return projected
 
     def project_tokens(self, ids_RT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Project padded captions; (R, E), of any length."""
+        """Project padded captions, int64 (R, T) of lengths (R,); float32 (R, E), not normalised."""
         is_token = torch.arange(ids_RT.shape[1], device=ids_RT.device) < lengths.to(ids_RT.device)[:, None]
         output = self.text(input_ids=ids_RT, attention_mask=is_token.long())
         if self.config.text.pool == "pooler":
@@ -64,7 +64,7 @@ class TwinTower(nn.Module):
         return projected
 
     def forward(self, batch: Batch) -> Batch:
-        """Embed a batch of pixels and token ids; the same contract as a shard that holds everything."""
+        """Embed a batch of pixels and token ids, like a shard that holds everything."""
         return Batch(
             self._embed_vision(batch.vision) if batch.vision is not None else None,
             self._embed_text(batch.text) if batch.text is not None else None,
@@ -73,19 +73,19 @@ class TwinTower(nn.Module):
     def _embed_vision(self, state: TowerState) -> TowerState:
         lengths = state.lengths[state.lengths > 0]
         if not len(lengths):
-            return self._nothing(state)
+            return self._empty(state)
         return TowerState(unit_rows(self.project_pixels(state.values), lengths), state.lengths.clamp(max=1))
 
     def _embed_text(self, state: TowerState) -> TowerState:
         lengths = state.lengths[state.lengths > 0]
         if not len(lengths):
-            return self._nothing(state)
+            return self._empty(state)
         device = self.text.device
         ids_RT = Padding.of(lengths, device).pad(state.values.to(device), fill=self.config.text.pad_token_id)
         projected_RE = self.project_tokens(ids_RT, lengths)
         return TowerState(unit_rows(projected_RE, torch.ones_like(lengths)), state.lengths.clamp(max=1))
 
-    def _nothing(self, state: TowerState) -> TowerState:
+    def _empty(self, state: TowerState) -> TowerState:
         return TowerState(torch.empty((0, self.config.embedding_dim), device=self.text.device), state.lengths)
 
 
@@ -95,13 +95,13 @@ def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
     Raises:
         ModelError: the folder is no model folder, or its weights aren't those of its configuration.
     """
-    config, place = load_model_config(folder), torch.device(device)
+    config, torch_device = load_model_config(folder), torch.device(device)
     with torch.device("meta"):
         towers = TwinTower(config)
-    tensors = load_tensors(Path(folder), config, whole_model(config), "float32", place)
+    tensors = load_tensors(Path(folder), config, whole_model(config), "float32", torch_device)
     towers.load_state_dict(tensors, strict=True, assign=True)
-    fill_albert_buffers(towers.text, place)
-    towers.normalise.to(place)
+    fill_albert_buffers(towers.text, torch_device)
+    towers.normalise.to(torch_device)
     return towers.eval()
 
 
@@ -117,15 +117,15 @@ def init_model(
     """Write a model folder with fresh weights, one tensor in memory at a time; the same seed gives the same bytes.
 
     Args:
-        config: what to make; `trained` should be false.
-        folder: must not exist yet, or be empty.
+        config: the model; `trained` should be false.
+        folder: the folder to write; must not exist yet, or be empty.
         seed: any integer.
-        tokenizer_json: content of tokenizer.json; none writes none.
-        dtype: what the weights are stored in.
-        max_file_bytes: weights larger than this stand in several files.
+        tokenizer_json: content of tokenizer.json; None writes none.
+        dtype: name of the stored dtype.
+        max_file_bytes: weights larger than this are split into several files.
 
     Raises:
-        ModelError: the folder holds something, or the tokeniser doesn't fit the text tower.
+        ModelError: the folder isn't empty, or the tokeniser doesn't fit the text tower.
     """
     folder = Path(folder)
     if tokenizer_json is not None:
@@ -142,7 +142,13 @@ def init_model(
 def fresh_tensors(
     config: ModelConfig, seed: int, prefixes: str | tuple[str, ...] = ""
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make untrained weights whose names start with a prefix; each depends on the seed and its own name only."""
+    """Make untrained weights; each depends on the seed and its own name only.
+
+    Args:
+        config: the model.
+        seed: any integer.
+        prefixes: only weights whose names start with one of these.
+    """
     for name, shape in model_shapes(config).items():
         if name.startswith(prefixes):
             yield name, _fresh_tensor(config, name, shape, seed)
@@ -151,7 +157,7 @@ def fresh_tensors(
 
 
 def _fresh_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """Norms 1, biases 0, tokens and tables of deviation 0.02 as in timm and ALBERT; matrices keep the variance."""
+    """Norms are 1, biases 0, tokens and tables of deviation 0.02 as in timm and ALBERT; matrices keep the variance."""
     if name.endswith(".gamma"):
         return torch.full(shape, config.vision.init_values or 1.0)
     if len(shape) == 1:

@@ -1,6 +1,6 @@
-"""The vision tower: timm's VisionTransformer, whole or pruned to a range of its layers.
+"""Vision tower: timm's VisionTransformer, whole or pruned to a range of its layers.
 
-Legend: `F` pictures (frames), `H, W` sides in px, `L` tokens of one picture, `D` width, `E` embedding size.
+Legend: `F` images (frames), `H, W` sides in px, `L` tokens of one image, `D` width, `E` embedding size.
 Source: timm 1.0.31, `VisionTransformer.forward_features` and `forward_head`, whose steps these functions follow.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shards.compat import deferred_compiler
 from shards.config import CONV_STEM_STRIDE_PX, PreprocessConfig, VisionConfig
-from shards.deferred_compiler import deferred_compiler
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 
@@ -71,12 +71,12 @@ def _build_conv_embed(config: VisionConfig, **settings: Any) -> Any:
 
 
 class ConvStem(nn.Sequential):
-    """Convolutions in float32 whatever the compute dtype; only what they hand on is in that."""
+    """Convolutions in float32 whatever the compute dtype; only their output is cast to it."""
 
     output_dtype = torch.float32
 
     def forward(self, pixels_F3HW: torch.Tensor) -> torch.Tensor:
-        """Make the feature map that patches are cut from."""
+        """Compute the feature map that patches are cut from; (F, 3, H, W) to (F, channels, H / 8, W / 8)."""
         x = pixels_F3HW.float()
         for block in self:
             x = block(x)
@@ -84,7 +84,7 @@ class ConvStem(nn.Sequential):
 
 
 def prune_vit(vit: Any, layers: LayerRange) -> None:
-    """Take away all that a shard with these layers doesn't own; the rest keeps its names."""
+    """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
     depth = len(vit.blocks)
     vit.blocks = nn.ModuleDict({str(layer): vit.blocks[layer] for layer in range(layers.start, layers.stop)})
     if not layers.holds_front():
@@ -94,10 +94,10 @@ def prune_vit(vit: Any, layers: LayerRange) -> None:
 
 
 def check_pixels(pixels_FHWC: torch.Tensor, image_size: int) -> None:
-    """Check what the front is given.
+    """Check the pixels, uint8 (F, H, W, 3).
 
     Raises:
-        ModelError: it is no uint8 tensor of square RGB pictures of the model's size.
+        ModelError: this is no uint8 tensor of square RGB images of the model's size.
     """
     if pixels_FHWC.dtype != torch.uint8 or tuple(pixels_FHWC.shape[1:]) != (image_size, image_size, 3):
         raise ModelError(
@@ -107,14 +107,14 @@ def check_pixels(pixels_FHWC: torch.Tensor, image_size: int) -> None:
 
 
 class Normalise(nn.Module):
-    """From uint8 [0, 255] pixels to normalised channels-first ones, in float32 before the cast to the compute dtype."""
+    """Normalisation of uint8 [0, 255] pixels, channels first, in float32 before the cast to the compute dtype."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def __init__(self, preprocess: PreprocessConfig) -> None:
         super().__init__()
-        # Made on the CPU even while everything else is built on the meta device: these aren't in the weight files.
+        # Made on the CPU even while all else is built on the meta device: they aren't in the weight files.
         shape = (1, 3, 1, 1)
         self.register_buffer("mean", torch.tensor(preprocess.mean, device="cpu").view(shape), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std, device="cpu").view(shape), persistent=False)
@@ -126,21 +126,21 @@ class Normalise(nn.Module):
 
 
 def embed_pixels(vit: Any, pixels_F3HW: torch.Tensor) -> torch.Tensor:
-    """Run the front: patches, class and register tokens, positions; (F, L, D)."""
+    """Embed patches, class and register tokens, positions; (F, 3, H, W) to (F, L, D)."""
     tokens: torch.Tensor = vit.norm_pre(vit._pos_embed(vit.patch_embed(pixels_F3HW)))
     return tokens
 
 
 def run_vit_blocks(vit: Any, x_FLD: torch.Tensor) -> torch.Tensor:
-    """Run the blocks that a pruned ViT holds, in order."""
+    """Run the blocks of a pruned ViT in order; (F, L, D) to (F, L, D)."""
     for block in vit.blocks.values():
         x_FLD = block(x_FLD)
     return x_FLD
 
 
 def pool_vit_tokens(vit: Any, x_FLD: torch.Tensor) -> torch.Tensor:
-    """Run timm's last norm and pooling in float32; (F, D)."""
-    # The norm works token by token, so of a tower that keeps only the class token the others need no norm.
+    """Run timm's last norm and pooling in float32; (F, L, D) to (F, D)."""
+    # The norm works token by token: where only the class token is kept, the others need no norm.
     x_FLD = x_FLD[:, :1] if vit.global_pool == "token" else x_FLD
     pooled: torch.Tensor = vit.forward_head(vit.norm(x_FLD.float()), pre_logits=True)
     return pooled

@@ -1,4 +1,4 @@
-"""Which file of a folder holds which tensor, of what dtype, shape and place; read from headers alone, without torch.
+"""Locations of tensors in weight files: file, dtype, shape and byte range; from headers alone, without torch.
 
 Source: the safetensors format (8 bytes little-endian header length, a JSON header, then the tensors), and the
 `model.safetensors.index.json` that transformers writes beside several files.
@@ -23,12 +23,12 @@ WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 # The safetensors library refuses longer headers, too.
 MAX_HEADER_BYTES = 100_000_000
 
-MEND = f"weights and {CONFIG_FILE} belong together, import the model again"
+CURE = f"weights and {CONFIG_FILE} belong together, import the model again"
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies; `start, stop` are bytes from the beginning of the file."""
+    """Location of one tensor; `start, stop` are bytes from the beginning of the file."""
 
     path: Path
     dtype: str
@@ -51,7 +51,7 @@ _HEADER = TypeAdapter(dict[str, _HeaderItem])
 
 
 def find_weights(folder: Path) -> dict[str, Path]:
-    """Say which file holds each tensor of a folder; with an index, the files themselves stay closed.
+    """Find the file of each tensor of a folder; with an index, the files themselves are not opened.
 
     Raises:
         ModelError: there are no weights, or the index is broken.
@@ -115,7 +115,13 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def check_names(files: Mapping[str, Path], folder: Path, owned: Iterable[str], config: ModelConfig) -> None:
-    """Check that weight files hold all of `owned`, and nothing that the model doesn't know.
+    """Check that weight files hold all of `owned`, and nothing that the model doesn't have.
+
+    Args:
+        files: the file of each tensor.
+        folder: the model folder, for the message.
+        owned: names of the tensors that are needed.
+        config: the model.
 
     Raises:
         ModelError: a tensor is missing or unknown.
@@ -123,20 +129,26 @@ def check_names(files: Mapping[str, Path], folder: Path, owned: Iterable[str], c
     known = model_shapes(config)
     for name, path in files.items():
         if name not in known and name not in OPTIONAL_SHAPES:
-            raise ModelError(f"{path}: found the tensor {name}, which this model's {CONFIG_FILE} doesn't have; {MEND}")
+            raise ModelError(f"{path}: found the tensor {name}, which this model's {CONFIG_FILE} doesn't have; {CURE}")
     for name in owned:
         if name not in files:
-            raise ModelError(f"{folder}: lacks the tensor {name} of shape {list(known[name])}; {MEND}")
+            raise ModelError(f"{folder}: lacks the tensor {name} of shape {list(known[name])}; {CURE}")
 
 
 def check_shape(path: Path, name: str, found: Sequence[int], expected: Shape) -> None:
     """Check one tensor's shape.
 
+    Args:
+        path: its file, for the message.
+        name: its name.
+        found: the shape in the file.
+        expected: the shape by the configuration.
+
     Raises:
         ModelError: it isn't the expected one.
     """
     if tuple(found) != expected:
-        raise ModelError(f"{path}: the tensor {name} has shape {list(found)}, expected {list(expected)}; {MEND}")
+        raise ModelError(f"{path}: the tensor {name} has shape {list(found)}, expected {list(expected)}; {CURE}")
 
 
 def _parse_header(path: Path, text: bytes) -> dict[str, _HeaderItem]:

@@ -1,7 +1,8 @@
-"""What each kind of process imports: the head node of a cluster may have no torch and no decoder, and every import
-of a stage is paid for by each of its replicas."""
+"""Imports of each kind of process: the head node of a cluster may have no torch and no decoder, and every import of a
+stage is paid for by each of its replicas."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import embedder
+from embedder.compat import FAST_START_VARIABLE, light_transformers
+from shards.compat import TESTED_WITHOUT_COMPILER, is_tested
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 LIGHT = (
@@ -25,6 +28,8 @@ LIGHT = (
     "index.search",
     "index.versions",
 )
+AS_TESTED = (*TESTED_WITHOUT_COMPILER, *light_transformers.TESTED)
+patched = pytest.mark.skipif(not is_tested("light imports", AS_TESTED), reason="of versions that are not patched")
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 COMPILER = {"torch._dynamo", "torch._inductor", "triton"}  # 1.5 s of CPU
 SLOW_EXTRAS = {"scipy", "sklearn", "matplotlib", "pandas"}
@@ -69,11 +74,14 @@ LIST = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 def run_fresh(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | {FAST_START_VARIABLE: "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def modules_after(program: str, *arguments: str | Path, folder: Path) -> set[str]:
-    """What a fresh process has imported by the end of a program."""
+    """Modules that a fresh process has imported by the end of a program."""
     result = run_fresh("-c", f"{program}\n{LIST}", *arguments, folder=folder)
     assert result.returncode == 0, result.stderr
     return set(json.loads(result.stdout))
@@ -94,6 +102,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     assert HEAVY & imported == set()
 
 
+@patched
 @pytest.mark.parametrize("kind", STAGES)
 def test_a_stage_starts_and_embeds_without_a_compiler(kind: str, tmp_path: Path) -> None:
     spec, unneeded = STAGES[kind]
@@ -102,6 +111,7 @@ def test_a_stage_starts_and_embeds_without_a_compiler(kind: str, tmp_path: Path)
     assert (COMPILER | SLOW_EXTRAS | HEAVY - {"torch", "timm", "transformers", "PIL"} | unneeded) & imported == set()
 
 
+@patched
 @pytest.mark.parametrize("kind", STAGES)
 def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path: Path) -> None:
     spec, unneeded = STAGES[kind]
@@ -111,11 +121,12 @@ def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path:
     assert (COMPILER | unneeded | unused) & imported == set()
 
 
+@patched
 @pytest.mark.parametrize("library", ["timm.layers", "transformers.masking_utils"])
 def test_a_library_imported_without_a_compiler_finds_it_when_it_asks(library: str, tmp_path: Path) -> None:
     program = f"""
 import sys
-from shards.deferred_compiler import deferred_compiler
+from shards.compat import deferred_compiler
 with deferred_compiler():
     import {library}
     import torch
@@ -133,10 +144,11 @@ if "torchvision" in sys.modules:
     modules_after(program, folder=tmp_path)
 
 
+@patched
 def test_an_unknown_name_of_the_compiler_brings_the_real_one(tmp_path: Path) -> None:
     program = """
 import sys
-from shards.deferred_compiler import deferred_compiler
+from shards.compat import deferred_compiler
 with deferred_compiler():
     from torch._dynamo import reset
     from torch._dynamo.utils import counters

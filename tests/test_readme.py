@@ -1,4 +1,4 @@
-"""The README cannot lie: its commands, options, files and names exist."""
+"""The README and the documentation cannot lie: their commands, options, files, names and examples exist."""
 
 import re
 import shlex
@@ -14,15 +14,25 @@ from embedder.training.config import load_train_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    if path.name != "CHANGELOG.md"
+}
+BLOCKS = [
+    (page, *found) for page, text in PAGES.items() for found in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
+]
+LINES = [line for _, _, block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+
+
+def everywhere(pattern: str) -> list[str]:
+    """All that a pattern finds in the pages."""
+    return sorted({found for text in PAGES.values() for found in re.findall(pattern, text)})
+
+
 COMMANDS = sorted(
-    {
-        line.split("#")[0].strip()
-        for _, block in BLOCKS
-        for line in block.replace("\\\n", " ").splitlines()
-        if line.startswith("embedder ")
-    }
-    | set(re.findall(r"`(embedder [^`]+)`", README))
+    {line.split("#")[0].removeprefix("$ ").strip() for line in LINES if re.match(r"(?:\$ )?embedder ", line)}
+    | set(everywhere(r"`(embedder [^`]+)`"))
 )
 
 
@@ -49,29 +59,46 @@ def test_all_commands_are_in_the_table():
     assert listed == named
 
 
-def test_the_configuration_is_valid(tmp_path):
-    run, train = (block for language, block in BLOCKS if language == "toml")
+TOML = [(page, block) for page, language, block in BLOCKS if language == "toml"]
+
+
+@pytest.mark.parametrize(("page", "block"), TOML, ids=[f"{page}-{number}" for number, (page, _) in enumerate(TOML)])
+def test_each_configuration_is_valid(tmp_path, page, block):
+    path = tmp_path / "run.toml"
+    path.write_text(block)
+    load = load_train_config if re.search(r"^out = ", block, re.MULTILINE) else load_config
+    assert load(path).model_fields_set
+
+
+def test_the_values_of_the_configurations_are_read(tmp_path):
+    (run,) = (block for page, block in TOML if page == "README.md")
     (tmp_path / "run.toml").write_text(run)
     assert load_config(tmp_path / "run.toml").stage[0].num_gpus == 0.5
+    (train,) = (block for page, block in TOML if page == "docs/training.md")
     (tmp_path / "train.toml").write_text(train)
     assert load_train_config(tmp_path / "train.toml").train.num_steps == 20000
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
-def test_each_link_leads_to_a_file(path):
+LINKS = [
+    (page, link) for page, text in PAGES.items() for link in sorted(set(re.findall(r"\]\(([^)#:]+)[^):]*\)", text)))
+]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS)
+def test_each_link_leads_to_a_file(page, link):
+    assert (ROOT / page).parent.joinpath(link).exists()
+
+
+@pytest.mark.parametrize("path", everywhere(r"\bscripts/\w+(?:\.\w+)?"))
+def test_each_script_exists(path):
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\bscripts/\w+(?:\.\w+)?", README))))
-def test_each_script_exists(path):
-    assert (ROOT / path).is_file()
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\bembedder\.([A-Za-z]\w*)\b(?!\.)", README)) - {"py"}))
+@pytest.mark.parametrize("name", sorted({*re.findall(r"\bembedder\.([A-Za-z]\w*)\b(?!\.)", README)} - {"py"}))
 def test_each_python_name_exists(name):
     assert hasattr(embedder, name)
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\bstore\.(\w+)\(", README))))
+@pytest.mark.parametrize("name", everywhere(r"\bstore\.(\w+)\("))
 def test_each_method_of_a_store_exists(name):
     assert callable(getattr(embedder.Store, name))

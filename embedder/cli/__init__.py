@@ -1,4 +1,8 @@
-"""The command line: options, what each command calls, and how results are shown; the one home of typer and rich."""
+"""The command line, the one home of typer and rich: a module for each family of commands.
+
+A command reads its configuration before it imports anything heavy, inside its function: `--help` stays light, and a
+mistake in an option is reported at once.
+"""
 
 from embedder.cli.app import app, main
 

@@ -1,41 +1,50 @@
-"""The demo: the shipped emoji through three stages on Ray, an index, how well words find them, a contact sheet."""
+"""`embedder demo`: the shipped emoji through three stages on Ray, an index, R@k of text queries, a contact sheet."""
 
 import json
 from collections.abc import Collection
 from dataclasses import asdict
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import pyarrow.compute as pc
+import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.commands import Result
-from embedder.cli.render import TerminalWatcher, report_parts
-from embedder.config import RunConfig
-from embedder.evaluation.caption_recall import KS, Recall, caption_recall, text_recall
-from embedder.ingest.embed import embed
-from embedder.retrieval.store_api import Store, open_store
-from embedder.sources.demo_source import shipped_source
+from embedder.cli.options import AsJson, ConfigFile, Force, Settings
+from embedder.cli.results import Result, print_result
+from embedder.cli.tables import new_table
+from embedder.cli.terminal import TerminalWatcher
+from embedder.config import RunConfig, load_config
 from embedder.store.files import StoreFiles
-from embedder.store.store_info import published
-from embedder.store_index.keep_index import pictures
-from embedder.store_index.versions import manifest_of
+
+if TYPE_CHECKING:
+    from embedder.evaluation.caption_recall import Recall
+    from embedder.retrieval.store_api import Store
 
 QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
 SHEET_QUERY = "smiling cat"
-UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which nobody read in training
+UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which no training has read
 
 
-def run_demo(config: RunConfig, out: Path, forced: Collection[str] = ()) -> Result:
-    """Run the whole system on shipped data; a second run finds everything done.
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the model, the store and the picture.")] = Path("runs/demo"),
+    force: Force = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Embed the shipped emoji through three stages, index them, and search."""
+    print_result(as_json, _run_demo(load_config(config, settings=settings or ()), out, force or ()))
 
-    Args:
-        config: what is not the demo's own.
-        out: folder of the store and the contact sheet.
-        forced: names of guards that are overridden.
-    """
+
+def _run_demo(config: RunConfig, out: Path, forced: Collection[str]) -> Result:
+    """Run the whole system on shipped data; a second run finds everything done."""
+    from embedder.cli.render_report import report_parts
+    from embedder.ingest.embed import embed
+    from embedder.retrieval.store_api import open_store
+    from embedder.sources.demo_source import shipped_source
+
     store = out / "store"
     with as_file(files("embedder") / "demo_model") as model, shipped_source((UNSEEN_TAGS, "group")) as source:
         run = config.model_copy(
@@ -49,14 +58,17 @@ def run_demo(config: RunConfig, out: Path, forced: Collection[str] = ()) -> Resu
         report = embed(run, TerminalWatcher(), forced=forced)
         index = _index_line(StoreFiles(store))
         opened = open_store(store)
-        recalls = measure(opened)
+        recalls = _measure(opened)
         shown = [*report_parts(report), index, "", _recall_table(recalls), "", *_search(opened, out)]
     figures = [asdict(each) for each in recalls]
     return Result({"report": json.loads(report.model_dump_json()), "store": store, "recalls": figures}, shown)
 
 
 def _index_line(store: StoreFiles) -> str:
-    """The index that came with the publication."""
+    """The published index in one line."""
+    from embedder.store.store_info import published
+    from embedder.store_index.versions import manifest_of
+
     number = published(store).index
     manifest = manifest_of(store, number) if number is not None else None
     if manifest is None:
@@ -64,9 +76,15 @@ def _index_line(store: StoreFiles) -> str:
     return f"index {number}: {manifest.kind}, {manifest.num_vectors:,} vectors, built in {manifest.build_s:.1f} s"
 
 
-def measure(store: Store) -> list[Recall]:
-    """Text-to-picture R@k over all emoji: by caption, flags apart, and by tags that no training has seen."""
-    rows = pictures(store.to_arrow()).combine_chunks()
+def _measure(store: "Store") -> "list[Recall]":
+    """Text-to-image R@k over all emoji: by caption, flags apart, and by tags that no training has read."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from embedder.evaluation.caption_recall import caption_recall, text_recall
+    from embedder.store_index.keep_index import rows_with_images
+
+    rows = rows_with_images(store.to_arrow()).combine_chunks()
     is_flag = pc.equal(rows["group"], "flags").to_numpy(zero_copy_only=False)
     # The first thousand emoji have no such tags, so the lists came over as the JSON that they stand in.
     tags = [", ".join(json.loads(words)) for words in rows[UNSEEN_TAGS].to_pylist()]
@@ -80,18 +98,18 @@ def measure(store: Store) -> list[Recall]:
     ]
 
 
-def _recall_table(recalls: list[Recall]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("text -> picture, by")
-    for name in ("queries", *(f"R@{k}" for k in KS)):
-        table.add_column(name, justify="right")
+def _recall_table(recalls: "list[Recall]") -> Table:
+    from embedder.evaluation.caption_recall import KS
+
+    heading = "text -> picture, by"
+    table = new_table(heading, "queries", *(f"R@{k}" for k in KS), left=(heading,))
     for each in recalls:
         table.add_row(each.queries, f"{each.num_queries:,}", *(f"{each.recall[k]:.3f}" for k in KS))
     return table
 
 
-def _search(store: Store, out: Path) -> list[RenderableType]:
-    """Answer queries that a person might type, and draw one answer as a contact sheet."""
+def _search(store: "Store", out: Path) -> list[RenderableType]:
+    """Answer some queries, and draw one answer as a contact sheet."""
     lines: list[RenderableType] = []
     for query in QUERIES:
         hits = store.search(query, k=4)

@@ -1,22 +1,35 @@
-"""What is installed, what the machine has, and what a run would choose."""
+"""`embedder doctor`: what is installed, what the machine has, and what a run would choose."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from embedder.config import RunConfig
-from embedder.engine import hardware
-from embedder.engine.resources import Available, allocate
+from embedder.cli.options import AsJson, ConfigFile, Settings
+from embedder.cli.results import Result, print_result
+from embedder.cli.tables import new_table
+from embedder.config import RunConfig, load_config
 
 PACKAGES = ("ray", "torch", "timm", "transformers", "pyarrow", "deltalake", "faiss-cpu", "pillow", "av", "obstore")
 
 
-def examine(config: RunConfig) -> dict[str, Any]:
-    """Look, and name what is missing rather than fail.
+def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Print versions, devices, memory, and what would be chosen."""
+    data = _examine(load_config(config, settings=settings or ()))
+    table = new_table("what", "found")
+    for name, value in data.items():
+        table.add_row(name, str(value))
+    print_result(as_json, Result(data, [table]))
+
+
+def _examine(config: RunConfig) -> dict[str, Any]:
+    """Versions, devices, memory and shares of stages; what is missing is named and is no failure.
 
     Raises:
         ConfigError: the configuration asks for more than there is.
     """
+    from embedder.engine import hardware
+    from embedder.engine.resources import Available, allocate
+
     versions = {name: _version(name) for name in PACKAGES}
     num_gpus, gpus = _gpus()
     allocation = allocate(config, Available(hardware.num_cpus(), num_gpus))
@@ -44,7 +57,9 @@ def _version(name: str) -> str:
 
 
 def _gpus() -> tuple[int, str]:
-    """How many GPUs there are, and which torch can use; it may find none of those that the driver counts for Ray."""
+    """Number of GPUs, and which of them torch can use; it may find none of those that the driver counts for Ray."""
+    from embedder.engine import hardware
+
     num_gpus = hardware.num_gpus()
     try:
         import torch

@@ -1,15 +1,21 @@
-"""The commands that look after a store's index."""
+"""`embedder index`: a store's index is built, updated, listed and rolled back."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
 
-from embedder.cli import index_commands
-from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri, print_result
+from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri
+from embedder.cli.results import Result, print_result
+from embedder.cli.store_access import open_files, write_access
+from embedder.cli.tables import MIB, new_table
+from embedder.cli.terminal import TerminalWatcher
 from embedder.config import RunConfig, load_config
 from embedder.planning.options import parse_size
+from index.manifest import Manifest
 
 Kind = Annotated[str | None, typer.Option(help="auto, flat, hnsw, ivf, or a design that `status` shows.")]
 Memory = Annotated[str | None, typer.Option(help="The most that the index may take in memory, as 2GiB.")]
@@ -18,9 +24,11 @@ Recall = Annotated[float | None, typer.Option(help="Of the exact ten nearest, th
 Explain = Annotated[bool, typer.Option("--explain", help="Measure all designs, and show what was chosen from.")]
 Force = Annotated[bool, typer.Option("--force", help="Publish it though it finds less than the last; the floor stays.")]
 Number = Annotated[int | None, typer.Option("--to", min=1, help="Version that `status` shows; else the one before.")]
-NO_WISHES: Mapping[str, object] = {}
+
+app = typer.Typer(no_args_is_help=True, help="Build an index, see its versions, go back to one.")
 
 
+@app.command()
 def build(
     store: StoreUri = None,
     kind: Kind = None,
@@ -34,25 +42,79 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build an index of the published embeddings, and publish it with them if it is good enough."""
-    wishes = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
-    run = _configured(config, store, settings, wishes)
-    print_result(as_json, index_commands.build(run, explain=explain, force=force))
+    asked = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
+    run = _configured(config, store, settings, asked)
+
+    from embedder.store_index.keep_index import build_store_index
+
+    number, manifest = build_store_index(
+        open_files(run),
+        config=run.index,
+        force=force,
+        measure_all=explain,
+        ray_address=run.ray_address,
+        say=TerminalWatcher().say,
+    )
+    shown: list[RenderableType] = [f"{_describe(number, manifest)}, built in {manifest.build_s:.1f} s"]
+    if explain:
+        shown.insert(0, _trials_table(manifest))
+    print_result(as_json, Result(_data(number, manifest), shown))
 
 
+@app.command()
 def update(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """Bring the index up to the published embeddings: add what is new, mask what is gone."""
-    print_result(as_json, index_commands.update(_configured(config, store, settings)))
+    run = _configured(config, store, settings)
+
+    from embedder.store.store_info import published
+    from embedder.store_index.keep_index import update_store_index
+    from embedder.store_index.versions import manifest_of
+
+    files = open_files(run)
+    before = published(files).index
+    with write_access(files, run.index) as say:
+        number = update_store_index(files, run.index, say)
+    manifest = manifest_of(files, number)
+    text = f"index {number} holds what is published: nothing to update" if number == before else ""
+    data = {"updated": number != before, "index": number} | (manifest.model_dump() if manifest else {})
+    print_result(as_json, Result(data, [text or _describe(number, manifest)] if manifest else [text]))
 
 
+@app.command()
 def status(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """List the versions of the index, and which one is published."""
-    print_result(as_json, index_commands.status(_configured(config, store, settings)))
+    from embedder.store.store_info import published
+    from embedder.store_index.versions import list_manifests
+
+    files = open_files(_configured(config, store, settings))
+    current = published(files)
+    columns = ("version", "design", "vectors", "masked", "recall@10", "ms", "MiB", "embeddings", "built at")
+    table = new_table(*columns, "published")
+    versions = []
+    for number, manifest in list_manifests(files):
+        is_published = number == current.index
+        versions.append(_data(number, manifest) | {"published": is_published})
+        table.add_row(
+            str(number),
+            manifest.design,
+            f"{manifest.num_vectors:,}",
+            f"{manifest.num_masked / manifest.num_rows:.1%}",
+            f"{manifest.recall_at_10:.3f}",
+            f"{manifest.latency_ms:.2f}",
+            f"{manifest.size_bytes / MIB:.1f}",
+            str(manifest.embeddings_version),
+            manifest.built_at[:16].replace("T", " "),
+            "yes" if is_published else "",
+        )
+    shown: RenderableType = table if versions else "no index yet: search is exact; `embedder index build` makes one"
+    print_result(as_json, Result({"versions": versions, "published": current.index}, [shown]))
 
 
+@app.command()
 def rollback(
     store: StoreUri = None,
     number: Number = None,
@@ -61,20 +123,48 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Publish an earlier index of the same rows again."""
-    print_result(as_json, index_commands.rollback(_configured(config, store, settings), number))
+    run = _configured(config, store, settings)
 
+    from embedder.store_index.rollback import rollback_index
 
-def add_to(app: typer.Typer) -> None:
-    """Make these commands of the application, under `index`."""
-    index = typer.Typer(no_args_is_help=True, help="Build an index, see its versions, go back to one.")
-    for command in (build, update, status, rollback):
-        index.command()(command)
-    app.add_typer(index, name="index")
+    files = open_files(run)
+    with write_access(files, run.index):
+        chosen, manifest = rollback_index(files, number)
+    print_result(as_json, Result(_data(chosen, manifest), [f"published again: {_describe(chosen, manifest)}"]))
 
 
 def _configured(
-    config: Path | None, store: str | None, settings: list[str] | None, wishes: Mapping[str, object] = NO_WISHES
+    config: Path | None, store: str | None, settings: list[str] | None, asked: Mapping[str, object] | None = None
 ) -> RunConfig:
     """The configuration, in which options count more than the file, and `--set` more than options."""
-    options = [f"index.{key}={value}" for key, value in wishes.items() if value is not None]
+    options = [f"index.{key}={value}" for key, value in (asked or {}).items() if value is not None]
     return load_config(config, {"store": store}, [*options, *(settings or ())])
+
+
+def _describe(number: int, manifest: Manifest) -> str:
+    """An index version in one line."""
+    recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
+    return (
+        f"index {number}: {manifest.design}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
+        f"{manifest.size_bytes / MIB:.1f} MiB"
+    )
+
+
+def _trials_table(manifest: Manifest) -> Table:
+    """The designs that were measured before the choice; those on the Pareto front are marked."""
+    table = new_table("design", "recall@10", "ms", "MiB", "build, s", "front", "verdict")
+    for trial in manifest.trials:
+        table.add_row(
+            trial.design,
+            f"{trial.recall_at_10:.3f}",
+            f"{trial.expected_latency_ms:.2f}",
+            f"{trial.expected_bytes / MIB:.1f}",
+            f"{trial.build_s:.1f}",
+            "*" if trial.is_efficient else "",
+            trial.verdict,
+        )
+    return table
+
+
+def _data(number: int, manifest: Manifest) -> dict[str, Any]:
+    return {"index": number, **manifest.model_dump()}

@@ -1,21 +1,29 @@
-"""The commands of the nightly refresh: `refresh`, and `rejects`."""
+"""`embedder refresh` and `embedder rejects`: the store is brought up to its sources; rejects are listed or retried."""
 
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, Force, Settings, StoreUri, print_result
-from embedder.config import load_config
+from embedder.cli.options import AsJson, ConfigFile, Force, RetryRejects, Settings, StoreUri
+from embedder.cli.results import Result, print_result
+from embedder.cli.store_access import open_files
+from embedder.cli.tables import MIB, new_table
+from embedder.cli.terminal import TerminalWatcher
+from embedder.config import RunConfig, load_config
 from embedder.errors import ConfigError
 
+if TYPE_CHECKING:
+    from embedder.ingest.dry_run import Forecast
+    from embedder.ingest.work import IngestOptions
+
 CONFIG_HELP = "TOML file that describes the run: model, store, sources."
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command()(refresh)
-    app.command()(rejects)
 
 
 def refresh(
@@ -27,20 +35,63 @@ def refresh(
     max_hours: Annotated[
         float | None, typer.Option(min=0, help="Begin no item later than that after the start.")
     ] = None,
-    retry_rejects: Annotated[bool, typer.Option(help="Embed again what was rejected before.")] = False,
+    retry_rejects: RetryRejects = False,
     force: Force = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Embed what is new or changed, retire what is gone, update the index, publish; another model embeds all anew."""
-    from embedder.cli import refresh_commands
+    run = load_config(config, settings=settings or ())
+
     from embedder.ingest.work import IngestOptions
 
-    run = load_config(config, settings=settings or ())
     options = IngestOptions(
         kind="refresh", retry_rejects=retry_rejects, limit=limit, max_hours=max_hours, forced=tuple(force or ())
     )
-    print_result(as_json, refresh_commands.dry_run(run, options) if dry_run else refresh_commands.refresh(run, options))
+    print_result(as_json, _forecast(run, options) if dry_run else _refresh(run, options))
+
+
+def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
+    from embedder.cli.render_report import report_parts
+    from embedder.ingest.embed import refresh as run_refresh
+
+    report = run_refresh(config, TerminalWatcher(), options)
+    return Result(json.loads(report.model_dump_json()), report_parts(report))
+
+
+def _forecast(config: RunConfig, options: "IngestOptions") -> Result:
+    from embedder.ingest.dry_run import forecast
+
+    found = forecast(config, options)
+    return Result(json.loads(found.model_dump_json()), _forecast_parts(found))
+
+
+def _forecast_parts(found: "Forecast") -> list[RenderableType]:
+    """Work of each kind with its reason, and a summary."""
+    from embedder.ingest.diff import CONTENT_CHANGED
+
+    table = new_table("what", "items", "MiB to read", "why", left=("what", "why"))
+    for each in found.reasons:
+        action = "compare, then embed" if each.reason == CONTENT_CHANGED else "embed"
+        table.add_row(action, f"{each.num_items:,}", f"{each.size_bytes / MIB:,.1f}", each.reason)
+    if found.num_taken_over:
+        table.add_row("take over", f"{found.num_taken_over:,}", "", "held by a publication that was rolled back")
+    for source, num in found.retired_by_source.items():
+        table.add_row("retire", f"{num:,}", "", f"gone from source {source}" if source else "gone from the source")
+    table.add_row("leave alone", f"{found.num_unchanged:,}", "", "unchanged, or finished before")
+    shown: list[RenderableType] = [table] if found.held is None else [found.held, "then:", table]
+    if found.replaces_all:
+        shown.append("nothing is published until all items are done under the new model or preprocessing")
+    shown.append(
+        f"{found.num_to_embed:,} items now, {found.num_left:,} left for later; "
+        f"at most {found.rewrite_bytes / MIB:,.1f} MiB of part files rewritten; {found.estimate.text()}"
+        + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
+    )
+    shown += found.left_out
+    if not found.retire_guard.passed:
+        word = "overridden" if found.retire_guard.forced else "would refuse this"
+        shown.append(f"guard retire {word}: {found.retire_guard.message}; --force retire does it all the same")
+    return shown
 
 
 def rejects(
@@ -57,15 +108,83 @@ def rejects(
     as_json: AsJson = False,
 ) -> None:
     """List what could not be embedded, and why; of the newest run where nothing is published. Or try it again."""
-    from embedder.cli import refresh_commands
-
     run = load_config(config, {"store": store}, settings or ())
-    wanted = {"transient": transient, "stale": stale, "step": step, "error_type": error_type}
-    chosen = {name: value for name, value in wanted.items() if value is not None}
+    asked = {"transient": transient, "stale": stale, "step": step, "error_type": error_type}
+    filters = {name: value for name, value in asked.items() if value is not None}
     if not retry and force:
         raise ConfigError("rejects --force: only what is embedded again can be published; give --retry too")
     if retry:
-        result = refresh_commands.retry(run, chosen, run_id=run_id, forced=force or ())
+        result = retry_rejects(run, filters, run_id=run_id, forced=force or ())
     else:
-        result = refresh_commands.rejects(run, run_id, chosen)
+        result = list_rejects(run, run_id, filters)
     print_result(as_json, result)
+
+
+def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, str | bool]) -> Result:
+    """List rejects: those of what is published, of the newest run where nothing is, or of one run.
+
+    Args:
+        config: configuration that names the store.
+        run_id: id of the run; None for what is published, or the newest run where nothing is.
+        filters: values that columns of `items` must have.
+    """
+    from embedder.store.rejects import find_rejects
+
+    files = open_files(config)
+    found = find_rejects(files, run_id, filters)
+    items = found.items.to_pylist()
+    shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
+    if num_left_out := sum(row["state"] == "left_out" for row in items):
+        shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
+    if not found.is_published:
+        shown.append(f"of run {found.run_id}, which is not published; the command that began it goes on with it")
+    if found.pending is not None:
+        shown.append(
+            f"run {found.pending.run_id} is newer, is not published and has {found.pending.num_rejects:,} rejects: "
+            f"`embedder rejects --store {quote(files.address)} --run {found.pending.run_id}` lists them"
+        )
+    pending = asdict(found.pending) if found.pending else None
+    data = {"rejects": items, "run_id": found.run_id, "published": found.is_published, "unpublished_run": pending}
+    return Result(data, shown)
+
+
+def _rejects_table(items: list[dict[str, Any]]) -> Table:
+    table = new_table("item", "step", "error", "transient", "stale", "attempts")
+    for row in items:
+        error = f"{row['error_type']}: {row['error']}"
+        marks = ("yes" if row[name] else "" for name in ("transient", "stale"))
+        table.add_row(row["item_id"], row["step"], error, *marks, str(row["attempts"]))
+    return table
+
+
+def retry_rejects(
+    config: RunConfig, filters: Mapping[str, str | bool], *, run_id: str | None = None, forced: Collection[str] = ()
+) -> Result:
+    """Embed rejects again, and nothing else: published ones, or those of the newest run that is not published.
+
+    Args:
+        config: configuration of the run, with the model and the sources.
+        filters: values that columns of `items` must have.
+        run_id: id of the run; None for what is published, or the newest run where nothing is.
+        forced: names of guards that are overridden.
+
+    Raises:
+        ConfigError: the configuration names no source or no model, or the run is over.
+    """
+    from embedder.ingest.work import IngestOptions
+    from embedder.store.rejects import find_rejects
+    from embedder.store.runs import unfinished_runs
+
+    if config.model is None or not config.source:
+        raise ConfigError("rejects --retry: embedding needs the model and the sources; give --config FILE.toml")
+    files = open_files(config)
+    found = find_rejects(files, run_id, filters)
+    if not found.is_published and found.run_id != unfinished_runs(files)[-1].run_id:
+        raise ConfigError(
+            f"rejects --retry --run {found.run_id}: a later run took its place, so nothing goes on with it; leave out "
+            "--run for what is published, or name the newest run"
+        )
+    if not found.items.num_rows:
+        return Result({"rejects": [], "retried": 0}, ["no rejects"])
+    only = found.items["item_id"].combine_chunks()
+    return _refresh(config, IngestOptions(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))

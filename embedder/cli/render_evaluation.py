@@ -3,10 +3,10 @@
 from rich.console import RenderableType
 from rich.table import Table
 
+from embedder.cli.tables import MIB, new_table
 from embedder.evaluation.intervals import ConfidenceInterval
 from embedder.evaluation.report import Evaluation, IndexFigures
 
-MIB = 1 << 20
 MAX_GROUPS_SHOWN = 30
 
 
@@ -29,19 +29,19 @@ def evaluation_parts(found: Evaluation) -> list[RenderableType]:
     return [*parts, *found.notes]
 
 
-def estimate(figure: ConfidenceInterval) -> str:
+def _estimate(figure: ConfidenceInterval) -> str:
     """A figure with its interval."""
     return f"{figure.value:.3f} ({figure.low:.3f}-{figure.high:.3f})"
 
 
 def _quality(found: Evaluation) -> Table:
     ks = list(found.model.r_at)
-    table = _table("text -> picture", *(f"R@{k}" for k in ks), "MRR")
-    table.add_row("model, exact search", *(estimate(found.model.r_at[k]) for k in ks), estimate(found.model.mrr))
+    table = _figure_table("text -> picture", *(f"R@{k}" for k in ks), "MRR")
+    table.add_row("model, exact search", *(_estimate(found.model.r_at[k]) for k in ks), _estimate(found.model.mrr))
     if found.index is not None:
         index = found.index
-        table.add_row(f"through index {index.number}", *(estimate(index.r_at[k]) for k in ks), "")
-        cells = (estimate(index.recall_at[k]) if k in index.recall_at else "" for k in ks)
+        table.add_row(f"through index {index.number}", *(_estimate(index.r_at[k]) for k in ks), "")
+        cells = (_estimate(index.recall_at[k]) if k in index.recall_at else "" for k in ks)
         table.add_row("recall@k, index / exact", *cells, "")
     return table
 
@@ -49,21 +49,23 @@ def _quality(found: Evaluation) -> Table:
 def _groups(found: Evaluation) -> Table:
     ks = list(found.model.r_at)
     has_index = found.index is not None
-    table = _table("group", "queries", *(f"R@{k}" for k in ks), "MRR", *([f"R@{ks[-1]}, index"] if has_index else []))
+    table = _figure_table(
+        "group", "queries", *(f"R@{k}" for k in ks), "MRR", *([f"R@{ks[-1]}, index"] if has_index else [])
+    )
     for group in found.groups[:MAX_GROUPS_SHOWN]:
         through = group.r_at_through_index
         table.add_row(
             group.name,
             f"{group.num_queries:,}{' (few)' if group.is_small else ''}",
-            *(estimate(group.r_at[k]) for k in ks),
-            estimate(group.mrr),
-            *([] if through is None else [estimate(through[ks[-1]])]),
+            *(_estimate(group.r_at[k]) for k in ks),
+            _estimate(group.mrr),
+            *([] if through is None else [_estimate(through[ks[-1]])]),
         )
     return table
 
 
 def _speed(index: IndexFigures) -> Table:
-    table = _table(
+    table = _figure_table(
         f"index {index.number}: {index.design}",
         "vectors",
         "files, MiB",
@@ -93,12 +95,12 @@ def _speed(index: IndexFigures) -> Table:
 def _curve(index: IndexFigures) -> list[RenderableType]:
     if len(index.curve) < 2:
         return []
-    table = _table("setting", "recall@10", "p50, ms", "p99, ms", "queries/s, 1 thread")
+    table = _figure_table("setting", "recall@10", "p50, ms", "p99, ms", "queries/s, 1 thread")
     for point in index.curve:
         name = ", ".join(f"{key} {value}" for key, value in point.parameters.items())
         table.add_row(
             f"{name}{' (published)' if point.is_published else ''}",
-            estimate(point.recall_at_10),
+            _estimate(point.recall_at_10),
             f"{point.p50_ms:.3f}",
             f"{point.p99_ms:.3f}",
             f"{point.queries_per_s:,.0f}",
@@ -106,8 +108,6 @@ def _curve(index: IndexFigures) -> list[RenderableType]:
     return ["", table]
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right")
-    return table
+def _figure_table(*columns: str) -> Table:
+    """An empty table of a column of names and columns of figures."""
+    return new_table(*columns, left=columns[:1])

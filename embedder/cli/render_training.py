@@ -1,4 +1,4 @@
-"""What a person sees of a training run: progress on standard error, the result on standard output."""
+"""A training run as a person reads it: progress on standard error, the report on standard output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,17 +6,18 @@ from contextlib import contextmanager
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from embedder.cli.render import MIB, TerminalWatcher
+from embedder.cli.tables import MIB
+from embedder.cli.terminal import TerminalWatcher
 from embedder.training.loop import OnStep, describe
 from embedder.training.run import TrainReport
 
 
 class TrainingWatcher(TerminalWatcher):
-    """Shows a run on standard error; lines where that is no terminal."""
+    """Messages and progress of a training run on standard error; messages alone where that is no terminal."""
 
     @contextmanager
     def steps(self, num_steps: int, num_done: int) -> Iterator[OnStep]:
-        """Draw a bar over the steps, with the loss and the last R@10."""
+        """Draw a bar over the steps, with loss and last R@10; yields the function that takes them after each step."""
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -1,17 +1,22 @@
-"""The commands that look after a store: its history, going back, and what may be deleted."""
+"""Commands that maintain a store: `history`, `rollback`, `vacuum`, `compact`, `migrate`."""
 
-import sys
-from pathlib import Path
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 
-from embedder.cli import purge_command, store_commands
-from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri, print_result
-from embedder.cli.terminal import Terminal
-from embedder.config import IndexConfig, load_config
+from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri
+from embedder.cli.results import Result, print_result
+from embedder.cli.store_access import open_files, write_access
+from embedder.cli.tables import MIB, new_table, size_text
+from embedder.config import RunConfig, load_config
 from embedder.errors import ConfigError
-from embedder.store.files import StoreFiles
+from embedder.store.layout import describe_hold
+
+if TYPE_CHECKING:
+    from embedder.store.history import PastRun
+    from embedder.store.layout import Hold
 
 RunId = Annotated[str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; the one before else.")]
 
@@ -20,7 +25,60 @@ def history(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """List what was published, and what of it can still be read."""
-    print_result(as_json, store_commands.history(_opened(config, store, settings)[0]))
+    from embedder.store.history import past_runs
+    from embedder.store.layout import read_current
+    from embedder.store.store_info import read_store_info
+
+    files = open_files(load_config(config, {"store": store}, settings or ()))
+    read_store_info(files)
+    current = read_current(files)
+    hold = current.hold if current is not None and current.is_held else None
+    runs = past_runs(files)
+    table = new_table("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
+    for run in runs:
+        table.add_row(run.run_id, *_history_cells(run), _state(run, hold))
+    data = [
+        {
+            "run_id": run.run_id,
+            "started_at": run.started_at,
+            "current": run.is_current,
+            "can_be_read": run.can_be_read,
+            **(run.record.model_dump(exclude={"format_version", "hold"}) if run.record else {}),
+        }
+        for run in runs
+    ]
+    shown: list[RenderableType] = [table if runs else "nothing is published yet"]
+    if hold is not None:
+        shown.append(describe_hold(files.address, hold))
+    print_result(as_json, Result({"publications": data, "hold": hold.model_dump() if hold else None}, shown))
+
+
+def _history_cells(run: "PastRun") -> list[str]:
+    record = run.record
+    if record is None:
+        return [f"started {run.started_at:%Y-%m-%d %H:%M}" if run.started_at else "", *[""] * 6]
+    return [
+        f"{record.published_at:%Y-%m-%d %H:%M}",
+        f"{record.kind} to {record.restores}" if record.restores else record.kind,
+        _model_name(record.model, record.model_fingerprint),
+        f"{record.num_items:,}",
+        f"{record.num_vectors:,}",
+        f"{record.num_rejected:,}",
+        "" if record.index is None else str(record.index),
+    ]
+
+
+def _state(run: "PastRun", hold: "Hold | None") -> str:
+    if run.is_current:
+        return f"current, held since {hold.since:%Y-%m-%d %H:%M}" if hold else "current"
+    if run.can_be_read:
+        return ""
+    return "can't be read" if run.record else "no record"
+
+
+def _model_name(model: str | None, fingerprint: str | None) -> str:
+    name = (model or "").rstrip("/").rpartition("/")[2]
+    return " ".join(part for part in (name, (fingerprint or "")[:8]) if part)
 
 
 def rollback(
@@ -34,8 +92,43 @@ def rollback(
     """Publish again what an earlier run published, with its model and its index, and hold it until --release."""
     if release and run_id is not None:
         raise ConfigError(f"rollback {run_id} --release: one or the other; a release changes nothing that is published")
-    opened = _opened(config, store, settings)
-    print_result(as_json, store_commands.release(*opened) if release else store_commands.rollback(*opened, run_id))
+    run = load_config(config, {"store": store}, settings or ())
+    print_result(as_json, _release(run) if release else _roll_back(run, run_id))
+
+
+def _roll_back(config: RunConfig, run_id: str | None) -> Result:
+    from embedder.store.rollback import rollback as run_rollback
+    from embedder.store.store_info import published
+    from embedder.store_index.keep_index import kept_or_built
+
+    files = open_files(config)
+    with write_access(files, config.index) as say:
+        new = run_rollback(files, run_id, kept_or_built(files, say, config.index), say)
+        hold = published(files).hold
+    index = "no index, search is exact" if new.index is None else f"index {new.index}"
+    text = (
+        f"published again what run {new.restores} published: {new.num_items:,} items, {new.num_vectors:,} vectors, "
+        f"{index}, model {_model_name(new.model, new.model_fingerprint)}; this is run {new.run_id}"
+    )
+    shown: list[RenderableType] = [text]
+    if hold is not None:
+        shown.append(describe_hold(files.address, hold))
+    return Result(new.model_dump() | {"hold": hold.model_dump() if hold else None}, shown)
+
+
+def _release(config: RunConfig) -> Result:
+    from embedder.store.rollback import release
+
+    files = open_files(config)
+    with write_access(files, config.index):
+        released = release(files)
+    if released is None:
+        return Result({"released": False, "hold": None}, ["no rollback holds the store: there is nothing to release"])
+    text = (
+        f"released: it was held at run {released.to_run} since {released.since:%Y-%m-%d %H:%M}; the next refresh or "
+        f"embed brings what has changed, and takes over what run {released.from_run} still holds"
+    )
+    return Result({"released": True, "hold": released.model_dump()}, [text])
 
 
 def vacuum(
@@ -48,8 +141,29 @@ def vacuum(
     as_json: AsJson = False,
 ) -> None:
     """Delete files that no publication worth keeping and no unfinished run needs."""
-    opened = _opened(config, store, settings)
-    print_result(as_json, store_commands.vacuum(*opened, keep_days, keep_versions, dry_run=dry_run))
+    run = load_config(config, {"store": store}, settings or ())
+
+    from embedder.store.vacuum import vacuum as run_vacuum
+
+    files = open_files(run)
+    with write_access(files, run.index):
+        done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
+    paths = [info.path for info in done.deleted]
+    count = f"{'would delete' if dry_run else 'deleted'} {len(paths):,} files, {size_text(done.size_bytes)}"
+    stay = "1 publication stays" if len(done.kept) == 1 else f"{len(done.kept):,} publications stay"
+    kept = f"{stay} readable: {', '.join(done.kept)}"
+    if done.needed:
+        needed = ", ".join(done.needed)
+        kept += f"; of these {len(done.needed):,} only because what is kept needs all their files: {needed}"
+    data = {
+        "dry_run": dry_run,
+        "num_files": len(paths),
+        "size_bytes": done.size_bytes,
+        "kept": done.kept,
+        "needed": done.needed,
+        "files": paths,
+    }
+    print_result(as_json, Result(data, [*(paths if dry_run else ()), count, kept]))
 
 
 def compact(
@@ -61,81 +175,49 @@ def compact(
     as_json: AsJson = False,
 ) -> None:
     """Put small part files together; no row changes, and the index stays."""
-    print_result(as_json, store_commands.compact(*_opened(config, store, settings), target_rows, target_mib))
+    run = load_config(config, {"store": store}, settings or ())
 
+    from embedder.store.compact import PartTarget
+    from embedder.store.compact import compact as run_compact
 
-def purge(
-    item_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The items.")] = None,
-    from_file: Annotated[Path | None, typer.Option("--from-file", help="A file with one id a line.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask; needed where there is no terminal.")] = False,
-    allow_again: Annotated[bool, typer.Option("--allow-again", help="Forget that these were purged.")] = False,
-    store: StoreUri = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Remove items for good, from older versions and indexes too, and prove it; all of them or none."""
-    ids = [*(item_ids or []), *_ids_in(from_file)]
-    if not ids:
-        raise ConfigError("purge: no items; give their ids, or --from-file FILE with one a line")
-    if allow_again:
-        if dry_run:
-            raise ConfigError("purge: --allow-again changes one small file and has no --dry-run; leave one of them out")
-        print_result(as_json, store_commands.allow_again(*_opened(config, store, settings), ids))
-        return
-    if not (dry_run or yes or sys.stdin.isatty()):
-        raise ConfigError(
-            "purge: there is no terminal to ask on whether to remove the items for good; --yes says so beforehand, "
-            "--dry-run says what would be done"
-        )
-    opened, confirm = _opened(config, store, settings), None if yes else _confirm
-    print_result(as_json, purge_command.purge(*opened, ids, dry_run=dry_run, confirm=confirm))
-
-
-def _confirm(lines: list[str]) -> None:
-    """Ask on the terminal, apart from the result on standard output.
-
-    Raises:
-        typer.Abort: the answer is not yes.
-    """
-    terminal = Terminal(stderr=True)
-    for line in lines:
-        terminal.print(line, soft_wrap=True)
-    sys.stderr.write("Remove them for good? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        sys.stderr.write("nothing was changed\n")
-        raise typer.Abort
+    default = PartTarget()
+    target = PartTarget(
+        num_rows=target_rows or default.num_rows,
+        size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
+    )
+    files = open_files(run)
+    with write_access(files, run.index) as say:
+        new, tables = run_compact(files, target, say)
+    shown: list[RenderableType] = [
+        f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
+        f"{size_text(each.bytes_rewritten)} written anew"
+        for each in tables
+    ]
+    shown.append("nothing to compact" if new is None else f"published as run {new.run_id}; no row changed")
+    data = {"published": new.model_dump() if new else None, "tables": [asdict(each) for each in tables]}
+    print_result(as_json, Result(data, shown))
 
 
 def migrate(
     store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
 ) -> None:
     """Bring a store of an older format up to this one."""
-    print_result(as_json, store_commands.migrate(*_opened(config, store, settings)))
-
-
-def add_to(app: typer.Typer) -> None:
-    """Make these commands of the application."""
-    for command in (history, rollback, vacuum, compact, purge, migrate):
-        app.command()(command)
-
-
-def _opened(config: Path | None, store: str | None, settings: list[str] | None) -> tuple[StoreFiles, IndexConfig]:
-    """The store that is meant, and what its index shall be."""
-    from embedder.cli.commands import open_files
-
     run = load_config(config, {"store": store}, settings or ())
-    return open_files(run), run.index
 
+    from embedder.store.layout import FORMAT_VERSION
+    from embedder.store.migrate import migrate as run_migrate
 
-def _ids_in(path: Path | None) -> list[str]:
-    """One id a line; spaces belong to an id, empty lines do not count."""
-    if path is None:
-        return []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold what else ends lines
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file with one id a line") from None
-    return [line.removesuffix("\r") for line in lines if line.removesuffix("\r")]
+    files = open_files(run)
+    with write_access(files, run.index) as say:
+        migrated = run_migrate(files, say)
+    text = f"store {files.address}: format version {FORMAT_VERSION}"
+    if not migrated.was_older:
+        text += " already; nothing to do"
+    elif migrated.published is not None:
+        text += f", published as run {migrated.published.run_id}; no vector changed"
+    data = {
+        "format_version": FORMAT_VERSION,
+        "was_older": migrated.was_older,
+        "published": migrated.published.model_dump() if migrated.published else None,
+    }
+    print_result(as_json, Result(data, [text]))

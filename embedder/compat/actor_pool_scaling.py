@@ -28,18 +28,23 @@ SUSTAINED_SHARE = 0.8  # of that time; a pool that is refilled shows a free slot
 
 @dataclass
 class SustainedDemand:
-    """The directions (1 grow, -1 shrink, 0 stay) in which one pool was pulled lately, and whether one of them lasts."""
+    """Directions (1 grow, -1 shrink, 0 stay) that one pool's load lately asked for, and whether one of them lasts.
+
+    Attributes:
+        grow_after_s: seconds that demand for more replicas must last.
+        shrink_after_s: seconds that demand for fewer must last.
+    """
 
     grow_after_s: float = GROW_AFTER_S
     shrink_after_s: float = SHRINK_AFTER_S
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lasts(self, direction: int, now_s: float) -> bool:
-        """Note a direction, and tell whether it prevailed for as long as it must.
+        """Note a direction, and return whether it has lasted.
 
         Args:
-            direction: 1, 0 or -1; it counts until the next one is noted.
-            now_s: monotonic time; never goes back between calls.
+            direction: 1, 0 or -1; it counts until the next call.
+            now_s: monotonic time.
 
         Returns:
             Whether a direction other than 0 has lasted; the history then starts anew.
@@ -65,12 +70,12 @@ class SustainedDemand:
         )
 
     def forget(self) -> None:
-        """Begin anew: the pool is not what it was."""
+        """Forget the history; the pool has changed."""
         self._seen.clear()
 
 
-class SteadyActorAutoscaler(BacklogAwareActorAutoscaler):  # type: ignore[misc]  # Ray tells no types
-    """Ray Data's own autoscaler, whose decisions take effect once they have held for long enough."""
+class SteadyActorAutoscaler(BacklogAwareActorAutoscaler):  # type: ignore[misc]  # Ray ships no types
+    """Ray Data's own autoscaler, whose decisions take effect once they have lasted."""
 
     def __init__(self, executor: "StreamingExecutor") -> None:
         super().__init__(
@@ -95,8 +100,8 @@ class SteadyActorAutoscaler(BacklogAwareActorAutoscaler):  # type: ignore[misc] 
         return ActorPoolScalingRequest.no_op(reason=f"not for long enough yet: {request.reason}")
 
 
-class SteadyPools(ExecutionCallback):  # type: ignore[misc]  # Ray tells no types
-    """Gives each dataset that is executed the autoscaler that waits."""
+class SteadyPools(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
+    """Callback that gives each dataset that is executed the steady autoscaler."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
         """Replace the autoscaler; the executor's thread has not begun."""

@@ -1,4 +1,4 @@
-"""Attributes that are made when they are first asked for, once, however many threads ask."""
+"""Attributes that are computed at their first use, once, however many threads use them."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class locked_cached_property(Generic[Value]):
-    """As `functools.cached_property`, with a lock for each object: nobody sees it half made, nor makes it twice.
+    """A `functools.cached_property` with a lock for each object, so that no two threads compute it.
 
     From Python 3.12 on, `cached_property` lets two threads load the same model or index.
     """
@@ -22,7 +22,7 @@ class locked_cached_property(Generic[Value]):
     @overload
     def __get__(self, owner: object, kind: type) -> Value: ...
     def __get__(self, owner: object | None, kind: type) -> Self | Value:
-        """Give the value; called only until it is made, as the object's own attribute comes first afterwards."""
+        """Return the value; called only until it is computed, as the object's own attribute comes first afterwards."""
         if owner is None:
             return self
         values = owner.__dict__

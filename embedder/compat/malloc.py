@@ -1,6 +1,11 @@
-"""How a process that computes batch after batch treats the memory that it frees."""
+"""Thresholds of glibc's allocator for processes that compute batch after batch.
+
+`mallopt` is a public interface and has kept its meaning since glibc 2.0: it needs no guard, only the switch.
+"""
 
 import ctypes
+
+from shards.compat import is_fast_start
 
 # Source: glibc, `man mallopt`.
 M_TRIM_THRESHOLD = -1
@@ -17,7 +22,7 @@ def keep_freed_memory() -> None:
     process holds on to the most that one batch needed, which it needs again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if mallopt is not None and is_fast_start():
         if not mallopt(M_MMAP_THRESHOLD, NEVER):
             mallopt(M_MMAP_THRESHOLD, LARGEST_ONCE)
         mallopt(M_TRIM_THRESHOLD, NEVER)

@@ -1,4 +1,4 @@
-"""Which engine serves a run best: Ray, or this one process. Pure."""
+"""Choice of the engine that runs a job in less time: Ray, or this one process. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,32 +6,32 @@ from embedder.config import RunConfig
 from shards.plan import ShardPlan
 from shards.planning.costs import STARTUP_S
 
-# Careful guesses of what one core does, in operations and in pictures a second, and of Ray's part of all work; only
-# where one process decodes too slowly for all the cores does it matter how good they are.
+# Careful guesses of what one core does, in operations and in images per second, and of Ray's part of all work. Their
+# error matters only where one process decodes too slowly for all cores.
 CORE_FLOPS = 6e10
-GPU_FLOPS = 5e12  # one of the smaller ones, in float32
+GPU_FLOPS = 5e12  # a small GPU, in float32
 DECODED_PER_S = 400.0
 RAY_FACTOR = 1.1
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine, and why."""
+    """Engine, and the reason for it."""
 
     engine: str
     reason: str
 
 
 def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: int, num_gpus: int = 0) -> EngineChoice:
-    """Follow the configuration; for `auto`, take what is faster, Ray's start included.
+    """Follow the configuration; for `auto`, take the faster engine, Ray's start included.
 
     In one process all cores encode, but one alone decodes: many cores would wait for it, and Ray's tasks decode on all.
-    Stages compute on GPUs through Ray only, which says who has which.
+    Stages compute on GPUs through Ray only, which assigns them.
 
     Args:
-        config: the run.
-        plan: the cut, with operations for a picture and a caption.
-        num_items: items to embed, each counted as one picture with a caption.
+        config: configuration of the run.
+        plan: shards, with operations for an image and a caption.
+        num_items: items to embed, each counted as one image with a caption.
         num_cpus: CPUs of this machine.
         num_gpus: GPUs of this machine.
     """

@@ -1,8 +1,8 @@
-"""How stages share GPUs so that Ray can place them. Pure: numbers in, numbers out.
+"""Shares of GPUs that Ray can place in any order. Pure: numbers in, numbers out.
 
 Ray counts GPUs as numbers and places them as devices: a part of a device lies on one device, on that with the least
-room left that suffices, in the order in which processes come up, which nobody knows beforehand. So 0.66 + 0.66 + 0.66
-add up to 2 and need 3 devices, and what fits in one order may not in another. What is granted here fits in all.
+room left that suffices, in the order in which processes come up, which is not known beforehand. So 0.66 + 0.66 + 0.66
+add up to 2 and need 3 devices, and what fits in one order may not in another. Shares of this module fit in every order.
 
 Source: Ray 2.60 `src/ray/common/scheduling/resource_instance_set.cc`, `TryAllocate`; seen with logical GPUs, too.
 """
@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-UNITS = 10_000  # of one device: Ray counts in them, and rounds
-MAX_PARTS = 100  # of one device
-MAX_STATES = 5_000  # of a search over orders; what is larger is bounded from above
+UNITS = 10_000  # parts of one device in which Ray counts, rounding
+MAX_PARTS = 100  # processes on one device
+MAX_STATES = 5_000  # of a search over orders; a larger one is replaced by an upper bound
 
 Request = tuple[float, int]
 """GPUs of one replica, and the number of replicas."""
@@ -23,25 +23,25 @@ _State = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def part_of_device(num_parts: int) -> float:
-    """The k-th part of a device, rounded down to Ray's units: 0.3333 of three."""
+    """Return one k-th of a device, rounded down to Ray's units: 0.3333 for three parts."""
     return UNITS // num_parts / UNITS
 
 
 def whole_units(num_gpus: float) -> float:
-    """GPUs rounded down to Ray's units; a rounding error of a float does not count."""
+    """Round GPUs down to Ray's units; a rounding error of a float does not count."""
     return math.floor(num_gpus * UNITS + 1e-3) / UNITS
 
 
 def share_gpus(num_devices: int, reserved: Sequence[Request], num_replicas: Sequence[int]) -> list[float]:
-    """GPUs of each replica of several stages, as large and as even as all of them can be placed.
+    """Return the GPUs of each replica of several stages, as large and as even as all of them can be placed.
 
     All get a device each where there are enough. Else as few as possible share one, and stages take devices of their
     own, the first ones first, as long as devices would be idle otherwise.
 
     Args:
-        num_devices: GPUs.
-        reserved: what other stages have asked for.
-        num_replicas: of each stage that is to get something, the heaviest first.
+        num_devices: GPUs of the machine or cluster.
+        reserved: requests of other stages.
+        num_replicas: replicas of each stage that is to get a share, the heaviest stage first.
 
     Returns:
         1.0, or 1/k of a device, by stage; zeros where no device has room for them beside what is reserved.
@@ -60,7 +60,7 @@ def share_gpus(num_devices: int, reserved: Sequence[Request], num_replicas: Sequ
 
 
 def devices_needed(requests: Iterable[Request]) -> int:
-    """The most devices that replicas take, in whichever order Ray places them."""
+    """Return the most devices that replicas take, in whichever order Ray places them."""
     num_whole, sizes = 0, Counter[int]()
     for num_gpus, number in requests:
         if num_gpus >= 1:

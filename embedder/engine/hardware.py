@@ -1,4 +1,4 @@
-"""What this machine gives us, as the operating system tells it; asked only when a run starts."""
+"""CPUs, GPUs, memory and processes of this machine, as the operating system reports them; read when a run starts."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def num_cpus() -> int:
-    """CPUs that this process may use: those it is pinned to, or fewer where a container's quota says so."""
+    """Count the CPUs that this process may use: those it is pinned to, or fewer by a container's quota."""
     pinned = len(os.sched_getaffinity(0))
     try:
         quota, period = CGROUP_CPU_LIMIT.read_text().split()
@@ -23,7 +23,7 @@ def num_cpus() -> int:
 
 
 def num_gpus() -> int:
-    """NVIDIA GPUs that Ray would count here: those of the driver, or fewer where CUDA_VISIBLE_DEVICES says so."""
+    """Count the NVIDIA GPUs that Ray would find here: those of the driver, or fewer by CUDA_VISIBLE_DEVICES."""
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -38,18 +38,18 @@ def num_gpus() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory of the machine."""
+    """Return the memory of the machine in bytes."""
     return int(psutil.virtual_memory().total)
 
 
 def process_tree() -> list[psutil.Process]:
-    """This process and all its descendants."""
+    """List this process and all its descendants."""
     here = psutil.Process()
     return [here, *here.children(recursive=True)]
 
 
 def pss_bytes(processes: Iterable[psutil.Process]) -> int:
-    """Memory of several processes, each shared page counted once (proportional set size)."""
+    """Sum the memory of several processes, each shared page counted once (proportional set size)."""
     return sum(_pss_bytes(process) for process in processes)
 
 
@@ -57,4 +57,4 @@ def _pss_bytes(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().pss)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0  # it ended between the listing and the look
+        return 0  # it ended after it was listed

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for a whole command: the first unwinds it, or is the run's to handle; a second ends it at once."""
+"""Ctrl-C and SIGTERM for a whole command: the first unwinds it or is handled by the run; a second ends it at once."""
 
 import os
 import signal
@@ -17,11 +17,11 @@ SHOW_CURSOR = "\x1b[?25h"  # a progress bar that is cut off has hidden it
 Handler = Callable[[int, FrameType | None], object]
 
 _notices: list[Callable[[int], None]] = []
-"""Of the blocks that hold signals back: who says so."""
+"""Callbacks of the blocks that hold signals back; the last one announces a signal."""
 
 
 class SignalInterrupt(BaseException):
-    """A signal broke off what ran; as no `Exception`, nothing but the command's end takes it for its own."""
+    """Interruption of a command by a signal; no `Exception`, so that only the command's end catches it."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = BY_SIGNAL + number
@@ -32,20 +32,20 @@ class SignalInterrupt(BaseException):
 
 
 class SignalCount:
-    """Tells a second signal from a first one that comes twice."""
+    """Distinction between a second signal and a first one that comes twice."""
 
     def __init__(self) -> None:
         self._first_s: float | None = None
 
     def is_first(self) -> bool:
-        """Note a signal; whether there was none before."""
+        """Note a signal, and return whether it is the first."""
         if self._first_s is not None:
             return False
         self._first_s = time.monotonic()
         return True
 
     def is_again(self) -> bool:
-        """Whether a signal that comes now is another one."""
+        """Whether a signal that comes now is a second one."""
         return self._first_s is not None and time.monotonic() - self._first_s > SAME_S
 
 
@@ -53,8 +53,7 @@ class SignalCount:
 def interruptible() -> Iterator[None]:
     """Let the first signal raise `SignalInterrupt` in the main thread, and a second end the process and its children.
 
-    The second is told from the first by a thread, as Python's own handlers wait for the main thread, which may be deep
-    in native code.
+    A thread distinguishes the two, as Python's own handlers wait for the main thread, which may be in native code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -79,7 +78,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def handling(handler: Handler) -> Iterator[dict[int, Handler | int]]:
-    """Handle the signals in the block; yields who handled each before."""
+    """Handle the signals in the block; yields the handlers that each signal had before."""
     before = {int(each): signal.getsignal(each) or signal.SIG_DFL for each in SIGNALS}
     try:
         for each in SIGNALS:
@@ -93,7 +92,7 @@ def handling(handler: Handler) -> Iterator[dict[int, Handler | int]]:
 def _end_at_second(receiver: int) -> None:
     """Read the numbers of signals as they come, until the pipe is closed or a second one ends the process.
 
-    The first one's notice is given here too: Python's handlers wait for the main thread.
+    The first one is announced here too: Python's handlers wait for the main thread.
     """
     presses = SignalCount()
     with os.fdopen(receiver, "rb", buffering=0) as numbers:
@@ -108,7 +107,7 @@ def _end_at_second(receiver: int) -> None:
 
 
 def end_at_once(number: int) -> None:
-    """End this process and all that it started, whatever they do."""
+    """End this process and all its descendants, whatever they do."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
@@ -122,10 +121,10 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def held(doing: str) -> Iterator[None]:
-    """Let signals wait while native code runs that must not be broken off, and say so; the first is handed on after it.
+    """Delay signals while native code runs that must not be broken off; the first is announced, and handed on after it.
 
     Args:
-        doing: is named in the line that says what is waited for.
+        doing: names in the announcement what the signal waits for.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -133,12 +132,12 @@ def held(doing: str) -> Iterator[None]:
     terminal = os.dup(2)  # the block may silence standard error
     numbers: list[int] = []
 
-    unsaid = [f"stopping, once {doing}; once more ends at once\n"]
+    pending = [f"stopping, once {doing}; once more ends at once\n"]
 
     def notice(number: int) -> None:
-        """Say it once; a thread does while the main one is in native code."""
+        """Announce the first signal once; called by a thread while the main one is in native code."""
         with suppress(IndexError, OSError):
-            os.write(terminal, f"{signal.Signals(number).name}: {unsaid.pop()}".encode())
+            os.write(terminal, f"{signal.Signals(number).name}: {pending.pop()}".encode())
 
     def hold(number: int, frame: FrameType | None) -> None:
         numbers.append(number)
@@ -150,14 +149,20 @@ def held(doing: str) -> Iterator[None]:
             yield
     finally:
         _notices.remove(notice)
-        unsaid.clear()
+        pending.clear()
         os.close(terminal)
     if numbers:
         hand_on(numbers[0], None, before[numbers[0]])
 
 
 def hand_on(number: int, frame: FrameType | None, handler: Handler | int | None) -> None:
-    """Treat a signal as the handler would have that was there before."""
+    """Handle a signal as an earlier handler would have.
+
+    Args:
+        number: the signal.
+        frame: where it interrupted Python.
+        handler: the earlier handler, as `signal.getsignal` gives it.
+    """
     if callable(handler):
         handler(number, frame)
     elif handler != signal.SIG_IGN:

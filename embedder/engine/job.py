@@ -1,4 +1,4 @@
-"""A run, fully decided before anything starts: the model, the cut, the resources, what each step is told."""
+"""A run, fully decided before anything starts: the model, the plan, the resources, the settings of each step."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,20 +6,19 @@ from pathlib import Path
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.engine.cpu_priority import niceness_by_work
-from embedder.engine.resources import Allocation, Available, allocate
+from embedder.engine.resources import Allocation, Available, allocate, niceness_by_work
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
+from embedder.storage.model_download import resolve_model
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.part_writer import RunMetadata
 from embedder.store.runs import Run
 from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
-from shards.model_folder import resolve_model
 from shards.plan import ShardPlan, check_plan, plan_shards
 from shards.planning.problem import ROWS_PER_BATCH
 
@@ -28,7 +27,7 @@ SMALLER_BATCHES = (16, 8)  # rows; where the layers' activations are too large f
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder, read as far as planning needs."""
+    """Model folder, read as far as planning needs."""
 
     uri: str
     folder: Path
@@ -55,7 +54,7 @@ def open_model(uri: str) -> Model:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that an engine needs."""
+    """Input of an engine: configuration, model, plan, resources, and the run that journals the work."""
 
     config: RunConfig
     model: Model
@@ -68,7 +67,7 @@ class Job:
 
     @property
     def files(self) -> StoreFiles:
-        """The store."""
+        """Files of the store."""
         return self.run.files
 
 
@@ -76,6 +75,14 @@ def plan_job(
     config: RunConfig, model: Model, plan: ShardPlan, available: Available, run: Run, carryover: pa.Schema
 ) -> Job:
     """Decide the run.
+
+    Args:
+        config: configuration of the run.
+        model: the opened model.
+        plan: the shards.
+        available: CPUs and GPUs of the machine or cluster.
+        run: where the work is journaled.
+        carryover: columns copied untouched into the embeddings table.
 
     Raises:
         ConfigError: the resources asked for do not exist.
@@ -93,7 +100,14 @@ def plan_job(
 
 
 def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
-    """What each stage's replicas are told."""
+    """Return the settings of each stage's replicas.
+
+    Args:
+        config: configuration of the run.
+        model: the opened model.
+        plan: the shards.
+        allocation: threads and device of each stage.
+    """
     niceness = niceness_by_work(plan.stages)
     return tuple(
         StageSpec(
@@ -111,17 +125,17 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
 
 
 def rows_per_batch(config: RunConfig) -> int:
-    """The most rows that a stage computes together."""
+    """Return the most rows that a stage computes together."""
     return max(batch_sizes(config))
 
 
 def batch_sizes(config: RunConfig) -> tuple[int, ...]:
-    """Rows that a stage may compute together; none needs more memory than the plan has counted."""
+    """Return the batch sizes that a stage may try; none needs more memory than the plan has counted."""
     return (ROWS_PER_BATCH, *SMALLER_BATCHES) if config.batch_size == "auto" else (config.batch_size,)
 
 
 def make_plan(config: RunConfig, model: Model) -> ShardPlan:
-    """The pinned plan, or a new one by estimated operations.
+    """Read the pinned plan, or make one by estimated operations.
 
     Raises:
         ConfigError: the plan file is missing, or made for other weights.
@@ -147,32 +161,32 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
     if config.stage and len(config.stage) != len(plan.stages):
         raise ConfigError(
             f"plan {config.plan}: it has {len(plan.stages)} stages, and there are {len(config.stage)} [[stage]]; "
-            "write one entry a stage, or none"
+            "write one entry for each stage, or none"
         )
     return plan
 
 
 def bytes_per_row(model: Model, plan: ShardPlan) -> int:
-    """Bytes of one picture with its caption over all cuts together, its pixels included."""
+    """Sum the bytes of one image with its caption over all cuts, its pixels included."""
     return sum(_handed_on_bytes(model, plan))
 
 
 def largest_bytes_per_row(model: Model, plan: ShardPlan) -> int:
-    """Bytes of one picture with its caption where they are largest between two steps."""
+    """Return the bytes of one image with its caption where they are largest between two steps."""
     return max(_handed_on_bytes(model, plan))
 
 
 def _handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
-    """Bytes of one picture with its caption as each step hands them on: pixels first, then over each cut."""
+    """Bytes of one image with its caption as each step hands them on: pixels first, then over each cut."""
     pixels = 3 * model.config.preprocess.image_size**2
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
 def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
-    """What the decode step is told."""
+    """Return the settings of the decode step."""
     limits = config.decode
     return DecodeSpec(
-        fit=picture_fit(model),
+        fit=resize_spec(model),
         limits=DecodeLimits(
             timeout_s=limits.timeout_s,
             video_timeout_s=limits.video_timeout_s,
@@ -189,8 +203,8 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     )
 
 
-def picture_fit(model: Model) -> ResizeSpec:
-    """How the model wants its pictures."""
+def resize_spec(model: Model) -> ResizeSpec:
+    """Return how the model's images are resized."""
     preprocess = model.config.preprocess
     return ResizeSpec(
         image_size=preprocess.image_size,
@@ -202,14 +216,14 @@ def picture_fit(model: Model) -> ResizeSpec:
 
 
 def preprocessing_of(config: RunConfig, model: Model) -> str:
-    """Fingerprint of all that turns an item's bytes into the towers' input."""
+    """Fingerprint all settings that turn an item's bytes into the towers' input."""
     return preprocess_fingerprint(
         model.config.preprocess, model.tokenizer_json.encode(), config.segment_s, config.frames_per_segment
     )
 
 
 def store_info(config: RunConfig, model: Model) -> StoreInfo:
-    """What a store made by this configuration is bound to."""
+    """Return the model and settings that a store made by this configuration is bound to."""
     return StoreInfo(
         model=model.uri,
         model_fingerprint=model.fingerprint,

@@ -30,12 +30,18 @@ if TYPE_CHECKING:
 INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
-POLL_S = 0.1  # between two looks whether anybody still waits
-PATIENCE_S = 1.0  # for an item that is being decoded when a stop is asked for; most take less, some never end
+POLL_S = 0.1  # between two checks whether the other side has stopped
+PATIENCE_S = 1.0  # for an item that is being decoded when a stop is requested; most take less, some never end
 
 
 def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
-    """Decode, encode and write all listed items, or what is finished when a stop is asked for."""
+    """Decode, encode and write all listed items, or those that are finished when a stop is requested.
+
+    Args:
+        listing: listed items.
+        job: model, plan, resources and run.
+        stop: request to end early, if one may come.
+    """
     listing = list(listing)
     stop = stop or StopRequest(job.run, timeout_s=math.inf)
     stages = _Stages(job, stop)
@@ -65,7 +71,7 @@ def may_be_equal(listing: pa.Table) -> bool:
 
 
 def concat_rows(tables: list[pa.Table]) -> pa.Table:
-    """One table of tables whose columns stand in different orders."""
+    """Concatenate tables whose columns stand in different orders."""
     return pa.concat_tables([table.select(tables[0].schema.names) for table in tables])
 
 
@@ -86,9 +92,9 @@ class _Stages:
         return self._loaded
 
     def encode(self, table: pa.Table) -> pa.Table:
-        """Replace what goes into the towers by embeddings; rows without any need no stage.
+        """Replace the towers' inputs by embeddings; rows without any need no stage.
 
-        A table that is not begun when a stop is asked for gives no row, nor does one that is not through in time.
+        A table that is not begun when a stop is requested gives no row, nor does one that is not through in time.
         """
         if self._stop.asked:
             return table.slice(0, 0)
@@ -114,8 +120,8 @@ def ahead(
     """Run the iterator in a thread of its own, a few tables ahead of the consumer; its error is raised here.
 
     Args:
-        tables: made in the thread.
-        should_stop: asked before each table, and while there is none; what is being made then is not waited for.
+        tables: iterator that the thread consumes.
+        should_stop: checked before each table, and while there is none; a table that is in work then is left.
     """
     done = object()
     ready: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)
@@ -133,10 +139,10 @@ def ahead(
     thread = threading.Thread(target=produce, name="decode", daemon=True)
     thread.start()
     try:
-        while not should_stop() and (got := _get(ready, should_stop)) not in (done, None):
-            if isinstance(got, BaseException):
-                raise got
-            yield got
+        while not should_stop() and (table := _get(ready, should_stop)) not in (done, None):
+            if isinstance(table, BaseException):
+                raise table
+            yield table
     finally:
         stopped.set()
         given_up_s = time.monotonic() + PATIENCE_S
@@ -156,7 +162,7 @@ def _put(ready: "queue.Queue[Any]", item: object, stopped: threading.Event) -> b
 
 
 def _get(ready: "queue.Queue[Any]", should_stop: Callable[[], bool]) -> Any:
-    """Wait for a table, but not for one that nobody wants any more: then there is none."""
+    """Wait for a table; None once the consumer should stop."""
     while True:
         try:
             return ready.get(timeout=POLL_S)

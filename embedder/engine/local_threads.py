@@ -1,7 +1,7 @@
-"""Threads that encode tables: one a core with one torch thread each, or one with all cores; whichever proves faster.
+"""Threads that encode tables: one per core with one torch thread each, or one with all cores; the faster is measured.
 
-A worker of its own never waits for another, where the torch threads of one operation wait for the slowest of them, and
-decoding always slows one down. But each holds activations of its own, and many share Python's lock.
+A worker with one torch thread never waits for another, where the torch threads of one operation wait for the slowest of
+them, and decoding always slows one down. But each worker holds its own activations, and many share Python's lock.
 """
 
 import sys
@@ -16,19 +16,24 @@ import pyarrow as pa
 
 Encode = Callable[[pa.Table], pa.Table]
 
-NUM_TRIALS = 3  # tables a worker; the first of them loads kernels and fills the caches
+NUM_TRIALS = 3  # tables for each worker; the first one loads kernels and fills the caches
 MIN_GAIN = 0.05  # less is noise
 
 
 @dataclass(frozen=True)
 class LocalThreads:
-    """So many workers, each with so many torch threads."""
+    """Pool of workers that encode tables.
+
+    Attributes:
+        num_workers: Python threads.
+        num_threads: torch threads of each.
+    """
 
     num_workers: int
     num_threads: int
 
     def encode_all(self, tables: Iterable[pa.Table], encode: Encode) -> Generator[pa.Table, None, None]:
-        """Encode tables, and give them in their order; as many as there are workers lie ready or are taken ahead."""
+        """Encode tables and yield them in their order; at most one for each worker is taken ahead."""
         with ThreadPoolExecutor(self.num_workers, "encode") as pool:
             under_way: deque[Future[pa.Table]] = deque()
             try:
@@ -45,38 +50,38 @@ class LocalThreads:
         if _has_torch():
             import torch
 
-            torch.set_num_threads(self.num_threads)  # each thread has a number of its own
+            torch.set_num_threads(self.num_threads)  # a setting of the calling thread
         return encode(table)
 
 
 def _has_torch() -> bool:
-    """Whether torch has been imported; where all rows stay as they are published, it never is."""
+    """Whether torch is imported; where all rows stay as they are published, it never is."""
     return "torch" in sys.modules
 
 
 def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Iterator[pa.Table]:
-    """Encode tables in their order, with the crew that proves fastest on the first of them.
+    """Encode tables in their order, with the threads that are measured to be faster on the first of them.
 
     Args:
-        tables: decoded ones.
-        encode: thread-safe.
+        tables: decoded tables.
+        encode: thread-safe function that encodes one.
         num_cpus: cores to use.
     """
-    own_cores = LocalThreads(num_cpus, 1)
+    single_threaded = LocalThreads(num_cpus, 1)
     if num_cpus == 1:
-        yield from own_cores.encode_all(tables, encode)
+        yield from single_threaded.encode_all(tables, encode)
         return
-    crews, rows_per_s = (own_cores, LocalThreads(1, num_cpus)), []
-    for crew in crews:
+    candidates, rows_per_s = (single_threaded, LocalThreads(1, num_cpus)), []
+    for threads in candidates:
         warm_up = list(islice(tables, num_cpus))
-        yield from crew.encode_all(warm_up, encode)
+        yield from threads.encode_all(warm_up, encode)
         trial = list(islice(tables, (NUM_TRIALS - 1) * num_cpus))
         if not _has_torch():
-            yield from own_cores.encode_all(chain(trial, tables), encode)
+            yield from single_threaded.encode_all(chain(trial, tables), encode)
             return
         started_s = time.perf_counter()
-        done = list(crew.encode_all(trial, encode))
+        done = list(threads.encode_all(trial, encode))
         rows_per_s.append(sum(table.num_rows for table in done) / (time.perf_counter() - started_s))
         yield from done
-    best = crews[1] if rows_per_s[1] > (1 + MIN_GAIN) * rows_per_s[0] else own_cores
+    best = candidates[1] if rows_per_s[1] > (1 + MIN_GAIN) * rows_per_s[0] else single_threaded
     yield from best.encode_all(tables, encode)

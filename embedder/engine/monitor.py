@@ -1,13 +1,14 @@
-"""A thread that watches a run: how far its journal has come, what memory its processes hold, what CPU they take."""
+"""Monitor of a run in a thread of its own: the journal's progress, and memory and CPU seconds of all processes."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+
+import psutil
 
 from embedder.engine import hardware
 from embedder.engine.cpu_use import CpuUse
-from embedder.engine.peak_memory import PeakMemory
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal import read_entry
@@ -16,14 +17,50 @@ from embedder.store.runs import Run
 
 INTERVAL_S = 1.0
 PROCESSES_INTERVAL_S = 4.0  # to find all descendants and read their clocks takes 20 ms
-BUCKET_INTERVAL_S = 5.0  # a listing and what is new in it are requests
+BUCKET_INTERVAL_S = 5.0  # a listing and each new entry in it are requests
+# The kernel walks all pages to find the shared ones: 25 ms for each GiB, 0.15 s for a run of three stages. Read each
+# second, that would be a fourteenth of two cores.
+MEMORY_SHARE = 0.01  # of one core, for reading memory
 
 OnProgress = Callable[[int], None]
-"""Told the number of items finished by this session, whenever it has grown."""
+"""Takes the number of items finished by this session, whenever it has grown."""
+
+
+class PeakMemory:
+    """The most memory that processes held together, read as often as reading costs little; for one thread.
+
+    Attributes:
+        num_bytes: the most so far, each shared page counted once (PSS).
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._next_s = 0.0
+
+    def look(self, processes: Iterable[psutil.Process], *, now: bool = False) -> None:
+        """Read the memory, if it is time to.
+
+        Args:
+            processes: whose memory is added up.
+            now: read it in any case.
+        """
+        if not now and time.monotonic() < self._next_s:
+            return
+        started_s = time.thread_time()
+        self.num_bytes = max(self.num_bytes, self._read(processes))
+        self._next_s = time.monotonic() + (time.thread_time() - started_s) / MEMORY_SHARE
+
+    def _read(self, processes: Iterable[psutil.Process]) -> int:
+        return hardware.pss_bytes(processes)
 
 
 class RunMonitor:
-    """Watches between entering and leaving the block."""
+    """Monitor of a run between entering and leaving the block.
+
+    Attributes:
+        peak_memory: of this process and its descendants.
+        cpu_use: of the same.
+    """
 
     def __init__(self, run: Run, on_progress: OnProgress) -> None:
         self.peak_memory = PeakMemory()
@@ -63,7 +100,7 @@ class RunMonitor:
             return
         if self._run.files.folder is None:
             self._next_journal_s = time.monotonic() + BUCKET_INTERVAL_S
-        with suppress(StoreError, StoreUnavailableError):  # only progress is read here; who needs the store hears of it
+        with suppress(StoreError, StoreUnavailableError):  # only progress is read here; the run itself reports errors
             self._look_at_journal()
 
     def _look_at_journal(self) -> None:

@@ -1,4 +1,4 @@
-"""Who looks on while a run works."""
+"""Interface of the display of a run."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class RunWatcher(Protocol):
-    """Whoever wants to see the run: a progress display, or nobody."""
+    """Display of a run: lines and progress."""
 
     def say(self, message: str) -> None:
-        """One line about what happens now."""
+        """Show one line."""
 
     def progress(self, num_items: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Show progress over so many items while the block runs; yields what to tell the number done."""
+        """Show progress while the block runs; yields a function that takes the number of items done."""

@@ -1,4 +1,4 @@
-"""Queries into the shared space, in this process and without Ray; only the tower that is asked for is loaded."""
+"""Encoder of queries into the shared space, in this process and without Ray; each tower is loaded at its first use."""
 
 import threading
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.engine.job import Model, picture_fit
+from embedder.engine.job import Model, resize_spec
 from embedder.errors import ConfigError
 from embedder.media.errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
@@ -24,11 +24,11 @@ BATCH_ROWS = 32
 
 
 class QueryEncoder:
-    """Encodes texts and pictures with the towers of one model."""
+    """Encoder of texts and images with the towers of one model."""
 
     def __init__(self, model: Model, *, dtype: str = "float32", device: str = "cpu") -> None:
         self.model, self.dtype, self.device = model, dtype, device
-        self._turn = threading.Lock()  # a door serves one thread at a time
+        self._decoder_lock = threading.Lock()  # a sandbox serves one thread at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
         """Embed captions or queries.
@@ -40,27 +40,27 @@ class QueryEncoder:
             ConfigError: a text is empty, or no UTF-8.
         """
         if not all(text.strip() for text in texts):
-            raise ConfigError("the query is empty; write what the pictures should show")
+            raise ConfigError("the query is empty; write what the images should show")
         for text in texts:
             if not is_text(text):
                 raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
         return self._in_batches(self._text_batch, [text.strip() for text in texts])
 
     def encode_image(self, images: Sequence[str | Path | bytes]) -> Floats:
-        """Embed pictures, given as paths or as file contents.
+        """Embed images, given as paths or as file contents.
 
         Returns:
             float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: a picture can't be read.
+            ConfigError: an image can't be read.
         """
         return self._in_batches(
             self._image_batch, [image if isinstance(image, bytes) else Path(image) for image in images]
         )
 
     def load_like(self, other: "QueryEncoder") -> None:
-        """Load what another encoder has loaded, so that no query waits for it."""
+        """Load the towers that another encoder has loaded, so that no query waits for them."""
         for name in ("_captions", "_text_tower", "_vision_tower"):
             if name in vars(other):
                 getattr(self, name)
@@ -96,10 +96,10 @@ class QueryEncoder:
 
     def _pixels(self, image: Path | bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
         try:
-            with self._turn:
-                return self._door.picture(image, picture_fit(self.model))
+            with self._decoder_lock:
+                return self._decoder.image(image, resize_spec(self.model))
         except DecodeError as error:
-            name = "the picture" if isinstance(image, bytes) else str(image)
+            name = "the image" if isinstance(image, bytes) else str(image)
             raise ConfigError(f"{name}: {error.message}; give a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file") from None
 
     @locked_cached_property
@@ -124,5 +124,5 @@ class QueryEncoder:
         return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)
 
     @locked_cached_property
-    def _door(self) -> SandboxedDecoder:
+    def _decoder(self) -> SandboxedDecoder:
         return SandboxedDecoder()

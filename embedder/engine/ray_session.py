@@ -1,22 +1,23 @@
-"""Ray, started for one run or attached to; bound to this machine, silent, with bounded retries and memory."""
+"""A session of Ray, started for one run or attached to; bound to this machine, silent, with bounded memory."""
 
 import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+from embedder.compat import worker_options
+from embedder.compat.ray_start import bind_to_loopback, light_start
 from embedder.engine import hardware
 from embedder.engine.interrupts import held
 from embedder.engine.resources import OBJECT_STORE_BYTES, Available
 from embedder.errors import ConfigError
-from shards.stderr import silent_stderr
+from shards.compat import silent_stderr
 
 TOKEN_FILE = Path("~/.ray/auth_token")
-# What ends a run is raised, and told once: Ray would print its own stack of it, a hundred lines, beforehand.
+# An error that ends a run is raised and reported once: Ray would print its own stack of it first, a hundred lines.
 LOG_LEVELS = {"ray.data": logging.ERROR, "ray.data.exceptions": logging.CRITICAL}
 
 
@@ -24,12 +25,12 @@ LOG_LEVELS = {"ray.data": logging.ERROR, "ray.data.exceptions": logging.CRITICAL
 def ray_session(
     address: str | None, no_progress_timeout_s: float, object_store_bytes: int = OBJECT_STORE_BYTES
 ) -> Iterator[Available]:
-    """Make Ray ready, and say what it has.
+    """Make Ray ready, and yield the resources that it has.
 
     Args:
         address: cluster to attach to; none starts Ray on this machine, unless this process already runs one.
-        no_progress_timeout_s: a dataset that finishes nothing for so long ends with an error.
-        object_store_bytes: what may wait between the steps, in a Ray that is started here.
+        no_progress_timeout_s: seconds after which a dataset that finished nothing ends with an error.
+        object_store_bytes: shared memory for what waits between the steps, in a Ray that is started here.
     """
     _set_environment(address)
     import ray
@@ -47,7 +48,7 @@ def ray_session(
 
 
 def cluster() -> Available:
-    """What the running Ray has, taken or not."""
+    """Return the resources of the running Ray, reserved or not."""
     import ray
 
     total = ray.cluster_resources()
@@ -63,10 +64,10 @@ def start_ray(
     """Attach to a cluster, or start Ray on this machine, with its dashboard and telemetry off.
 
     Args:
-        address: of a cluster.
-        num_cpus: of this machine; none takes those that this process may use.
+        address: address of a cluster; none starts Ray here.
+        num_cpus: CPUs of this machine; none takes those that this process may use.
         object_store_bytes: shared memory for what waits between the steps.
-        num_gpus: to count on this machine; none counts those that its driver finds.
+        num_gpus: GPUs of this machine; none counts those that its driver finds.
 
     Raises:
         ConfigError: no cluster answers at the address, or it wants another token.
@@ -75,8 +76,7 @@ def start_ray(
     import ray
 
     if address is None:
-        # Where Ray was imported before the variable was set; `ray.init` refuses a loopback address by its argument.
-        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+        bind_to_loopback()
         place: dict[str, Any] = {
             "num_cpus": num_cpus or hardware.num_cpus(),
             "num_gpus": num_gpus,
@@ -87,8 +87,8 @@ def start_ray(
         place = {"address": address}
     try:
         # A signal that broke off its native part would leave memory in disorder.
-        with held("Ray has started"), silent_stderr(), _without_watchers():
-            ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
+        with held("Ray has started"), silent_stderr(), light_start():
+            ray.init(**place, **worker_options(), log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
             f"ray_address {address}: {error}; check that the cluster runs there, and that its token is in "
@@ -96,31 +96,10 @@ def start_ray(
         ) from None
 
 
-@contextmanager
-def _without_watchers() -> Iterator[None]:
-    """Ray on this machine without three processes: for more nodes, for logs on a terminal, for questions by HTTP.
-
-    Each takes half a second of CPU to start, 50 MB, and some CPU all the time; `ray.init` has no argument for them. Nor
-    has it one for SIGTERM, which stays with who handled it before.
-    """
-    from ray._private import utils
-    from ray._private.node import Node
-    from ray._private.parameter import RayParams
-
-    init, start_api_server, take_sigterm = RayParams.__init__, Node.start_api_server, utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
-    RayParams.__init__ = partialmethod(init, no_monitor=True, include_log_monitor=False)
-    Node.start_api_server = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        RayParams.__init__, Node.start_api_server, utils.set_sigterm_handler = init, start_api_server, take_sigterm
-
-
 def _set_environment(address: str | None) -> None:
-    """What Ray reads when it is imported; what the user has set stays."""
+    """Set what Ray reads when it is imported; what the user has set stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray ends a task's process that idles for a second, and write tasks come every few: each would start one anew.
+    # Ray ends a task's process that idles for a second, and write tasks come every few: each would start a new one.
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "120000")
     # Ray's core calls each restartable actor of Ray Data an error on the terminal, and nobody can act on it.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -138,19 +117,11 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     """Settings of Ray Data that a run needs, for its duration."""
     from ray.data import DataContext
 
-    from embedder.compat.actor_pool_scaling import SteadyPools
-    from embedder.compat.scheduler_throttle import SchedulerThrottle
-    from embedder.engine.draining import DrainOnStop, EndStagesOnFailure
+    from embedder.compat.draining import execution_callbacks
 
     context = DataContext.get_current()
     settings = {
-        "custom_execution_callback_classes": [
-            *context.custom_execution_callback_classes,
-            SchedulerThrottle,
-            SteadyPools,
-            DrainOnStop,
-            EndStagesOnFailure,
-        ],
+        "custom_execution_callback_classes": [*context.custom_execution_callback_classes, *execution_callbacks()],
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
         "raise_original_map_exception": True,  # else what a step raises comes as text

@@ -1,15 +1,15 @@
-"""Who gets which CPUs and GPUs, and whether the run can start at all. Pure: numbers in, numbers or an error out.
+"""Allocation of CPUs, GPUs and CPU priority, and refusal of runs that could not start. Pure: numbers in and out.
 
-Ray starts actors first, and they hold what they asked for: a decode or write task that finds no CPU left waits for
-ever, and so does the run. So all minimum requests together must fit before the first actor starts.
+Ray starts actors first, and they hold what they asked for: a decode or write task that finds no CPU left waits
+forever, and so does the run. So all minimum requests together must fit before the first actor starts.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from embedder.config import DecodeConfig, Replicas, RunConfig, StageConfig
-from embedder.engine.cpu_priority import niceness_by_work
 from embedder.engine.gpus import devices_needed, share_gpus, whole_units
 from embedder.errors import ConfigError
 from shards.plan import PlannedStage
@@ -18,7 +18,7 @@ WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
 # So cheap a task would run a dozen times at once where parts come in a burst, each in a process of its own.
 CPUS_PER_WRITER = 4
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
-# on a large one each stage gets a whole core to itself.
+# on a large one each stage gets a whole core.
 STAGE_SHARE_OF_CPUS = 1 / 8
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
@@ -26,10 +26,17 @@ BATCHES_IN_FLIGHT = 64
 TOLERANCE = 1e-6  # sums of fractions
 RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds
 
+# With equal shares of the cores the heaviest stage waits for cores while the others, done with their blocks, wait for
+# it, and a core idles. The kernel gives a process a quarter more for each step of niceness less (Linux
+# `sched_prio_to_weight`).
+NICENESS_STEP = math.log(1.25)
+NICENESS_LEAD = 3  # times the even share: blocks queue behind the heaviest stage, and no other stage runs dry
+MAX_NICENESS = 4  # steps; Ray's workers have 15 of the 19 that there are
+
 
 @dataclass(frozen=True)
 class Available:
-    """What the machine or the cluster has."""
+    """CPUs and GPUs of the machine or cluster."""
 
     num_cpus: float
     num_gpus: float = 0.0
@@ -42,7 +49,7 @@ class Available:
 
 @dataclass(frozen=True)
 class StageResources:
-    """What one replica of a stage reserves, and how many replicas there may be."""
+    """Resources that one replica of a stage reserves, and the bounds of their number."""
 
     min_replicas: int
     max_replicas: int
@@ -55,7 +62,7 @@ class StageResources:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The requests of everything that runs."""
+    """Requests of all actors and tasks of a run."""
 
     stages: tuple[StageResources, ...]
     decode_cpus: float
@@ -64,7 +71,7 @@ class Allocation:
 
     @property
     def min_cpus(self) -> float:
-        """CPUs without which the run would hang: all actors, and the largest task beside them."""
+        """CPUs without which the run would hang: those of all actors and of the largest task."""
         return sum(stage.min_replicas * stage.num_cpus for stage in self.stages) + self.task_cpus
 
     @property
@@ -74,7 +81,7 @@ class Allocation:
 
     @property
     def min_gpus(self) -> int:
-        """GPUs without which an actor may find no place: parts of one lie on one device."""
+        """GPUs without which an actor may find no device: each part lies on one device."""
         return devices_needed((stage.num_gpus, stage.min_replicas) for stage in self.stages)
 
     @property
@@ -87,9 +94,9 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
     """Fill in what the configuration leaves out, refuse what could not run, and lower what could not grow.
 
     Args:
-        config: the run.
-        available: what there is.
-        planned: the plan's stages; what was planned for them fills in first.
+        config: configuration of the run.
+        available: CPUs and GPUs of the machine or cluster.
+        planned: the plan's stages; their resources fill in first.
 
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
@@ -100,7 +107,13 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
 
 
 def requested(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
-    """Fill in what the configuration leaves out."""
+    """Fill in what the configuration leaves out, without a check that it fits.
+
+    Args:
+        config: configuration of the run.
+        available: CPUs and GPUs of the machine or cluster.
+        planned: the plan's stages; their resources fill in first.
+    """
     requests = config.stage or (StageConfig(),) * (len(planned) or config.num_stages)
     requests = tuple(request.model_copy(update={"device": request.device or config.device}) for request in requests)
     if planned:
@@ -116,7 +129,7 @@ def requested(config: RunConfig, available: Available, planned: Sequence[Planned
 
 
 def decode_cpus(config: DecodeConfig, available: Available) -> float:
-    """CPUs that one decode task reserves."""
+    """Return the CPUs that one decode task reserves."""
     return config.num_cpus or min(1.0, available.num_cpus / 2)
 
 
@@ -188,7 +201,7 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
 
 
 def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus", "num_gpus"] | None:
-    """The resource that does not suffice for all replicas that there may be."""
+    """Resource that does not suffice for all replicas that there may be; none where both do."""
     if allocation.max_gpus > available.num_devices:
         return "num_gpus"
     num_cpus = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages) + allocation.task_cpus
@@ -196,7 +209,7 @@ def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus"
 
 
 def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
-    """Which stages may not grow as far as the configuration says, in a line; none where all may."""
+    """List in a line the stages that can't grow as far as the configuration says; none where all can."""
     pairs = list(zip(config.stage, allocation.stages, strict=False))
     lowered = [
         f"stage {index} to {stage.max_replicas} instead of {request.replicas.max} replicas"
@@ -209,7 +222,7 @@ def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
 
 
 def describe_devices(allocation: Allocation, available: Available) -> str | None:
-    """On what each stage computes, in a line; none where there is nothing but CPUs."""
+    """List in a line the device of each stage; none where there are only CPUs."""
     if not available.num_devices:
         return None
     stages = [
@@ -220,7 +233,7 @@ def describe_devices(allocation: Allocation, available: Available) -> str | None
 
 
 def check_fits(allocation: Allocation, available: Available) -> None:
-    """Refuse requests that would wait for ever.
+    """Refuse requests for which Ray would wait forever.
 
     Raises:
         ConfigError: there are too few CPUs or GPUs.
@@ -267,11 +280,23 @@ def check_cpus(allocation: Allocation, num_cpus: float) -> None:
 
 
 def object_store_bytes(bytes_per_row: int, rows_per_batch: int) -> int:
-    """Shared memory for what waits between the steps; Ray fills what it is given, so it is given what the run needs.
+    """Return the shared memory for blocks between the steps; Ray fills all that it gets, so it gets what the run needs.
 
     Args:
-        bytes_per_row: of pixels, tokens and activations over all cuts together.
+        bytes_per_row: bytes of pixels, tokens and activations over all cuts together.
         rows_per_batch: rows that pass through the stages together.
     """
     needed = BATCHES_IN_FLIGHT * rows_per_batch * bytes_per_row
     return max(MIN_OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES, needed))
+
+
+def niceness_by_work(stages: Sequence[PlannedStage]) -> tuple[int, ...]:
+    """Return the steps of niceness of each stage's processes: none for the heaviest, more for less work on an item."""
+    work = [_work(stage) for stage in stages]
+    steps = (NICENESS_LEAD * math.log(max(work) / own) / NICENESS_STEP if own else MAX_NICENESS for own in work)
+    return tuple(min(MAX_NICENESS, round(step)) for step in steps)
+
+
+def _work(stage: PlannedStage) -> float:
+    """Work on an item for one process: measured seconds, else operations."""
+    return (stage.seconds_per_item or stage.flops_per_image + stage.flops_per_caption) / stage.num_replicas

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, time up: take nothing further, keep what is finished, and wait for the rest no longer than said."""
+"""Stop of a run by Ctrl-C, SIGTERM or its time limit: begin nothing, keep what is finished, wait a limited time."""
 
 import queue
 import signal
@@ -17,19 +17,19 @@ FINISHING = "finishing what is in flight"
 
 
 class Stoppable(Protocol):
-    """Whatever runs."""
+    """A run."""
 
     def request_stop(self) -> None:
         """Ask it to come to an end."""
 
 
 class StopRequest:
-    """Whether a run is asked to stop, as its engine sees it: at once here, by a file of the store elsewhere.
+    """Request to stop a run, as its engine sees it: at once here, by a file of the store elsewhere.
 
     Attributes:
-        asked: whether anybody asked.
-        by_signal: whether that was a person or a scheduler, who waits.
-        deadline_s: of the monotonic clock; after it, what is in flight is not waited for. None: no matter how long.
+        asked: whether the run is to stop.
+        by_signal: whether a signal asked, so that somebody waits.
+        deadline_s: monotonic time after which work in flight is left; None for no limit.
     """
 
     def __init__(self, run: Stoppable, timeout_s: float) -> None:
@@ -50,22 +50,22 @@ class StopRequest:
         self.asked = self.by_signal = True
 
     def spread(self) -> None:
-        """Ask the run's tasks elsewhere; where its store can't be written, they don't hear of it."""
+        """Ask the run's tasks elsewhere; where its store can't be written, the request doesn't reach them."""
         with suppress(StoreError, StoreUnavailableError):
             self._run.request_stop()
 
     @property
     def notice(self) -> str:
-        """What is waited for after a signal."""
+        """Line that says what is waited for after a signal."""
         return f"stopping; what is inside the stages is finished and kept, for at most {self.timeout_s:g} s"
 
     @property
     def is_overdue(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether the time for work in flight is over."""
         return self.deadline_s is not None and time.monotonic() > self.deadline_s
 
     def can_break(self) -> bool:
-        """Whether a signal may break off what the main thread does."""
+        """Whether a signal may break off the main thread's work."""
         return self._can_break
 
     @contextmanager
@@ -87,21 +87,21 @@ def stop_on_signals(
     spread: Callable[[], None] = lambda: None,
     can_break: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Turn the first signal into a request; the second goes where it would have gone.
+    """Turn the first signal into a request; the second one goes to the earlier handler.
 
-    It is told in a thread, as the interrupted main thread may hold the locks of a display.
+    A thread announces it, as the interrupted main thread may hold the locks of a display.
 
     Args:
-        note: takes note of the signal, and does no more: the main thread was interrupted anywhere.
-        announce: is told what is waited for, before the block ends.
-        notice: says that.
-        spread: passes the request on, after that.
-        can_break: asked whether the signal may go where it would have gone instead.
+        note: sets the request, and does no more: the main thread was interrupted anywhere.
+        announce: shows a line, before the block ends.
+        notice: text of that line: what is waited for.
+        spread: passes the request on, after the announcement.
+        can_break: whether the signal may go to the earlier handler at once.
     """
     if threading.current_thread() is not threading.main_thread():  # Python takes signals in that one only
         yield
         return
-    heard: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # whose `put` may interrupt itself
+    received: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # whose `put` may interrupt itself
     presses = SignalCount()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -110,26 +110,32 @@ def stop_on_signals(
             hand_on(number, frame, before[number])
         if is_first:
             note()
-            heard.put(number)
+            received.put(number)
 
-    def tell() -> None:
-        if (number := heard.get()) is not None:
+    def announce_signal() -> None:
+        if (number := received.get()) is not None:
             announce(f"{signal.Signals(number).name}: {notice}; once more stops at once")
             spread()
 
-    thread = threading.Thread(target=tell, name="stop", daemon=True)
+    thread = threading.Thread(target=announce_signal, name="stop", daemon=True)
     thread.start()
     try:
         with handling(handle) as before:
             yield
     finally:
-        heard.put(None)
+        received.put(None)
         thread.join()
 
 
 @contextmanager
 def stop_at(run: Stoppable, moment_s: float | None, announce: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Ask the run to stop at a time (Unix, seconds), if one is given; the event says whether that happened."""
+    """Ask the run to stop at a given time; the event that it yields is set when that happens.
+
+    Args:
+        run: the run.
+        moment_s: Unix time; none never stops it.
+        announce: shows a line when the time is up.
+    """
     time_up = threading.Event()
     if moment_s is None:
         yield time_up

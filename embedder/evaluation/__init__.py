@@ -1,1 +1,1 @@
-"""How well texts find a store's pictures, by the model alone and through the index; how fast, and with what memory."""
+"""Evaluation of a store: recall of its images by texts, exact and through the index; speed and memory."""

@@ -1,53 +1,50 @@
-"""How well a store's texts find its own pictures: exact R@k, each item its own only right answer."""
+"""Exact R@k of a store's texts over its own images, each item its own only right answer."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.store.arrow_tensors import unpack_vectors
+from index.vectors import Floats, Mask
 from shards.training.metrics import retrieval_at
 
 KS = (1, 5, 10)
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
 
 @dataclass(frozen=True)
 class Recall:
-    """R@k of some queries over all pictures of a store."""
+    """R@k of some queries over all images of a store."""
 
     queries: str
     num_queries: int
     recall: dict[int, float]
 
 
-def caption_recall(pictures: pa.Table, name: str = "caption", among: Mask | None = None) -> Recall:
+def caption_recall(rows: pa.Table, name: str = "caption", among: Mask | None = None) -> Recall:
     """R@k with the items' own captions as queries.
 
     Args:
-        pictures: rows of an embeddings table that have a picture.
-        name: what these queries are called in reports.
-        among: which rows ask; all rows answer. By default those that have a caption.
+        rows: rows of an embeddings table that have an image.
+        name: of these queries in reports.
+        among: bool (rows,), the rows whose captions are queries, over all images; by default all that have one.
     """
-    asks = pc.is_valid(pictures["text_embedding"]).to_numpy()
+    is_query = pc.is_valid(rows["text_embedding"]).to_numpy()
     if among is not None:
-        asks = asks & among
-    return text_recall(pictures, name, unpack_vectors(pictures["text_embedding"].filter(pa.array(asks))), asks)
+        is_query = is_query & among
+    return text_recall(rows, name, unpack_vectors(rows["text_embedding"].filter(pa.array(is_query))), is_query)
 
 
-def text_recall(pictures: pa.Table, name: str, queries: Floats, asks: Mask) -> Recall:
+def text_recall(rows: pa.Table, name: str, queries: Floats, is_query: Mask) -> Recall:
     """R@k with other texts as queries.
 
     Args:
-        pictures: rows of an embeddings table that have a picture.
-        name: what these queries are called in reports.
+        rows: rows of an embeddings table that have an image.
+        name: of these queries in reports.
         queries: float32 (Q, E), the texts' vectors.
-        asks: bool (rows,), with Q rows true: whose texts they are.
+        is_query: bool (rows,), with Q rows true: the items of the texts.
     """
-    numbers = np.arange(pictures.num_rows)
-    found = retrieval_at(queries, numbers[asks], unpack_vectors(pictures["image_embedding"]), numbers, KS)
+    numbers = np.arange(rows.num_rows)
+    found = retrieval_at(queries, numbers[is_query], unpack_vectors(rows["image_embedding"]), numbers, KS)
     return Recall(name, len(queries), found)

@@ -1,38 +1,42 @@
-"""Evaluate what a store has published: the model alone, its index, and the two together."""
+"""Evaluate a published store: the model alone, its index, and the two together."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
+from embedder.config import RunConfig
 from embedder.errors import USER_MISTAKES
 from embedder.evaluation.exact import ExactNeighbours, Ints, RelevantPairs, right_rows, search_exactly
+from embedder.evaluation.images import ImageTable
 from embedder.evaluation.index_search import IndexAnswers, ask_index, index_figures
 from embedder.evaluation.metrics import GroupFigures, by_group, mean_reciprocal_rank, recalls
-from embedder.evaluation.pictures import PictureTable
-from embedder.evaluation.query_file import QueryFile, file_questions, known_only, read_query_file
+from embedder.evaluation.query_file import QueryFile, file_query_set, known_only, read_query_file
 from embedder.evaluation.query_sets import OWN_CAPTIONS, QuerySet, own_captions
 from embedder.evaluation.report import Evaluation, ModelFigures, QueryFigures
 from embedder.evaluation.timing import Latency, time_each
-from embedder.retrieval.store_api import Store
+from embedder.retrieval.store_api import Store, open_store
 from embedder.store.tables import RecordTable
 
-# R@10 is known to +-0.02 at worst, and exact search of 1,000,000 pictures takes half a minute.
+LOG = logging.getLogger(__name__)
+# R@10 is known to +-0.02 at worst, and exact search of 1,000,000 images takes half a minute.
 DEFAULT_NUM_CAPTIONS = 2000
 KS = (1, 5, 10)
-NUM_ENCODED = 200  # texts that the encoder is timed with
+NUM_ENCODED = 200  # texts to time the encoder with
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """What to ask, and how the answers are split.
+    """Queries of an evaluation, and how the figures are grouped.
 
     Attributes:
         queries: file of queries; the store's own captions without one.
         k: a depth to report, beside 1, 5 and 10.
         group: column to split by, of the file or of the embeddings table.
-        num_queries: how many to ask at most; by default all of a file, and 2,000 captions.
+        num_queries: most queries; by default all of a file, and 2,000 captions.
     """
 
     queries: str | None = None
@@ -42,60 +46,72 @@ class EvaluationOptions:
 
     @property
     def ks(self) -> list[int]:
-        """The depths to report."""
+        """Depths to report."""
         return sorted({*KS, self.k})
 
 
-def evaluate(store: Store, options: EvaluationOptions, say: Callable[[str], None]) -> Evaluation:
+DEFAULT_OPTIONS = EvaluationOptions()
+
+
+def evaluate(
+    store: Store | RunConfig,
+    options: EvaluationOptions = DEFAULT_OPTIONS,
+    say: Callable[[str], None] = LOG.info,
+    **keywords: Any,
+) -> Evaluation:
     """Measure retrieval by exact search and through the index, recall of the index, speed and memory.
 
     Args:
-        store: what is published.
-        options: what to ask.
-        say: is told what is being done.
+        store: from `embedder.open_store`, or a configuration that names one.
+        options: see `EvaluationOptions`.
+        say: receives progress messages; by default they are logged.
+        keywords: fields of `EvaluationOptions`, over those of `options`: `num_queries=500, group="modality"`.
 
     Raises:
         SourceError: the file of queries can't be read.
         ConfigError: it breaks a rule, or there is no such column to group by.
-        StoreError: there is nothing to ask.
+        StoreError: no image has a caption.
     """
+    options = replace(options, **keywords)
+    if isinstance(store, RunConfig):
+        store = open_store(store.required_store, model=store.model)
     file = None if options.queries is None else read_query_file(options.queries, options.group)
     say("reading ids and queries")
-    pictures = PictureTable(RecordTable(store.files, "embeddings", store.current.embeddings))
-    file = None if file is None else known_only(file, pictures)
-    questions = _questions(store, options, file)
-    right_items = pictures.numbers_of(pa.array(questions.item_ids, pa.string()))
-    asked = _ask_index(store, pictures, questions, right_items, options, say)
-    say(f"comparing {len(questions.texts):,} queries with all {len(pictures):,} pictures")
-    exact = _search_exactly(pictures, questions, right_items, asked, options)
-    encoding, failure = _time_encoding(store, questions.texts[:NUM_ENCODED])
+    images = ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))
+    file = None if file is None else known_only(file, images)
+    query_set = _query_set(store, options, file)
+    right_items = images.numbers_of(pa.array(query_set.item_ids, pa.string()))
+    answers = _ask_index(store, images, query_set, right_items, options, say)
+    say(f"comparing {len(query_set.texts):,} queries with all {len(images):,} images")
+    exact = _search_exactly(images, query_set, right_items, answers, options)
+    encoding, failure = _time_encoding(store, query_set.texts[:NUM_ENCODED])
     return Evaluation(
         store=store.files.address,
         run_id=store.current.run_id,
         embeddings_version=store.current.embeddings,
         model_fingerprint=store.info.model_fingerprint,
         evaluated_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        num_pictures=len(pictures),
-        num_items=len(pictures.item_ids),
-        queries=_query_figures(questions, file),
+        num_pictures=len(images),
+        num_items=len(images.item_ids),
+        queries=_query_figures(query_set, file),
         model=ModelFigures(r_at=recalls(exact.ranks, options.ks), mrr=mean_reciprocal_rank(exact.ranks)),
-        index=None if asked is None else index_figures(asked, exact, questions.vectors, options.ks),
+        index=None if answers is None else index_figures(answers, exact, query_set.vectors, options.ks),
         encoding=encoding,
-        groups=_groups(questions, exact, asked, options),
-        notes=[*_notes(questions, file, asked, options), *failure],
+        groups=_groups(query_set, exact, answers, options),
+        notes=[*_notes(query_set, file, answers, options), *failure],
     )
 
 
-def _questions(store: Store, options: EvaluationOptions, file: QueryFile | None) -> QuerySet:
+def _query_set(store: Store, options: EvaluationOptions, file: QueryFile | None) -> QuerySet:
     if file is not None:
-        return file_questions(file, store, options.num_queries, options.group)
+        return file_query_set(file, store, options.num_queries, options.group)
     return own_captions(store, options.num_queries or DEFAULT_NUM_CAPTIONS, options.group)
 
 
 def _ask_index(
     store: Store,
-    pictures: PictureTable,
-    questions: QuerySet,
+    images: ImageTable,
+    query_set: QuerySet,
     right_items: Ints,
     options: EvaluationOptions,
     say: Callable[[str], None],
@@ -104,56 +120,56 @@ def _ask_index(
     if number is None:
         return None
     say(f"searching index {number}")
-    return ask_index(store, number, pictures, questions.vectors, questions.queries, right_items, max(options.ks))
+    return ask_index(store, number, images, query_set.vectors, query_set.queries, right_items, max(options.ks))
 
 
 def _search_exactly(
-    pictures: PictureTable,
-    questions: QuerySet,
+    images: ImageTable,
+    query_set: QuerySet,
     right_items: Ints,
-    asked: IndexAnswers | None,
+    answers: IndexAnswers | None,
     options: EvaluationOptions,
 ) -> ExactNeighbours:
-    right = right_rows(questions.queries, right_items, pictures.items)
-    found = RelevantPairs(right.queries[:0], right.rows[:0]) if asked is None else asked.pairs()
-    return search_exactly(questions.vectors, pictures.blocks, pictures.items, right, max(options.ks), found)
+    right = right_rows(query_set.queries, right_items, images.items)
+    found = RelevantPairs(right.queries[:0], right.rows[:0]) if answers is None else answers.pairs()
+    return search_exactly(query_set.vectors, images.blocks, images.items, right, max(options.ks), found)
 
 
 def _groups(
-    questions: QuerySet, exact: ExactNeighbours, asked: IndexAnswers | None, options: EvaluationOptions
+    query_set: QuerySet, exact: ExactNeighbours, answers: IndexAnswers | None, options: EvaluationOptions
 ) -> list[GroupFigures]:
-    if questions.groups is None:
+    if query_set.groups is None:
         return []
-    through_index = None if asked is None else asked.ranks
-    return by_group(questions.queries, questions.groups, exact.ranks, through_index, options.ks)
+    through_index = None if answers is None else answers.ranks
+    return by_group(query_set.queries, query_set.groups, exact.ranks, through_index, options.ks)
 
 
 def _time_encoding(store: Store, texts: list[str]) -> tuple[Latency | None, list[str]]:
-    """Time of encoding one text, or a note why it is not known: the captions' vectors are there without the model."""
+    """Time of encoding one text, or a note with the reason why it was not timed, as where the model is missing."""
     try:
         return time_each(lambda text: store.encode_text([text]), texts), []
     except USER_MISTAKES as error:
         return None, [f"encoding was not timed: {error}"]
 
 
-def _query_figures(questions: QuerySet, file: QueryFile | None) -> QueryFigures:
+def _query_figures(query_set: QuerySet, file: QueryFile | None) -> QueryFigures:
     return QueryFigures(
-        source=questions.source,
-        num_queries=len(questions.texts),
-        num_answers=len(questions.item_ids),
+        source=query_set.source,
+        num_queries=len(query_set.texts),
+        num_answers=len(query_set.item_ids),
         num_unknown=0 if file is None else file.num_unknown,
     )
 
 
 def _notes(
-    questions: QuerySet, file: QueryFile | None, asked: IndexAnswers | None, options: EvaluationOptions
+    query_set: QuerySet, file: QueryFile | None, answers: IndexAnswers | None, options: EvaluationOptions
 ) -> list[str]:
     notes = []
-    limit = options.num_queries or (DEFAULT_NUM_CAPTIONS if questions.source == OWN_CAPTIONS else None)
-    if limit == len(questions.texts):
+    limit = options.num_queries or (DEFAULT_NUM_CAPTIONS if query_set.source == OWN_CAPTIONS else None)
+    if limit == len(query_set.texts):
         notes.append(f"at most {limit:,} queries are asked, those with the lowest hashes; --num-queries asks more")
     if file is not None and file.num_unknown:
-        notes.append(f"{file.num_unknown:,} rows of the file were left out: the store has no picture of their items")
-    if asked is None:
+        notes.append(f"{file.num_unknown:,} rows of the file were left out: the store has no image of their items")
+    if answers is None:
         notes.append("there is no index: search is exact; `embedder index build` makes one")
     return notes

@@ -1,6 +1,6 @@
-"""Exact search over all pictures, streamed: each query's best rows, and how many items stand before its own.
+"""Exact search over all images, streamed: each query's best rows, and the rank of its right item.
 
-Legend: `Q` queries, `N` rows (pictures and video segments), `E` embedding size, `P` pairs of a query and a row.
+Legend: `Q` queries, `N` rows (images and video segments), `E` embedding size, `P` pairs of a query and a row.
 
 An item counts once, by its best row, however many segments it has. A query may have several right items; the best
 one counts, and the others do not stand in its way. Ties count against the model: a wrong item that scores within
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+from index.vectors import Floats, Mask
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 # One vector at two places of a matrix product may differ by some 1e-7: duplicates must tie all the same.
 TIE = 1e-6
@@ -24,25 +24,25 @@ MAX_SCORES = 1 << 24  # of one block: 64 MiB of float32
 
 @dataclass(frozen=True)
 class RelevantPairs:
-    """Queries and rows that belong together in some way; int64 (P,) each."""
+    """Pairs of a query and a row; int64 (P,) each."""
 
     queries: Ints
     rows: Ints
 
     def within(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
-        """The pairs whose row is in a range: their positions, queries, and rows counted from `start`."""
+        """Pairs whose row is in a range: their positions, queries, and rows counted from `start`."""
         positions = np.flatnonzero((self.rows >= start) & (self.rows < stop))
         return positions, self.queries[positions], self.rows[positions] - start
 
 
 @dataclass(frozen=True)
 class ExactNeighbours:
-    """What exact search found.
+    """Results of exact search.
 
     Attributes:
         scores: float32 (Q, min(k, N)), cosines of the best rows, best first.
-        ranks: int64 (Q,), how many wrong items stand before the best right one; the number of items where it has none.
-        asked_scores: float32 (P,), scores of the pairs that were asked for; -inf where the row is none.
+        ranks: int64 (Q,), number of wrong items before the best right one; the number of items where it has none.
+        asked_scores: float32 (P,), scores of the pairs given; -inf where the row is none.
     """
 
     scores: Floats
@@ -58,15 +58,15 @@ def search_exactly(
     k: int,
     asked: RelevantPairs,
 ) -> ExactNeighbours:
-    """Compare every query with every row, twice: for the scores of the right rows, then for what stands before them.
+    """Compare every query with every row, twice: for the scores of the right rows, then for the items before them.
 
     Args:
         queries: float32 (Q, E), unit rows.
         blocks: gives all N rows in order, float32 (n, E) at a time, the same each time.
         items: int64 (N,), the item that each row belongs to, numbered from 0.
         right: every row of every right item.
-        k: how many of the best scores to keep.
-        asked: pairs whose scores are wanted, such as what an index found; row -1 for none.
+        k: number of best scores to keep.
+        asked: pairs whose scores are wanted, such as the hits of an index; row -1 for none.
     """
 
     def parts() -> Iterator[tuple[int, Floats]]:
@@ -83,7 +83,7 @@ def search_exactly(
         asked_scores[positions] = scores[numbers, rows]
         best = _merged(best, scores, k)
         _, numbers, rows = right.within(start, stop)
-        scores[numbers, rows] = -np.inf  # a right item stands in nobody's way
+        scores[numbers, rows] = -np.inf  # a right item counts as ahead of no other
         ahead.add(scores > (own - TIE)[:, None], items[start:stop])
     has_answer = np.isfinite(own)
     num_items = len(np.unique(items))
@@ -106,7 +106,7 @@ def right_rows(queries: Ints, right_items: Ints, items: Ints) -> RelevantPairs:
 
 
 def _in_parts(blocks: Iterable[Floats], max_rows: int) -> Iterator[tuple[int, Floats]]:
-    """Rows in order, so few at a time that their scores fit; each with the number of its first row."""
+    """Blocks of at most `max_rows` rows, each with the number of its first row."""
     start = 0
     for block in blocks:
         for first in range(0, len(block), max_rows):
@@ -116,7 +116,7 @@ def _in_parts(blocks: Iterable[Floats], max_rows: int) -> Iterator[tuple[int, Fl
 
 
 def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: RelevantPairs) -> tuple[Floats, Ints]:
-    """Each query's score of its best right row, -inf where it has none, and the first row of every part."""
+    """Score of each query's best right row, -inf where it has none, and the first row of every part."""
     own = np.full(len(queries), -np.inf, np.float32)
     starts = []
     for start, vectors in parts:
@@ -127,7 +127,7 @@ def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: Rel
 
 
 def _merged(best: Floats, scores: Floats, k: int) -> Floats:
-    """The k best of those so far and of a block, best first."""
+    """Best k of the scores so far and of a block, best first."""
     if best.shape[1] < k:
         is_more = scores.shape[1] > k
         return _sorted(best, np.partition(scores, -k, axis=1)[:, -k:] if is_more else scores)[:, :k]
@@ -135,9 +135,9 @@ def _merged(best: Floats, scores: Floats, k: int) -> Floats:
     if len(numbers) == 0:
         return best
     width = np.bincount(numbers)
-    place = np.arange(len(numbers)) - np.repeat(np.cumsum(width) - width, width)
+    position = np.arange(len(numbers)) - np.repeat(np.cumsum(width) - width, width)
     fresh = np.full((len(best), width.max()), -np.inf, np.float32)
-    fresh[numbers, place] = scores[numbers, rows]
+    fresh[numbers, position] = scores[numbers, rows]
     return _sorted(best, fresh)[:, :k]
 
 
@@ -146,7 +146,7 @@ def _sorted(best: Floats, scores: Floats) -> Floats:
 
 
 class _ItemsAhead:
-    """Counts items that stand before each query's own: each once, though its rows may lie in several parts."""
+    """Counter of the items before each query's own: each once, though its rows may lie in several parts."""
 
     def __init__(self, num_queries: int, items: Ints, starts: Ints) -> None:
         self.counts = np.zeros(num_queries, np.int64)

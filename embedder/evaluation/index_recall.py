@@ -1,12 +1,13 @@
-"""What the index finds: the rank of each query's right item among its hits, and how much of the exact answer."""
+"""Recall of an index: the rank of each query's right item among its hits, and the share of the exact answer found."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedder.evaluation.exact import TIE, ExactNeighbours, Floats, Ints
-from embedder.evaluation.pictures import PictureTable
+from embedder.evaluation.exact import TIE, ExactNeighbours, Ints
+from embedder.evaluation.images import ImageTable
+from index.vectors import Floats
 
 if TYPE_CHECKING:
     from index.search import Index, Neighbours
@@ -15,21 +16,21 @@ Search = Callable[[Floats, int], "Neighbours"]
 
 
 class IndexedItems:
-    """Which item and which row of the table each row of an index is."""
+    """Item and row of the table of each row of an index."""
 
-    def __init__(self, index: "Index", pictures: PictureTable) -> None:
-        self._pictures = pictures
-        self._items = pictures.numbers_of(index.ids["item_id"])
+    def __init__(self, index: "Index", images: ImageTable) -> None:
+        self._images = images
+        self._items = images.numbers_of(index.ids["item_id"])
         self._segments = index.ids["segment"].to_numpy().astype(np.int64)
 
     def items(self, rows: Ints) -> Ints:
-        """Items of some rows of the index, of any shape; -1 for row -1."""
+        """Items of rows of the index, of any shape; -1 for row -1."""
         return np.where(rows >= 0, self._items[np.maximum(rows, 0)], -1)
 
     def table_rows(self, rows: Ints) -> Ints:
         """Rows of the table for rows of the index, of any shape; -1 where it has none."""
         flat = rows.reshape(-1)
-        found = self._pictures.rows_of(self.items(flat), self._segments[np.maximum(flat, 0)])
+        found = self._images.rows_of(self.items(flat), self._segments[np.maximum(flat, 0)])
         return found.reshape(rows.shape)
 
 
@@ -41,9 +42,9 @@ def find_items(
     A clip's segments count as one answer, so more rows may be needed than items.
 
     Args:
-        search: `(queries, k) -> Hits`.
+        search: `(queries, k) -> Neighbours`.
         queries: float32 (Q, E).
-        rows: knows the index's rows.
+        rows: items of the index's rows.
         num_items: at least 1.
         num_rows: rows that the index has.
 
@@ -59,14 +60,14 @@ def find_items(
 
 
 def _num_different(items: Ints) -> Ints:
-    """How many different items stand in each row; int64 (Q,)."""
+    """Number of different items in each row; int64 (Q,)."""
     ordered = np.sort(items, axis=1)
     is_new = np.diff(ordered, axis=1, prepend=-1) != 0
     return np.asarray((is_new & (ordered >= 0)).sum(axis=1), np.int64)
 
 
 def ranks_among(scores: Floats, items: Ints, queries: Ints, right_items: Ints, num_items: int) -> Ints:
-    """How many wrong items stand before each query's best right one among its hits; `num_items` where it is not found.
+    """Number of wrong items before each query's best right one among its hits; `num_items` where it is not found.
 
     Ties count against the index, as they do in exact search.
 

@@ -1,4 +1,4 @@
-"""The published index under all queries: what it finds, at its own setting and at others, how fast, in what memory."""
+"""Measurements of the published index: recall and latency at its own search setting and at others, and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,18 @@ import numpy as np
 import psutil
 
 from embedder.engine.hardware import num_cpus
-from embedder.evaluation.exact import ExactNeighbours, Floats, Ints, RelevantPairs
+from embedder.evaluation.exact import ExactNeighbours, Ints, RelevantPairs
+from embedder.evaluation.images import ImageTable
 from embedder.evaluation.index_recall import IndexedItems, find_items, found_shares, ranks_among
 from embedder.evaluation.intervals import ConfidenceInterval, mean
 from embedder.evaluation.metrics import recalls
-from embedder.evaluation.pictures import PictureTable
 from embedder.evaluation.report import IndexFigures
 from embedder.evaluation.sweep import CurvePoint, SearchSetting, settings
 from embedder.evaluation.timing import Latency, time_each, time_throughput
 from embedder.retrieval.store_api import Store
 from embedder.store_index.versions import open_version
 from index.search import Index
+from index.vectors import Floats
 
 CURVE_DEPTH = 10
 
@@ -27,7 +28,9 @@ class EffortTrial:
     """One setting of the index, timed.
 
     Attributes:
-        rows: int64 (Q, k), rows of the table that it found, -1 for none.
+        setting: of the search.
+        latency: of one query.
+        rows: int64 (Q, k), rows of the table found, -1 for none.
     """
 
     setting: SearchSetting
@@ -37,11 +40,13 @@ class EffortTrial:
 
 @dataclass(frozen=True)
 class IndexAnswers:
-    """What the index answered.
+    """Answers of the index to all queries.
 
     Attributes:
+        number: version of the index.
+        index: opened.
         resident_bytes: growth of this process, by opening the index and searching it.
-        ranks: int64 (Q,), wrong items before the right one among what was found; the number of items where it was not.
+        ranks: int64 (Q,), wrong items before the right one among the hits; the number of items where it was not.
         rows: int64 (Q, k), rows of the table that a plain search found.
         trials: the settings of the curve.
     """
@@ -54,7 +59,7 @@ class IndexAnswers:
     trials: list[EffortTrial]
 
     def pairs(self) -> RelevantPairs:
-        """Every pair of a query and a row that was found, whose exact score is wanted."""
+        """Pairs of each query and a row found, whose exact scores are wanted."""
         rows = self._all_rows()
         return RelevantPairs(np.repeat(np.arange(len(rows)), rows.shape[1]), rows.reshape(-1))
 
@@ -87,14 +92,14 @@ class IndexAnswers:
 
 
 def ask_index(
-    store: Store, number: int, pictures: PictureTable, vectors: Floats, queries: Ints, right_items: Ints, depth: int
+    store: Store, number: int, images: ImageTable, vectors: Floats, queries: Ints, right_items: Ints, depth: int
 ) -> IndexAnswers:
-    """Open the index and ask it everything.
+    """Open the index and search it with all queries.
 
     Args:
-        store: whose index it is.
+        store: of the index.
         number: its version.
-        pictures: the rows of the table.
+        images: the rows of the table.
         vectors: float32 (Q, E).
         queries: int64 (R,), the query of each right answer.
         right_items: int64 (R,), its item.
@@ -106,8 +111,8 @@ def ask_index(
     opened = open_version(store.files, number, store.info.model_fingerprint)
     hits = opened.search(vectors, depth)
     resident = psutil.Process().memory_info().rss - before
-    rows = IndexedItems(opened, pictures)
-    num_items = len(pictures.item_ids)
+    rows = IndexedItems(opened, images)
+    num_items = len(images.item_ids)
     # One more than is reported: where the right item ties with all that follow, that must be seen.
     scores, items = find_items(opened.search, vectors, rows, depth + 1, len(opened))
     return IndexAnswers(
@@ -126,33 +131,33 @@ def _try(index: Index, setting: SearchSetting, vectors: Floats, rows: IndexedIte
     return EffortTrial(setting, latency, rows.table_rows(setting.search(index, vectors, CURVE_DEPTH).rows))
 
 
-def index_figures(asked: IndexAnswers, exact: ExactNeighbours, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
-    """Put together what was found, and time searches at the depth that people ask for.
+def index_figures(answers: IndexAnswers, exact: ExactNeighbours, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
+    """Collect the figures, and time searches at the usual depth.
 
     Args:
-        asked: what the index answered.
-        exact: what exact search found.
+        answers: of the index.
+        exact: results of exact search.
         vectors: float32 (Q, E).
         ks: depths of R@k and recall@k.
     """
-    index, manifest = asked.index, asked.index.manifest
+    index, manifest = answers.index, answers.index.manifest
 
     def search(queries: Floats, num_threads: int) -> object:
         return index.search(queries, CURVE_DEPTH, num_threads=num_threads)
 
-    curve = asked.curve(exact)
-    published = next(trial.latency for trial in asked.trials if trial.setting.is_published)
+    curve = answers.curve(exact)
+    published = next(trial.latency for trial in answers.trials if trial.setting.is_published)
     return IndexFigures(
-        number=asked.number,
+        number=answers.number,
         design=manifest.design,
         parameters=manifest.parameters,
         num_vectors=len(index),
-        r_at=recalls(asked.ranks, ks),
-        recall_at=asked.recall_at(exact, ks),
+        r_at=recalls(answers.ranks, ks),
+        recall_at=answers.recall_at(exact, ks),
         num_masked=manifest.num_masked,
         size_bytes=manifest.size_bytes,
         memory_bytes=manifest.memory_bytes,
-        resident_bytes=asked.resident_bytes,
+        resident_bytes=answers.resident_bytes,
         one_thread=published,
         throughput=[time_throughput(search, vectors, number) for number in sorted({1, num_cpus()})],
         curve=curve,

@@ -1,4 +1,4 @@
-"""How far a figure of some queries may be from that of all queries that might be asked: 95 % confidence intervals.
+"""Confidence intervals, 95 %, of figures that are measured on a sample of queries.
 
 A share (R@k) has Wilson's score interval, which stays within [0, 1] and holds for few queries and for shares near 0
 and 1. A mean of other values (MRR, recall@k) has the percentile bootstrap over queries, with a fixed seed.

@@ -1,21 +1,19 @@
-"""From ranks to figures with confidence intervals, of all queries and of groups."""
+"""Metrics with confidence intervals from ranks, of all queries and of groups."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from embedder.evaluation.exact import Ints
 from embedder.evaluation.intervals import ConfidenceInterval, mean, share
 from shards.training.metrics import reciprocal_ranks
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SMALL_GROUP = 30  # queries; a share of fewer is known to some +-0.15 at best
 
 
 class GroupFigures(BaseModel):
-    """The figures of some of the queries, over all pictures."""
+    """Figures of a group of queries, over all images."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,7 +29,7 @@ def recalls(ranks: Ints, ks: Sequence[int]) -> dict[int, ConfidenceInterval]:
     """R@k by k.
 
     Args:
-        ranks: int64 (Q,), how many wrong items stand before the right one.
+        ranks: int64 (Q,), number of wrong items before the right one.
         ks: ranks to report.
     """
     return {k: share(ranks < k) for k in ks}
@@ -45,7 +43,7 @@ def mean_reciprocal_rank(ranks: Ints) -> ConfidenceInterval:
 def by_group(
     queries: Ints, groups: Sequence[str], exact: Ints, through_index: Ints | None, ks: Sequence[int]
 ) -> list[GroupFigures]:
-    """The figures of each group, the largest first; a query counts in each group that one of its right items is in.
+    """Figures of each group, the largest first; a query counts in each group of one of its right items.
 
     Args:
         queries: int64 (R,), the query of each right answer.

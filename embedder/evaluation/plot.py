@@ -1,12 +1,13 @@
-"""Recall against latency as a picture: one point a setting of the index, the published one marked."""
+"""Plot of recall against latency: one point for each search setting of the index, the published one marked."""
 
 from pathlib import Path
 
 from embedder.evaluation.report import IndexFigures
+from embedder.storage.atomic_write import atomic_write
 
 SIZE_INCH = (7, 5)
 DOTS_PER_INCH = 110
-TOP = 1.01  # recall ends at 1, and a point there is to be seen whole
+TOP = 1.01  # recall ends at 1, and a point there should be seen whole
 
 
 def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
@@ -15,7 +16,7 @@ def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
     Args:
         path: the file.
         figures: of an index, with its curve.
-        title: stands above.
+        title: above the plot.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,6 +41,5 @@ def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
     axes.set_ylim(top=TOP)
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="lower right")
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")

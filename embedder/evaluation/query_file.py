@@ -1,4 +1,4 @@
-"""A file of queries: `query` and `item_id`, one right answer a row; and a column to group by, where there is one."""
+"""File of queries: `query` and `item_id`, one right answer in each row, and an optional column to group by."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.errors import ConfigError
-from embedder.evaluation.pictures import PictureTable
+from embedder.evaluation.images import ImageTable
 from embedder.evaluation.query_sets import QuerySet, check_group, group_names, item_groups, table_columns
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
@@ -24,14 +24,14 @@ NUM_EXAMPLES = 3
 
 @dataclass(frozen=True)
 class QueryFile:
-    """The rows of a file: right answers, in order.
+    """Rows of a file: right answers, in order.
 
     Attributes:
         path: the file.
         texts: R queries, the same one several times where several items are right.
         item_ids: R ids.
         groups: R names, where the file has that column.
-        num_unknown: rows left out, because the store has no picture of their item.
+        num_unknown: rows left out, because the store has no image of their item.
     """
 
     path: str
@@ -93,23 +93,23 @@ def _rows(path: str, table: Table, schema: pa.Schema, group: str | None) -> Iter
 
 def _check_row(where: str, text: str | None, item_id: str | None) -> None:
     if text is None or not text.strip():
-        raise ConfigError(f"{where}: the query is empty; write what the picture shows, or leave the row out")
+        raise ConfigError(f"{where}: the query is empty; write what the image shows, or leave the row out")
     if not item_id:
         raise ConfigError(f"{where}: item_id is empty; write the id of a right item, or leave the row out")
 
 
-def known_only(found: QueryFile, pictures: PictureTable) -> QueryFile:
-    """Leave out rows whose item the store has no picture of, as long as they are few.
+def known_only(found: QueryFile, images: ImageTable) -> QueryFile:
+    """Leave out rows whose item the store has no image of, as long as they are few.
 
     Raises:
         ConfigError: more than `MAX_UNKNOWN_SHARE` of the rows.
     """
-    is_known = pictures.numbers_of(pa.array(found.item_ids, pa.string())) >= 0
+    is_known = images.numbers_of(pa.array(found.item_ids, pa.string())) >= 0
     unknown = [item_id for item_id, known in zip(found.item_ids, is_known, strict=True) if not known]
     if len(unknown) > MAX_UNKNOWN_SHARE * len(is_known):
         examples = ", ".join(dict.fromkeys(unknown[:NUM_EXAMPLES]))
         raise ConfigError(
-            f"--queries {found.path}: the store has no picture of {len(unknown):,} of {len(is_known):,} item ids, such "
+            f"--queries {found.path}: the store has no image of {len(unknown):,} of {len(is_known):,} item ids, such "
             f"as {examples}; at most {MAX_UNKNOWN_SHARE:.0%} may be missing: write ids as `embedder search` prints "
             "them, or check that this is the store you meant"
         )
@@ -119,8 +119,14 @@ def known_only(found: QueryFile, pictures: PictureTable) -> QueryFile:
     return QueryFile(found.path, kept[0], kept[1], groups, len(unknown))
 
 
-def file_questions(found: QueryFile, store: Store, num_queries: int | None, group: str | None) -> QuerySet:
+def file_query_set(found: QueryFile, store: Store, num_queries: int | None, group: str | None) -> QuerySet:
     """Encode a file's queries; of more than `num_queries`, those with the lowest hashes.
+
+    Args:
+        found: the file.
+        store: encodes the texts.
+        num_queries: most queries; None for all.
+        group: column to group by.
 
     Raises:
         ConfigError: neither the file nor the store has the column to group by.

@@ -1,4 +1,4 @@
-"""What `embedder evaluate` finds, as it stands in evaluation.json."""
+"""Result of an evaluation, as it stands in evaluation.json."""
 
 from typing import Literal
 
@@ -11,32 +11,32 @@ from embedder.evaluation.timing import Latency, Throughput
 
 
 class ReportSection(BaseModel):
-    """A part of the report."""
+    """Section of the report."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class QueryFigures(ReportSection):
-    """What was asked."""
+    """Queries of the evaluation."""
 
     source: str = Field(description="`captions of the store`, or the file")
     num_queries: int
     num_answers: int = Field(description="right items, of all queries")
-    num_unknown: int = Field(description="rows of the file whose item has no picture in the store; left out")
+    num_unknown: int = Field(description="rows of the file whose item has no image in the store; left out")
 
 
 class ModelFigures(ReportSection):
-    """What the model can do: exact search over all pictures."""
+    """Figures of the model: exact search over all images."""
 
     r_at: dict[int, ConfidenceInterval] = Field(description="share of queries with a right item among the best k")
     mrr: ConfidenceInterval = Field(description="mean of 1/rank of the best right item, over whole rankings")
 
 
 class IndexFigures(ReportSection):
-    """What comes through the published index."""
+    """Figures of the published index."""
 
     number: int
-    design: str = Field(description="what it is made of, as FAISS's index_factory writes it")
+    design: str = Field(description="its design, as FAISS's index_factory writes it")
     parameters: dict[str, int] = Field(description="effort of a search")
     num_vectors: int = Field(description="that a search may find")
     num_masked: int = Field(description="rows that it holds besides, removed since it was built")
@@ -51,7 +51,7 @@ class IndexFigures(ReportSection):
 
 
 class Evaluation(ReportSection):
-    """The whole report; intervals are of 95 %."""
+    """Whole report; intervals are of 95 %."""
 
     format_version: Literal[1] = 1
     store: str
@@ -59,11 +59,11 @@ class Evaluation(ReportSection):
     embeddings_version: int
     model_fingerprint: str
     evaluated_at: str = Field(description="UTC, ISO 8601")
-    num_pictures: int = Field(description="pictures and video segments that were searched")
+    num_pictures: int = Field(description="images and video segments that were searched")
     num_items: int = Field(description="items that these belong to")
     queries: QueryFigures
     model: ModelFigures
     index: IndexFigures | None = Field(description="none where the store has none: then search is exact")
     encoding: Latency | None = Field(description="of one text, apart from search; none where it could not be timed")
     groups: list[GroupFigures]
-    notes: list[str] = Field(description="what a reader should know: what was left out, and why")
+    notes: list[str] = Field(description="limits of the evaluation: what was left out, and why")

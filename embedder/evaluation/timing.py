@@ -1,4 +1,4 @@
-"""How long a query takes, and how many are answered a second; wall clock, after a few that do not count."""
+"""Latency and throughput of queries by the wall clock, after a warm-up."""
 
 import statistics
 import time
@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from embedder.evaluation.exact import Floats
+from index.vectors import Floats
 
 Clock = Callable[[], float]
 Answer = Callable[[Any], object]
 
 NUM_WARM_UP = 3
-MAX_SINGLE = 1000  # p99 of so many is the tenth slowest
+MAX_SINGLE = 1000  # their p99 is the tenth slowest
 NUM_RUNS = 3
 BUDGET_S = 2.0  # of each measurement
 
 
 class Latency(BaseModel):
-    """Of queries asked one after another."""
+    """Latency of queries asked one after another."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,13 +32,13 @@ class Latency(BaseModel):
 
 
 class Throughput(BaseModel):
-    """Queries a second, by how they come."""
+    """Queries per second, single and in batches."""
 
     model_config = ConfigDict(frozen=True)
 
     num_threads: int
     single_queries_per_s: float = Field(description="each thread asks one query after another, with one thread each")
-    batch_queries_per_s: float = Field(description="all queries in one call, which takes so many threads")
+    batch_queries_per_s: float = Field(description="all queries in one call on all the threads")
 
 
 def time_each(
@@ -75,7 +75,7 @@ def time_each(
 def time_throughput(
     search: Callable[[Floats, int], object], queries: Floats, num_threads: int, clock: Clock = time.perf_counter
 ) -> Throughput:
-    """Queries a second with so many threads.
+    """Measure queries per second.
 
     Args:
         search: `(queries, num_threads)` answers all of them.
@@ -101,7 +101,7 @@ def time_throughput(
 
 
 def _seconds(run: Callable[[], object], clock: Clock) -> float:
-    """The median of a few runs, or of fewer where they take long."""
+    """Median of a few runs, or of fewer where they take long."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < NUM_RUNS and sum(seconds) < BUDGET_S):
         started = clock()

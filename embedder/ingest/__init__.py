@@ -1,1 +1,1 @@
-"""The main job of `embed` and `refresh`: what is new, the run, the guards, and the publication."""
+"""The main job of `embed` and `refresh`: comparison, run, guards, and publication."""

@@ -1,33 +1,50 @@
-"""The report of a run: what was to be done, what its steps measured, and what it came to."""
+"""Report of a run, built once: the work, the measurements of its steps, the verdicts, and the outcome."""
 
-import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from embedder.engine.cpu_use import beside_steps
 from embedder.engine.resources import StageResources
-from embedder.ingest.counts import Counts
-from embedder.ingest.diff import Difference
 from embedder.ingest.execute import EngineOutcome
+from embedder.ingest.guards import Verdict
+from embedder.ingest.run_result import RunResult
+from embedder.ingest.work import WorkPlan
 from embedder.planning.profile import kept_costs
-from embedder.report.plan_records import Review
 from embedder.report.plan_review import Observed, review_run
 from embedder.report.schema import PlaceReport, Report, first_loads, split_loads, step_reports
+from embedder.sources.selection import LeftOut
 from embedder.store.layout import Kind, utc_now
 
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
-def make_report(outcome: EngineOutcome, difference: Difference, counts: Counts, started_s: float) -> Report:
-    """Report on a run whose engine has ended; what comes of it is filled in later.
+def build_report(
+    kind: Kind,
+    outcome: EngineOutcome,
+    work: WorkPlan,
+    result: RunResult,
+    left_out: LeftOut,
+    verdicts: Sequence[Verdict],
+    *,
+    started_s: float,
+    wall_s: float,
+    not_published: str | None,
+) -> Report:
+    """Report on a run whose engine has ended, and that is about to be published, or is not.
 
     Args:
+        kind: `embed` or `refresh`.
         outcome: the engine's run.
-        difference: what was to be done.
-        counts: what is finished.
+        work: what was to be done.
+        result: what is finished.
+        left_out: what the sources hold beside items.
+        verdicts: of all guards.
         started_s: Unix time of the command's start.
+        wall_s: seconds from then to the end of the engine.
+        not_published: why the run is not published; none where it is.
     """
-    job = outcome.job
-    session = [entry for entry in counts.entries if entry.name.startswith(job.run.session)]
+    job, difference, is_published = outcome.job, work.difference, not_published is None
+    session = [entry for entry in result.entries if entry.name.startswith(job.run.session)]
     loads, trace = split_loads(call for entry in session for call in entry.trace)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
@@ -35,64 +52,95 @@ def make_report(outcome: EngineOutcome, difference: Difference, counts: Counts, 
     is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
     all_up_s = max((load.started_s + load.wall_s for load in first_loads(loads)), default=0.0)
     engine = beside_steps(outcome.cpu_use, trace, all_up_s, window[1]) if is_here else None
-    decode_calls = [call for call in trace if call["step"] == "decode"]
-    engine_share = engine[0] / engine[1] if engine else None
-    observed = Observed(steps, decode_calls, counts.num_here, engine_share and engine_share * window_s)
-    first_s = min((call["started_s"] for call in trace), default=started_s)
+    engine_cores = engine[0] / engine[1] if engine else None
+    review = None
+    if outcome.choice.engine == "ray":  # in a single process a cut changes nothing, so there is nothing to review
+        decode_calls = [call for call in trace if call["step"] == "decode"]
+        observed = Observed(steps, decode_calls, result.num_here, engine_cores and engine_cores * window_s)
+        review = review_run(job, outcome.available, observed, kept_costs(job.config, job.model))
+    num_left = difference.to_embed.num_rows - result.num_here
+    published = f"published; {num_left:,} items are left for the next refresh" if num_left else "published"
     return Report(
+        kind=kind,
         run_id=job.run.run_id,
         engine=outcome.choice.engine,
         engine_reason=outcome.choice.reason,
-        published=False,
+        published=is_published,
+        outcome=published if not_published is None else not_published,
         started_at=job.run.info.started_at,
-        wall_s=time.time() - started_s,
-        startup_s=first_s - started_s,
+        wall_s=wall_s,
+        startup_s=min((call["started_s"] for call in trace), default=started_s) - started_s,
         num_new=difference.num_new,
         num_changed=difference.num_changed,
         num_unchanged=difference.num_unchanged,
         reasons=difference.reasons,
-        num_taken_over=sum(counts.taken_from.values()),
-        taken_from=counts.taken_from,
-        num_equal=counts.num_equal,
-        num_stale=counts.num_stale,
-        num_items=counts.num_items,
-        num_rejected=counts.num_rejected,
-        num_vectors=counts.num_vectors,
-        items_per_s=counts.num_here / window_s if window_s else 0.0,
+        num_retired=work.retired.num_rows if is_published else 0,
+        num_taken_over=sum(result.taken_from.values()),
+        taken_from=result.taken_from,
+        num_equal=result.num_equal,
+        num_stale=result.num_stale,
+        num_left=num_left,
+        other_files=dict(left_out.others),
+        unreadable=dict(left_out.unreadable),
+        num_other_files=left_out.others.total(),
+        num_unreadable=left_out.unreadable.total(),
+        num_junk=left_out.num_junk,
+        num_sidecars=left_out.num_sidecars,
+        num_excluded=left_out.num_excluded,
+        guards=tuple(verdict.model_dump() for verdict in verdicts),
+        num_items=result.num_items,
+        num_rejected=result.num_rejected,
+        num_vectors=result.num_vectors,
+        items_per_s=result.num_here / window_s if window_s else 0.0,
         window_s=window_s,
-        engine_cores=engine_share,
+        engine_cores=engine_cores,
         peak_memory_bytes=outcome.peak_memory_bytes,
         steps=tuple(steps),
         loads=tuple(loads),
         places=tuple(_place(index, stage) for index, stage in enumerate(job.allocation.stages)),
         plan=[vars(stage) for stage in job.plan.stages],
-        review=_review(outcome, observed) if outcome.choice.engine == "ray" else None,
+        review=review,
         versions=library_versions(),
     )
 
 
-def idle_report(kind: Kind, num_unchanged: int, started_s: float) -> Report:
-    """Report that there was nothing to do, so that no run was made."""
+def idle_report(
+    kind: Kind,
+    wall_s: float,
+    outcome: str,
+    *,
+    num_unchanged: int = 0,
+    left_out: LeftOut | None = None,
+    verdicts: Sequence[Verdict] = (),
+    held: bool = False,
+) -> Report:
+    """Report on a command that made no run: there was nothing to do, the store is held, or the listing is refused.
+
+    Args:
+        kind: `embed` or `refresh`.
+        wall_s: seconds since the command's start.
+        outcome: why, in one line.
+        num_unchanged: listed items that are as they are published.
+        left_out: what the sources hold beside items.
+        verdicts: of the guards that were asked.
+        held: whether a rollback holds the store.
+    """
+    left_out = left_out or LeftOut()
     return Report(
         kind=kind,
-        run_id=None,
-        engine="none",
-        engine_reason="nothing to embed",
-        published=False,
-        outcome="nothing to do",
+        outcome=outcome,
+        held=held,
         started_at=utc_now(),
-        wall_s=time.time() - started_s,
-        startup_s=0.0,
-        num_new=0,
-        num_changed=0,
+        wall_s=wall_s,
         num_unchanged=num_unchanged,
-        num_items=0,
-        num_rejected=0,
-        num_vectors=0,
-        items_per_s=0.0,
-        peak_memory_bytes=0,
-        steps=(),
-        plan=[],
+        other_files=dict(left_out.others),
+        unreadable=dict(left_out.unreadable),
+        num_other_files=left_out.others.total(),
+        num_unreadable=left_out.unreadable.total(),
+        num_junk=left_out.num_junk,
+        num_sidecars=left_out.num_sidecars,
+        num_excluded=left_out.num_excluded,
+        guards=tuple(verdict.model_dump() for verdict in verdicts),
         versions=library_versions(),
     )
 
@@ -110,9 +158,3 @@ def _place(index: int, stage: StageResources) -> PlaceReport:
         num_gpus=stage.num_gpus,
         num_threads=stage.num_threads,
     )
-
-
-def _review(outcome: EngineOutcome, observed: Observed) -> Review | None:
-    """On one machine a cut changes nothing in a single process, so only runs on Ray are reviewed."""
-    job = outcome.job
-    return review_run(job, outcome.available, observed, kept_costs(job.config, job.model))

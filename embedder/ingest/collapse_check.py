@@ -1,4 +1,4 @@
-"""How far vectors lie apart: towers whose weights are broken give nearly the same vector for everything.
+"""Check for collapsed vectors: towers whose weights are broken give nearly the same vector for everything.
 
 Legend: `N` vectors, `E` embedding size.
 """
@@ -19,12 +19,21 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 NUM_VECTORS = 2048
 MIN_VECTORS = 32  # of fewer, a likeness may be chance
-# What tells inputs apart: equal captions have equal vectors whatever their pictures, and that is no fault.
+# Columns that tell inputs apart: equal captions have equal vectors whatever their images, and that is no fault.
 INPUT_COLUMNS = {"image": ["content_version", "segment"], "text": ["caption"]}
 
 
 def sample_vectors(files: StoreFiles, entries: Iterable[JournalEntry], tower: str) -> Floats:
-    """A sample of one tower's new vectors, of different inputs each; float32 (N, E), at most `NUM_VECTORS` rows."""
+    """Sample one tower's new vectors, each of a different input.
+
+    Args:
+        files: the store.
+        entries: the run's journal.
+        tower: `image` or `text`.
+
+    Returns:
+        Vectors, float32 (N, E), at most `NUM_VECTORS` rows.
+    """
     pieces = list(journal_pieces(files, entries))
     keys = lowest_keys((_inputs(piece, tower) for piece in pieces), NUM_VECTORS)
     found: dict[str, Any] = {}
@@ -40,7 +49,7 @@ def spread(vectors: Floats) -> float:
 
 
 def effective_directions(vectors: Floats) -> float:
-    """Over how many directions the vectors (N, E) spread: 1 on a line, up to E where all directions are alike.
+    """Number of directions over which the vectors (N, E) spread: 1 on a line, up to E where all are alike.
 
     Source: the participation ratio of the covariance's eigenvalues, tr(C)^2 / tr(C^2).
     """
@@ -68,7 +77,7 @@ def _keys(rows: pa.Table, tower: str) -> Iterator[str | None]:
 
 
 def _vectors(piece: SampledPart, tower: str, wanted: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """The wanted inputs of one part file with their vectors; those that have none are left out."""
+    """Read the wanted inputs of one part file with their vectors; inputs without a vector are left out."""
     name = f"{tower}_embedding"
     rows = piece.read([*INPUT_COLUMNS[tower], name])
     rows = rows.filter(pc.is_valid(rows[name]))

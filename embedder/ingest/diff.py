@@ -1,4 +1,4 @@
-"""What is new or changed since the store saw it, and what is gone. Pure: Arrow tables in, Arrow tables out."""
+"""Comparison of a listing with the store: new, changed, gone. Pure: Arrow tables in, Arrow tables out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,29 +31,29 @@ FACTS = ("attempts", "known_version", "known_vectors")
 
 @dataclass(frozen=True)
 class Difference:
-    """One listing, sorted by what is to be done."""
+    """One listing, sorted: items to embed, and the number of all others."""
 
     to_embed: pa.Table
     num_unchanged: int
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How many items are embedded for which reason."""
+        """Number of items to embed by the reason."""
         counts = pc.value_counts(self.to_embed["reason"]).to_pylist()
         return {count["values"]: count["counts"] for count in sorted(counts, key=lambda count: -count["counts"])}
 
     @property
     def num_new(self) -> int:
-        """Items that nobody has seen yet."""
+        """Number of items that the store does not know yet."""
         return self.reasons.get(NEW, 0)
 
     @property
     def num_changed(self) -> int:
-        """Items whose size or time differ."""
+        """Number of items whose size or time differ."""
         return self.reasons.get(CONTENT_CHANGED, 0)
 
     def first(self, limit: int | None) -> "Difference":
-        """At most so many items; what was rejected before comes last, so that it never keeps the others waiting."""
+        """Limit the items to embed; those rejected before come last, so that they never keep the others waiting."""
         if limit is None or self.to_embed.num_rows <= limit:
             return self
         is_retry = pc.equal(self.to_embed["reason"], REJECTED_BEFORE)
@@ -90,7 +90,7 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
 
 
 def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Why each item is embedded; null where it is not."""
+    """Reason why each item is embedded; null where it is not."""
     why = of_known["why"]
     same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
@@ -99,13 +99,13 @@ def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.C
 
 
 def same_values(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Equal values, two nulls counted as equal."""
+    """Compare values; two nulls count as equal."""
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
     return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
 
 
 def gone(listing: pa.Table, held: pa.Table) -> pa.Table:
-    """The items that the store holds, of whatever state, and that are not listed any more.
+    """Find items that the store holds, of whatever state, and that are not listed any more.
 
     Args:
         listing: listed items.

@@ -1,35 +1,57 @@
-"""What a refresh would do, and why, without doing it: no lock, no file written, no model loaded."""
+"""Forecast of a refresh: what it would do, and why, without doing it; no lock, no file written, no model loaded."""
 
+import json
+import statistics
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
-from rich.console import RenderableType
-from rich.table import Table
 
-from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
-from embedder.ingest.diff import CONTENT_CHANGED
-from embedder.ingest.eta import RunEstimate, estimate_s
-from embedder.ingest.guards import Verdict, check_forced, force, judge_hold
-from embedder.ingest.inputs import Inputs, open_inputs
-from embedder.ingest.judging import judge_listing
-from embedder.ingest.known_items import NOTHING_FINISHED, left_out_before, published_items
+from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
+from embedder.ingest.inputs import open_inputs, unfinished_run
+from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.store.files import StoreFiles
-from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record
+from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
 from embedder.store.purge.tombstones import without_purged
-from embedder.store.runs import Run, finished_items, resumable_run
+from embedder.store.runs import REPORT_FILE, all_runs
 from embedder.store.store_info import check_writable, served_info
 from embedder.store.tables import RecordTable
 
-MIB = 1 << 20
+NUM_RUNS = 5  # whose medians make an estimate
+
+
+class RunEstimate(BaseModel):
+    """Seconds that a run will take, and the measurements behind them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    wall_s: float | None
+    """None where no run of this model has been measured in this store."""
+    items_per_s: float | None = None
+    startup_s: float | None = None
+    num_runs: int = 0
+
+    def text(self) -> str:
+        """Describe the estimate in one clause."""
+        if self.wall_s is None:
+            return "no time is known: no run of this model has been measured in this store"
+        if not self.num_runs:
+            return "about no time"
+        return (
+            f"about {duration(self.wall_s)}, as the last {self.num_runs} measured run(s) made {self.items_per_s:.3g} "
+            f"items/s after {self.startup_s:.0f} s of start-up"
+        )
 
 
 class EmbedReason(BaseModel):
-    """Why some items would be embedded."""
+    """Reason for which items would be embedded, with their number."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +62,7 @@ class EmbedReason(BaseModel):
 
 
 class Forecast(BaseModel):
-    """What a refresh would do."""
+    """Forecast of a refresh."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,11 +91,15 @@ class Forecast(BaseModel):
 def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     """Compare the sources with the store as `refresh` would.
 
+    Args:
+        config: the run; `model`, `store` and at least one source must be set.
+        options: of kind `refresh`: limits, retries, overridden guards.
+
     Raises:
-        ConfigError, SourceError, StoreError: as `embedder.ingest.flow.refresh`.
+        ConfigError, SourceError, StoreError: as `embedder.ingest.embed.refresh`.
     """
     check_forced(options.forced)
-    inputs = open_inputs(config, may_be_empty=True)
+    inputs = open_inputs(config, options)
     files = inputs.files
     bound, current = read_record(files, STORE_FILE, StoreInfo), read_current(files)
     if bound is not None:
@@ -81,19 +107,20 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     outdated = outdated_by(served_info(bound, current), inputs.info) if bound and current else None
     published = published_items(files, current)
     listing, _ = without_purged(inputs.listing, files)
-    work = plan_work(config, options, listing, published, _finished_before(inputs), outdated)
+    _, finished = unfinished_run(inputs)
+    work = plan_work(config, options, listing, published, finished, outdated)
     changing = work.difference.to_embed
     held = find_held(files, current, inputs.info, changing)
     left = replace(work.difference, to_embed=held.left(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(work, difference=left)
     chosen = left.first(options.limit).to_embed
-    hold = judge_hold(files.address, current)
+    hold = judge_hold(files.address, current, options.forced)
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
         num_retired=work.retired.num_rows,
         retired_by_source=count_by_source(work.retired),
-        held=hold.message if hold is not None and force(hold, options.forced).blocks else None,
+        held=hold.message if hold is not None and hold.blocks else None,
         num_taken_over=num_taken_over,
         num_to_embed=chosen.num_rows,
         num_left=left.to_embed.num_rows - chosen.num_rows,
@@ -103,12 +130,6 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         retire_guard=judge_listing(work, published, config, options),
         left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, published, listing)).lines()),
     )
-
-
-def _finished_before(inputs: Inputs) -> pa.Table:
-    """What the unfinished run has done that `refresh` would go on with."""
-    last = resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema))
-    return finished_items(Run(inputs.files, last, session="")) if last is not None else NOTHING_FINISHED
 
 
 def _reasons(work: WorkPlan) -> tuple[EmbedReason, ...]:
@@ -121,7 +142,7 @@ def _reasons(work: WorkPlan) -> tuple[EmbedReason, ...]:
 
 
 def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, chosen: pa.Table) -> int:
-    """Bytes of the published part files in which a row may change; found file by file."""
+    """Sum the bytes of published part files in which a row may change; found file by file."""
     if current is None or work.outdated is not None or not (chosen.num_rows or work.retired.num_rows):
         return 0
     ids = pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()).combine_chunks()
@@ -134,29 +155,34 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
     return table.size_bytes(touched)
 
 
-def forecast_parts(found: Forecast) -> list[RenderableType]:
-    """The forecast as a person reads it."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("what", "items", "MiB to read", "why"):
-        table.add_column(name, justify="left" if name in ("what", "why") else "right")
-    for each in found.reasons:
-        action = "compare, then embed" if each.reason == CONTENT_CHANGED else "embed"
-        table.add_row(action, f"{each.num_items:,}", f"{each.size_bytes / MIB:,.1f}", each.reason)
-    if found.num_taken_over:
-        table.add_row("take over", f"{found.num_taken_over:,}", "", "held by a publication that was rolled back")
-    for source, num in found.retired_by_source.items():
-        table.add_row("retire", f"{num:,}", "", f"gone from source {source}" if source else "gone from the source")
-    table.add_row("leave alone", f"{found.num_unchanged:,}", "", "unchanged, or finished before")
-    lines: list[RenderableType] = [table] if found.held is None else [found.held, "then:", table]
-    if found.replaces_all:
-        lines.append("nothing is published until all items are done under the new model or preprocessing")
-    lines.append(
-        f"{found.num_to_embed:,} items now, {found.num_left:,} left for later; "
-        f"at most {found.rewrite_bytes / MIB:,.1f} MiB of part files rewritten; {found.estimate.text()}"
-        + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
-    )
-    lines += found.left_out
-    if not found.retire_guard.passed:
-        word = "overridden" if found.retire_guard.forced else "would refuse this"
-        lines.append(f"guard retire {word}: {found.retire_guard.message}; --force retire does it all the same")
-    return lines
+def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> RunEstimate:
+    """Estimate the time to embed items.
+
+    Args:
+        files: the store.
+        model_fingerprint: only runs of this model count.
+        num_items: number of items to embed.
+    """
+    if num_items == 0:
+        return RunEstimate(wall_s=0.0)
+    runs = reversed([run for run in all_runs(files) if run.model_fingerprint == model_fingerprint])
+    paths = (run_file(run.run_id, REPORT_FILE) for run in runs)
+    return from_reports((json.loads(files.read(path)) for path in paths if files.exists(path)), num_items)
+
+
+def from_reports(reports: Iterable[dict[str, Any]], num_items: int) -> RunEstimate:
+    """Estimate by the medians of the first `NUM_RUNS` reports that measured anything."""
+    measured = list(islice((report for report in reports if report.get("items_per_s", 0) > 0), NUM_RUNS))
+    if not measured:
+        return RunEstimate(wall_s=None)
+    rate = statistics.median(report["items_per_s"] for report in measured)
+    startup_s = statistics.median(report["startup_s"] for report in measured)
+    wall_s = startup_s + num_items / rate
+    return RunEstimate(wall_s=wall_s, items_per_s=rate, startup_s=startup_s, num_runs=len(measured))
+
+
+def duration(seconds: float) -> str:
+    """Write a time in seconds, minutes or hours, whichever reads best."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

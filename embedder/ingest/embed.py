@@ -1,12 +1,43 @@
-"""The main job: list, compare with the store, embed what is new or changed, publish. Creates a store or goes on."""
+"""The main job, `embed` and `refresh`: list, compare, judge the listing, embed, judge the result, publish.
+
+Whatever is light comes first: a run without a change ends after the comparison, and has loaded nothing. The journal of
+an unfinished run is read before the one decision about the work. Once the engine has ended it is read again from the
+store (`embedder.ingest.run_result`), as the record of what was finished, by whichever process.
+"""
 
 from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
 
+import pyarrow as pa
+
+from embedder.batch_schema import carried_schema
+from embedder.compat import with_fast_start
 from embedder.config import RunConfig
+from embedder.engine.int8_check import check_int8
 from embedder.engine.progress import RunWatcher
-from embedder.ingest.flow import run_flow
-from embedder.ingest.work import IngestOptions
+from embedder.errors import RunFailedError
+from embedder.ingest.build_report import idle_report
+from embedder.ingest.execute import execute
+from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
+from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, unfinished_run
+from embedder.ingest.known_items import left_out_before, published_items
+from embedder.ingest.publish_or_refuse import end_run, say_left_out
+from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
+from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
+from embedder.observability.run_observer import RunObserver, observe_run
 from embedder.report.schema import Report
+from embedder.store.files import StoreFiles
+from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
+from embedder.store.lock import write_lock
+from embedder.store.publish import finish_publication
+from embedder.store.purge.tombstones import without_purged
+from embedder.store.refusals import look, no_empty_folders, taken_back
+from embedder.store.runs import Run, finished_items, next_session, start_run
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.store_info import bind_store, check_binding, check_writable
+from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import keep_index, make_first_index
 
 
 def embed(
@@ -16,7 +47,7 @@ def embed(
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
-        watcher: is told what happens.
+        watcher: receives messages and progress.
         retry_rejects: embed again what was rejected before, changed or not.
         forced: names of guards that are overridden.
 
@@ -26,4 +57,158 @@ def embed(
         StoreError: the store is locked, or of another model.
         RunFailedError: a signal came, or a guard refused what would have been published.
     """
-    return run_flow(config, watcher, IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced)))
+    return _ingest(config, watcher, IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced)))
+
+
+def refresh(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> Report:
+    """Bring the store to what the sources hold: new, changed, deleted since last time; then the index.
+
+    Args:
+        config: the run; `model`, `store` and at least one source must be set.
+        watcher: receives messages and progress.
+        options: limits, retries, overridden guards.
+
+    Raises:
+        ConfigError, SourceError, StoreError: as `embed`; another model is no mistake here.
+        RunFailedError: a signal came, or a guard refused the listing or what would have been published.
+    """
+    return _ingest(config, watcher, replace(options, kind="refresh"))
+
+
+@with_fast_start
+def _ingest(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> Report:
+    """Do what `embed` or `refresh` promises, and report it to the operators."""
+    with observe_run(config, options.kind, watcher) as observer:
+        check_forced(options.forced)
+        report = None
+        if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
+            report = _held(files.address, read_current(files), options, observer)  # listing may take hours
+        if report is None:
+            inputs = open_inputs(config, options)
+            files = inputs.files
+            if inputs.seen is None:
+                check_int8(config, inputs.model)  # before a store is made; a later run, once it has work to do
+            check_binding(files, inputs.info, may_change=options.may_change)
+            before = look(files)
+            with no_empty_folders(files.folder), write_lock(files, observer.say), taken_back(files, before):
+                report = _run_locked(as_of_now(inputs), observer, is_int8_checked=inputs.seen is None)
+        observer.reported(report)
+        return report
+
+
+def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool) -> Report:
+    """Decide what there is to do, and do it, under the store's lock."""
+    config, options, files = inputs.config, inputs.options, inputs.files
+    if (refused := _held(files.address, inputs.seen, options, observer)) is not None:
+        return refused
+    served = _settle(inputs, observer)
+    listing, num_purged = without_purged(inputs.listing, files)
+    current = read_current(files)
+    published = published_items(files, current)
+    unfinished, finished = unfinished_run(inputs)
+    outdated = outdated_by(served, inputs.info) if current is not None else None
+    decide = partial(plan_work, config, options, listing, published, outdated=outdated)
+    work = decide(finished)
+    hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, published, config, options)
+    verdicts = (listed,) if hold is None else (hold, listed)
+    if any(verdict.blocks for verdict in verdicts):
+        verdicts = (*verdicts, *judge_earlier(unfinished, work, current, config, options))
+        raise _refused(verdicts, work, observer)
+    read_before = left_out_before(files, current, published, listing)
+    if current is not None and work.is_nothing:
+        return _end_idle(inputs, observer, work, read_before)
+    if not is_int8_checked:
+        check_int8(config, inputs.model)
+    run = start_run(files, inputs.info, _check_columns(inputs))
+    observer.begun(run)
+    held = find_held(files, current, inputs.info, work.difference.to_embed)
+    if held.as_listed:
+        run = _take_over(observer, run, held.as_listed, work.difference.to_embed, config.rows_per_part)
+        work = decide(finished_items(run))  # what could be copied is in the journal now
+    observer.say(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
+    chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
+    stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
+    outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer, stop_at_s)
+    if equal := find_equal(run, held):
+        _take_over(observer, next_session(run), equal, chosen, config.rows_per_part)
+    return end_run(inputs, observer, outcome, work, current, verdicts, read_before)
+
+
+def _held(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:
+    """Report on a run that does nothing, as a rollback holds the store; None where it may go on.
+
+    Args:
+        address: of the store.
+        current: what is published.
+        options: overridden guards.
+        observer: knows the time since the command's start.
+    """
+    verdict = judge_hold(address, current, options.forced)
+    if verdict is None or not verdict.blocks:
+        return None
+    return idle_report(options.kind, observer.elapsed_s, verdict.message, held=True, verdicts=(verdict,))
+
+
+def _settle(inputs: Inputs, observer: RunObserver) -> StoreInfo:
+    """Bring a publication that was cut off to its end; give the model whose vectors the store serves."""
+    files, index, say = inputs.files, inputs.config.index, observer.say
+    bound = read_record(files, STORE_FILE, StoreInfo)
+    if bound is not None:
+        check_writable(files, bound)
+        if finish_publication(files, lambda version, info: keep_index(files, version, info, say, index)):
+            say("the last publication was cut off; now it is whole")
+    return bind_store(files, inputs.info, may_change=inputs.options.may_change)
+
+
+def _refused(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: RunObserver) -> RunFailedError:
+    """Report a listing that a guard refuses, before a run is made; give the error."""
+    reason = refusal(verdicts) or ""
+    report = idle_report(
+        observer.kind, observer.elapsed_s, reason, num_unchanged=work.num_as_published, verdicts=verdicts
+    )
+    observer.reported(report)
+    return RunFailedError(reason)
+
+
+def _end_idle(inputs: Inputs, observer: RunObserver, work: WorkPlan, read_before: pa.Table) -> Report:
+    """End a run without a change; a store from before each publication made an index gets its first.
+
+    Args:
+        inputs: configuration, store and listing.
+        observer: receives messages.
+        work: the decision that there is nothing to do.
+        read_before: of `embedder.ingest.known_items.left_out_before`.
+    """
+    config, wall_s = inputs.config, observer.elapsed_s
+    left_out = say_left_out(inputs, observer, read_before)
+    number = make_first_index(inputs.files, observer.say, config.index, config.ray_address)
+    outcome = "nothing to do" if number is None else f"nothing to embed; index {number} is made"
+    num_unchanged = work.num_as_published - read_before.num_rows
+    return idle_report(inputs.options.kind, wall_s, outcome, num_unchanged=num_unchanged, left_out=left_out)
+
+
+def _take_over(
+    observer: RunObserver, run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int
+) -> Run:
+    """Copy what rolled back publications hold into the run's session; gives the run in its next one.
+
+    Args:
+        observer: receives messages.
+        run: the run that the items belong to from now on.
+        held: records of the items.
+        listed: the items as they are listed now.
+        rows_per_part: rows that a part file has at least.
+    """
+    for each in held:
+        num_items = each.records.num_rows
+        observer.say(f"{num_items:,} items are taken over from run {each.version.run_id}, not computed again")
+    take_over(run, held, listed, rows_per_part)
+    return next_session(run)
+
+
+def _check_columns(inputs: Inputs) -> pa.Schema:
+    """Carried columns, which must be the table's; an empty listing has none and is left alone."""
+    carryover = carried_schema(inputs.listing.schema)
+    if inputs.listing.num_rows:
+        RecordTable(inputs.files, "embeddings").check_schema(with_carryover(EMBEDDINGS, carryover))
+    return carryover

@@ -23,7 +23,7 @@ from shards.plan import ShardPlan
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """What an engine's run came to, beside its journal."""
+    """Outcome of an engine's run, beside its journal."""
 
     job: Job
     available: Available
@@ -54,7 +54,7 @@ def execute(
         plan: the cut.
         run: where the work is journaled.
         to_embed: listed items.
-        watcher: is told what happens.
+        watcher: receives messages and progress.
         stop_at_s: Unix time at which no further items are begun.
     """
     choice = choose_engine(config, plan, to_embed.num_rows, hardware.num_cpus(), hardware.num_gpus())
@@ -98,7 +98,7 @@ RunJob = Callable[[list[pa.Table], Job, StopRequest], None]
 
 @contextmanager
 def _engine(name: str, config: RunConfig, store_bytes: int) -> Iterator[tuple[Available, RunJob]]:
-    """Make an engine ready: what it has, and the function that runs a job on it."""
+    """Make an engine ready; give the machine it has, and the function that runs a job on it."""
     if name == "local":
         from embedder.engine.local import embed_locally
 

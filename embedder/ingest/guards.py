@@ -1,33 +1,36 @@
-"""Whether what a run would publish is fit for it: judged after the engine's end, before anything is committed.
+"""Guards: verdicts on a listing before anything is embedded, and on a run's result before anything is committed.
 
     hold       a rollback holds the store: asked first of all, and no failure: such a run ends well, and does nothing
     retire     too much of a source is gone: an unmounted disk must not empty the store
     rejects    too many items could not be embedded
     vectors    the new vectors are all alike, or lie on one line
-    retrieval  captions find their own pictures far worse than in what is published
+    retrieval  captions find their own images far worse than in what is published
 
 A guard that fails names the figure, the limit and the cure; `--force NAME` overrides that one, which is recorded.
-All that fail are told together (`embedder.ingest.judging.refusal`).
+All that fail are named together (`refusal`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.ingest.candidate import Candidate
 from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, spread
 from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_figure, sample_pairs
+from embedder.ingest.run_result import RunResult, count_run
+from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.store.arrow_lookup import without_items
 from embedder.store.layout import Current, describe_hold
 from embedder.store.rejects import describe_reasons, frequent_reasons, rejects_in
+from embedder.store.runs import Run
 
 GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval")
-# One broken file among a night's three new ones is no sign of a broken pipeline; in a first run all counts.
+# One broken file among three new ones is no sign of a broken pipeline; in a first run all counts.
 MIN_ITEMS_JUDGED = 100
 COLLAPSED = (
     "the model gives nearly the same for everything: check its weights and the dtype with `embedder verify --model "
@@ -36,7 +39,7 @@ COLLAPSED = (
 
 
 class Verdict(BaseModel):
-    """What one guard found."""
+    """Verdict of one guard."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,9 +49,9 @@ class Verdict(BaseModel):
     """None where there was too little to judge."""
     limit: float
     message: str
-    """What was found; of a guard that failed, with what mends it."""
+    """One line; of a guard that failed, with the cure."""
     num_judged: int = 0
-    """Items, vectors or pairs that the figure is of."""
+    """Number of items, vectors or pairs that the figure is of."""
     forced: bool = False
     """It failed and was overridden."""
 
@@ -58,11 +61,11 @@ class Verdict(BaseModel):
         return not self.passed and not self.forced
 
 
-def judge(candidate: Candidate, limits: RunConfig, forced: Collection[str] = ()) -> list[Verdict]:
-    """Judge rejects, vectors and retrieval.
+def judge(result: RunResult, limits: RunConfig, forced: Collection[str] = ()) -> list[Verdict]:
+    """Judge rejects, vectors and retrieval of a run's result.
 
     Args:
-        candidate: what would be published.
+        result: what would be published.
         limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions` and
             `max_retrieval_drop`.
         forced: names of guards that are overridden.
@@ -71,10 +74,75 @@ def judge(candidate: Candidate, limits: RunConfig, forced: Collection[str] = ())
         ConfigError: a forced guard does not exist.
     """
     check_forced(forced)
-    verdicts = [judge_rejects(candidate, limits), judge_vectors(candidate, limits)]
-    if candidate.whole.num_rows or len(candidate.retired):
-        verdicts.append(judge_retrieval(candidate, limits.max_retrieval_drop))
+    verdicts = [judge_rejects(result, limits), judge_vectors(result, limits)]
+    if result.whole.num_rows or len(result.retired):
+        verdicts.append(judge_retrieval(result, limits.max_retrieval_drop))
     return [force(verdict, forced) for verdict in verdicts]
+
+
+def judge_listing(work: WorkPlan, published: pa.Table, config: RunConfig, options: IngestOptions) -> Verdict:
+    """Judge what a listing lost, before anything is embedded.
+
+    Args:
+        work: the decision about the listing.
+        published: of `embedder.ingest.known_items.published_items`.
+        config: `max_retire_fraction`.
+        options: overridden guards.
+    """
+    verdict = judge_retire(count_by_source(published), count_by_source(work.retired), config.max_retire_fraction)
+    return force(verdict, options.forced)
+
+
+def judge_earlier(
+    run: Run | None, work: WorkPlan, current: Current | None, config: RunConfig, options: IngestOptions
+) -> list[Verdict]:
+    """Judge the unfinished run that this one would go on with, where it has nothing left to do.
+
+    A listing is judged before anything is embedded. Where an earlier run was refused, though, what the other guards
+    will say is known by then, and need not wait for the next run.
+
+    Args:
+        run: the unfinished run; none where nothing is finished.
+        work: what is left to do.
+        current: what is published.
+        config: limits of the guards.
+        options: overridden guards.
+
+    Returns:
+        Verdicts of all guards but `retire`; none where that run is not at its end.
+    """
+    if run is None or work.difference.to_embed.num_rows:
+        return []
+    result = count_run(run, current, work.retired_ids, keeps_published=work.outdated is None)
+    return judge(result, config, options.forced)
+
+
+def refusal(verdicts: Sequence[Verdict]) -> str | None:
+    """Message why nothing may be published: every guard that failed, and the options that override them all.
+
+    Returns:
+        One line; none where nothing keeps the run from publishing.
+    """
+    blocking = [verdict for verdict in verdicts if verdict.blocks]
+    if not blocking:
+        return None
+    reasons = "; ".join(f"guard {verdict.name}: {verdict.message}" for verdict in blocking)
+    failed = [verdict.name for verdict in verdicts if not verdict.passed]  # those forced this time are needed again
+    options = " ".join(f"--force {name}" for name in failed)
+    return f"{reasons}; nothing is published: to publish it as it is, run the same command with {options}"
+
+
+def retrieval_record(verdicts: Iterable[Verdict], before: Current | None) -> dict[str, Any] | None:
+    """Figure that CURRENT.json keeps for the next comparison.
+
+    Args:
+        verdicts: of all guards.
+        before: publication whose figure stays where there was too little to judge; none after a change of the model.
+    """
+    for verdict in verdicts:
+        if verdict.name == "retrieval" and verdict.figure is not None:
+            return {"recall_at_10": verdict.figure, "num_pairs": verdict.num_judged}
+    return before.retrieval if before is not None else None
 
 
 def check_forced(forced: Collection[str]) -> None:
@@ -93,16 +161,22 @@ def force(verdict: Verdict, forced: Collection[str]) -> Verdict:
     return verdict.model_copy(update={"forced": not verdict.passed and verdict.name in forced})
 
 
-def judge_hold(address: str, current: Current | None) -> Verdict | None:
-    """Judge whether anything may be published at all; None where no rollback holds the store."""
+def judge_hold(address: str, current: Current | None, forced: Collection[str]) -> Verdict | None:
+    """Judge whether anything may be published at all; None where no rollback holds the store.
+
+    Args:
+        address: of the store.
+        current: what is published.
+        forced: names of guards that are overridden.
+    """
     if current is None or current.hold is None or not current.is_held:
         return None
     message = f"{describe_hold(address, current.hold)}, or once with --force hold"
-    return Verdict(name="hold", passed=False, figure=None, limit=0.0, message=message)
+    return force(Verdict(name="hold", passed=False, figure=None, limit=0.0, message=message), forced)
 
 
 def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], limit: float) -> Verdict:
-    """Judge a listing, before anything is embedded: in total, and each source by itself.
+    """Judge a listing, before anything is embedded: in total, and each source alone.
 
     Args:
         num_published: published items by source.
@@ -132,37 +206,37 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     return Verdict(name="retire", passed=False, figure=figure, limit=limit, num_judged=of, message=message)
 
 
-def are_too_many(candidate: Candidate, figure: float, limits: RunConfig) -> bool:
-    """Whether so many items failed that nothing may be published.
+def are_too_many(result: RunResult, figure: float, limits: RunConfig) -> bool:
+    """Whether too many items failed for anything to be published.
 
     A few broken files stop no run, unless none at all are allowed, or a first run has nothing else to publish.
 
     Args:
-        candidate: what would be published.
+        result: what would be published.
         figure: share of its items that were rejected.
         limits: `max_reject_fraction`, `min_rejects`.
     """
-    limit, has_embedded = limits.max_reject_fraction, candidate.num_items > candidate.num_rejected
-    if candidate.published is None and candidate.whole.num_rows and not has_embedded and limit < 1:
-        return candidate.num_rejected > 0 or not pc.sum(candidate.whole["num_vectors"]).as_py()
-    is_few = candidate.num_rejected < limits.min_rejects and limit > 0
+    limit, has_embedded = limits.max_reject_fraction, result.num_items > result.num_rejected
+    if result.published is None and result.whole.num_rows and not has_embedded and limit < 1:
+        return result.num_rejected > 0 or not pc.sum(result.whole["num_vectors"]).as_py()
+    is_few = result.num_rejected < limits.min_rejects and limit > 0
     return figure > limit and not is_few
 
 
-def judge_rejects(candidate: Candidate, limits: RunConfig) -> Verdict:
+def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
     """Judge the share of items that could not be embedded."""
     limit = limits.max_reject_fraction
-    num_items, num_rejected = candidate.num_items, candidate.num_rejected
-    of = num_items if candidate.published is None else max(num_items, MIN_ITEMS_JUDGED)
+    num_items, num_rejected = result.num_items, result.num_rejected
+    of = num_items if result.published is None else max(num_items, MIN_ITEMS_JUDGED)
     figure = num_rejected / of if num_items else 0.0
     message = f"{num_rejected:,} of {num_items:,} items were rejected"
-    too_many = are_too_many(candidate, figure, limits)
+    too_many = are_too_many(result, figure, limits)
     if too_many and not num_items:
-        message = f"none of {candidate.whole.num_rows:,} files could be embedded"
+        message = f"none of {result.whole.num_rows:,} files could be embedded"
     if too_many:
-        run = candidate.run
+        run = result.run
         message += (
-            f", more than max_reject_fraction = {limit:g} allows: {_reasons(candidate)}; "
+            f", more than max_reject_fraction = {limit:g} allows: {_reasons(result)}; "
             f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}` lists them; mend the files and "
             "run the same command again, or allow more with --set max_reject_fraction=..."
         )
@@ -171,15 +245,15 @@ def judge_rejects(candidate: Candidate, limits: RunConfig) -> Verdict:
     )
 
 
-def _reasons(candidate: Candidate) -> str:
-    rejects = without_items(rejects_in(candidate.run.files, candidate.entries), candidate.retired)
+def _reasons(result: RunResult) -> str:
+    rejects = without_items(rejects_in(result.run.files, result.entries), result.retired)
     return describe_reasons(frequent_reasons(rejects))
 
 
-def judge_vectors(candidate: Candidate, limits: RunConfig) -> Verdict:
-    """Judge the run's new vectors, each tower's by themselves; the worse one counts, and both are told if both fail."""
+def judge_vectors(result: RunResult, limits: RunConfig) -> Verdict:
+    """Judge the run's new vectors of each tower; the worse one counts, and the message names both if both fail."""
     verdicts = [
-        judge_tower(tower, sample_vectors(candidate.run.files, candidate.entries, tower), limits)
+        judge_tower(tower, sample_vectors(result.run.files, result.entries, tower), limits)
         for tower in ("image", "text")
     ]
     worse = min(verdicts, key=lambda verdict: (verdict.passed, -verdict.num_judged))
@@ -190,7 +264,13 @@ def judge_vectors(candidate: Candidate, limits: RunConfig) -> Verdict:
 
 
 def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
-    """Judge a sample of one tower's vectors, float32 (N, E)."""
+    """Judge a sample of one tower's vectors.
+
+    Args:
+        tower: `image` or `text`.
+        vectors: float32 (N, E).
+        limits: `min_vector_spread`, `min_vector_directions`.
+    """
     num = len(vectors)
     limit = limits.min_vector_spread
     if num < MIN_VECTORS:
@@ -206,15 +286,15 @@ def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
     return Verdict(name="vectors", passed=figure >= limit, figure=figure, limit=limit, message=text, num_judged=num)
 
 
-def judge_retrieval(candidate: Candidate, max_drop: float) -> Verdict:
-    """Judge R@10 of captions for their own pictures against the published figure.
+def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
+    """Judge R@10 of captions for their own images against the published figure.
 
     A larger store is harder to find things in, so the comparison takes as many pairs as the published figure is of.
     """
-    pairs = sample_pairs(candidate)
+    pairs = sample_pairs(result)
     figure = retrieval_figure(pairs)
-    before = best_of(candidate.published)
-    text = f"R@10 of {len(pairs):,} captions for their own pictures is " + (
+    before = best_of(result.published)
+    text = f"R@10 of {len(pairs):,} captions for their own images is " + (
         "not judged: too few" if figure is None else f"{figure:.3f}"
     )
     if figure is None or before is None:
@@ -226,8 +306,8 @@ def judge_retrieval(candidate: Candidate, max_drop: float) -> Verdict:
     if found is None or found >= limit:
         return Verdict(name="retrieval", passed=True, figure=figure, limit=limit, message=text, num_judged=len(pairs))
     text = (
-        f"R@10 of {len(compared):,} captions for their own pictures is {found:.3f}, and {before.recall_at_10:.3f} in "
+        f"R@10 of {len(compared):,} captions for their own images is {found:.3f}, and {before.recall_at_10:.3f} in "
         f"what is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}): check "
-        "that the captions belong to their pictures and that this is the model you meant"
+        "that the captions belong to their images and that this is the model you meant"
     )
     return Verdict(name="retrieval", passed=False, figure=found, limit=limit, message=text, num_judged=len(compared))

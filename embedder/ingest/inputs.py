@@ -1,32 +1,46 @@
-"""What a run starts from: its model, its store and its listing, all checked before anything is made."""
+"""Inputs of a run: its model, its store and its listing, all checked before anything is made."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.job import Model, make_plan, open_model, store_info
 from embedder.engine.resources import Available, check_cpus, check_gpus, requested
 from embedder.errors import ConfigError, SourceError
+from embedder.ingest.known_items import NOTHING_FINISHED
+from embedder.ingest.work import IngestOptions
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
 from embedder.store.files import StoreFiles, is_same_place
 from embedder.store.layout import Current, StoreInfo, read_current
+from embedder.store.runs import Run, finished_items, resumable_run
 from shards.plan import ShardPlan
+
+EMBED = IngestOptions()
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run is made from.
+    """Inputs of a run.
 
     Attributes:
+        config: the run's configuration.
+        options: what is asked of the run beside it.
+        model: the model's description; no weights.
+        plan: the cut into stages.
+        info: model and preprocessing, as the store keeps them.
+        files: the store.
+        listing: all items of all sources.
         seen: what was published before the sources were listed.
         left_out: what the sources hold beside items.
     """
 
     config: RunConfig
+    options: IngestOptions
     model: Model
     plan: ShardPlan
     info: StoreInfo
@@ -36,12 +50,13 @@ class Inputs:
     left_out: LeftOut
 
 
-def open_inputs(config: RunConfig, *, may_be_empty: bool = False) -> Inputs:
+def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
     """Check the configuration, read the model's description, and list the sources.
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
-        may_be_empty: whether sources with nothing in them are somebody else's to judge, where the store has items.
+        options: options beside it; where items may leave, sources with nothing in them are left to the guards, if the
+            store has items.
 
     Raises:
         ConfigError: something needed is not set, or the resources asked for do not exist.
@@ -59,12 +74,12 @@ def open_inputs(config: RunConfig, *, may_be_empty: bool = False) -> Inputs:
         num_cpus = hardware.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
     seen = read_current(files)
-    listing, left_out = list_items(config, files, may_be_empty=may_be_empty and seen is not None)
-    return Inputs(config, model, plan, store_info(config, model), files, listing, seen, left_out)
+    listing, left_out = list_items(config, files, may_be_empty=options.may_change and seen is not None)
+    return Inputs(config, options, model, plan, store_info(config, model), files, listing, seen, left_out)
 
 
 def as_of_now(inputs: Inputs) -> Inputs:
-    """The inputs under the store's lock: listed again where another run has published since.
+    """Bring the inputs up to date under the store's lock: list again where another run has published since.
 
     What that run found new would look as if it had gone, were it compared with the listing of before.
     """
@@ -75,18 +90,29 @@ def as_of_now(inputs: Inputs) -> Inputs:
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
+def unfinished_run(inputs: Inputs) -> tuple[Run | None, pa.Table]:
+    """Find the run that this one would go on with, and read its journal.
+
+    Returns:
+        The run, none where it has finished nothing; and its finished items, of `embedder.store.runs.finished_items`.
+    """
+    info = resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema))
+    if info is None:
+        return None, NOTHING_FINISHED
+    run = Run(inputs.files, info, session="")
+    finished = finished_items(run)
+    return (run if finished.num_rows else None), finished
+
+
 def _required(config: RunConfig) -> tuple[str, str]:
-    if config.model is None:
-        raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
-    if config.store is None:
-        raise ConfigError("no store: give --store URI, or `store` in the configuration file")
+    required = config.required_model, config.required_store
     if not config.source:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
-    return config.model, config.store
+    return required
 
 
 def _check_places(config: RunConfig, files: StoreFiles) -> None:
-    """A store may lie below a source, whose listing leaves it out; in one folder nobody could tell the two apart."""
+    """Refuse a store in a source's own folder; below it is fine, as the listing leaves the store out."""
     for source in config.source:
         if is_same_place(files, source.path):
             raise ConfigError(
@@ -96,13 +122,13 @@ def _check_places(config: RunConfig, files: StoreFiles) -> None:
 
 
 def own_places(config: RunConfig, files: StoreFiles) -> tuple[str, ...]:
-    """All that the run itself writes, wherever that lies: its store, and the files of its operators."""
+    """List all places that the run itself writes to: its store, and the files of its operators."""
     named = (config.log_file, config.runs_file, config.metrics_file)
     return (files.address, *(str(Path(name).expanduser().absolute()) for name in named if name))
 
 
 def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
-    """All items of all sources, and what was left out; before anything is made, so that a wrong path makes no store.
+    """List all items of all sources, and count what is left out; first of all, so that a wrong path makes no store.
 
     Args:
         config: the run; its sources.

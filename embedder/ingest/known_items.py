@@ -1,7 +1,7 @@
-"""What a store and the journal of its unfinished run already know about items."""
+"""Facts about items that a store and the journal of its unfinished run already have."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,23 +37,8 @@ STANDING = ("known_version", "known_vectors")
 NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """What is embedded again although it looks the same.
-
-    Attributes:
-        retry_rejects: all that was rejected, or left out once it had been read.
-        max_attempts: what failed in passing is tried by itself until it failed so often.
-        outdated: everything that is published, and why; nothing of it can be kept.
-    """
-
-    retry_rejects: bool = False
-    max_attempts: int = 5
-    outdated: str | None = None
-
-
 def published_items(files: StoreFiles, current: Current | None) -> pa.Table:
-    """The published items as far as a run needs to know them."""
+    """Read the published items, with the columns of `PUBLISHED`."""
     if current is None:
         return PUBLISHED.empty_table()
     items = RecordTable(files, "items", current.items).read(PUBLISHED.names)
@@ -61,7 +46,7 @@ def published_items(files: StoreFiles, current: Current | None) -> pa.Table:
 
 
 def left_out_before(files: StoreFiles, current: Current | None, published: pa.Table, listing: pa.Table) -> pa.Table:
-    """Listed items that an earlier run read and left out: `LEFT_OUT_FACTS`.
+    """Find listed items that an earlier run read and left out: `LEFT_OUT_FACTS`.
 
     Args:
         files: the store.
@@ -76,24 +61,31 @@ def left_out_before(files: StoreFiles, current: Current | None, published: pa.Ta
     return items.join(listing.select(["item_id"]), "item_id", join_type="left semi")
 
 
-def known_items(published: pa.Table, finished: pa.Table, policy: RetryPolicy) -> pa.Table:
-    """What the listing is compared with; the journal's word counts before the table's.
+def known_items(
+    published: pa.Table,
+    finished: pa.Table,
+    *,
+    retry_rejects: bool = False,
+    max_attempts: int = 5,
+    outdated: str | None = None,
+) -> pa.Table:
+    """Collect what the listing is compared with; the journal counts before the table.
 
     Args:
         published: of `published_items`.
         finished: items that the run's earlier sessions finished (`embedder.store.runs.finished_items`).
-        policy: what is embedded again.
+        retry_rejects: embed again all that was rejected, or left out once it had been read.
+        max_attempts: number of attempts at what fails in passing.
+        outdated: reason to embed again all that is published; nothing of it can be kept.
 
     Returns:
         A table of `KNOWN`, each item once.
     """
-    standing = _standing(published, policy)
+    standing = _standing(published, is_outdated=outdated is not None)
     place = positions(finished["item_id"], published["item_id"])
-    done = _known(
-        finished, _retries(finished, policy), {name: take_or_null(standing[name], place) for name in standing}
-    )
-    outdated = policy.outdated
-    why = _retries(published, policy) if outdated is None else pa.repeat(outdated, published.num_rows)
+    retries = partial(_retries, max_attempts=max_attempts, retry_rejects=retry_rejects)
+    done = _known(finished, retries(finished), {name: take_or_null(standing[name], place) for name in standing})
+    why = retries(published) if outdated is None else pa.repeat(outdated, published.num_rows)
     older = without_items(_known(published, why, standing), finished["item_id"])
     return pa.concat_tables([done, older])
 
@@ -103,23 +95,23 @@ def _known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.Chun
     return pa.table({**columns, "why": why, **standing}).cast(KNOWN)
 
 
-def _standing(published: pa.Table, policy: RetryPolicy) -> dict[str, pa.ChunkedArray]:
-    """What may be kept of the published rows: `known_version`, `known_vectors`."""
-    if policy.outdated is not None:
+def _standing(published: pa.Table, *, is_outdated: bool) -> dict[str, pa.ChunkedArray]:
+    """Columns `known_version` and `known_vectors`: published rows that may be kept."""
+    if is_outdated:
         return {name: pa.nulls(published.num_rows, KNOWN.field(name).type) for name in STANDING}
     return dict(zip(STANDING, (whole_contents(published), published["num_vectors"]), strict=True))
 
 
 def whole_contents(items: pa.Table) -> pa.ChunkedArray:
-    """The content that each item's rows are of, null where those are not all that it could have."""
+    """Content that each item's rows are of, null where those are not all that it could have."""
     is_whole = pc.or_(pc.equal(items["state"], "embedded"), pc.fill_null(items["stale"], False))
     return pc.if_else(is_whole, items["content_version"], pa.scalar(None, pa.string()))
 
 
-def _retries(items: pa.Table, policy: RetryPolicy) -> pa.ChunkedArray:
-    """Why items are tried again: `rejected before`, or null."""
+def _retries(items: pa.Table, *, max_attempts: int, retry_rejects: bool) -> pa.ChunkedArray:
+    """Reasons to try items again: `rejected before`, or null."""
     again = pc.not_equal(items["state"], "embedded")
-    if not policy.retry_rejects:
+    if not retry_rejects:
         in_passing = pc.fill_null(items["transient"], False)
-        again = pc.and_(again, pc.and_(in_passing, pc.less(items["attempts"], policy.max_attempts)))
+        again = pc.and_(again, pc.and_(in_passing, pc.less(items["attempts"], max_attempts)))
     return pc.if_else(again, pa.scalar(REJECTED_BEFORE), pa.scalar(None, pa.string()))

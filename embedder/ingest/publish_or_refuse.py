@@ -1,119 +1,146 @@
-"""What becomes of a run whose engine has ended: it is published, kept for the next time, or refused."""
+"""End of a run whose engine has ended: it is published, kept for the next run, or refused."""
 
 import pyarrow as pa
 
 from embedder.errors import RunFailedError
-from embedder.ingest.build_report import make_report
-from embedder.ingest.counts import Counts, count_run
-from embedder.ingest.ended import Ended
-from embedder.ingest.guards import Verdict
-from embedder.ingest.judging import judge_result, refusal, retrieval_record
-from embedder.ingest.request import Request
+from embedder.ingest.build_report import build_report
+from embedder.ingest.execute import EngineOutcome
+from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
+from embedder.ingest.inputs import Inputs
+from embedder.ingest.run_result import RunResult, count_run
+from embedder.ingest.work import WorkPlan
+from embedder.observability.run_observer import RunObserver
 from embedder.report.schema import Report
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import compact_if_needed
-from embedder.store.layout import run_file
+from embedder.store.layout import Current, run_file
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import REPORT_FILE
 from embedder.store_index.keep_index import keep_index
 
 
-def end_run(request: Request, ended: Ended) -> Report:
+def end_run(
+    inputs: Inputs,
+    observer: RunObserver,
+    outcome: EngineOutcome,
+    work: WorkPlan,
+    current: Current | None,
+    verdicts: tuple[Verdict, ...],
+    read_before: pa.Table,
+) -> Report:
     """Publish, keep, or refuse; the report is saved either way.
+
+    Args:
+        inputs: configuration, store and listing.
+        observer: receives messages, and the report of a run that failed.
+        outcome: measurements of the engine.
+        work: the decision that the engine carried out.
+        current: what is published.
+        verdicts: of the guards that judged the listing.
+        read_before: of `embedder.ingest.known_items.left_out_before`.
 
     Raises:
         RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
     """
-    run = ended.outcome.job.run
-    run.files.confirm_lease()  # who took the store over goes on with this very run, and writes its report
-    counts = count_run(run, ended.retired)
-    num_left = ended.work.difference.to_embed.num_rows - counts.num_here
-    report = make_report(ended.outcome, ended.work.difference, counts, request.started_s)
-    left_out = told_left_out(request, ended.left_out_before, counts)
-    report = report.model_copy(
-        update={"kind": request.options.kind, "num_left": num_left, **left_out.as_counts()},
-    )
-    failure = _stopped(ended, counts)
-    kept = None if failure else _kept(ended, counts, num_left)
-    verdicts = list(ended.verdicts)
+    run = outcome.job.run
+    run.files.confirm_lease()  # a process that took the store over goes on with this very run, and writes its report
+    result = count_run(run, current, work.retired_ids, keeps_published=work.outdated is None)
+    wall_s = observer.elapsed_s
+    num_left = work.difference.to_embed.num_rows - result.num_here
+    left_out = say_left_out(inputs, observer, read_before, result)
+    failure = _stopped(outcome, result)
+    kept = None if failure else _kept(work, result, num_left)
     if failure is None and kept is None:
-        verdicts += judge_result(counts, request, ended)
+        verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
         failure = refusal(verdicts)
-    report = report.model_copy(update={"guards": tuple(verdict.model_dump() for verdict in verdicts)})
-    if failure is None and kept is None:
-        report = _publish(request, ended, report, verdicts)
-    else:
-        report = report.model_copy(update={"outcome": failure or kept})
+    report = build_report(
+        inputs.options.kind,
+        outcome,
+        work,
+        result,
+        left_out,
+        verdicts,
+        started_s=observer.started_s,
+        wall_s=wall_s,
+        not_published=failure or kept,
+    )
+    if report.published:
+        _publish(inputs, observer, outcome, result, verdicts)
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:
-        request.watcher.reported(report)
+        observer.reported(report)
         raise RunFailedError(failure)
     return report
 
 
-def told_left_out(request: Request, before: pa.Table, counts: Counts | None = None) -> LeftOut:
-    """Tell what is no item, and count it: by its name, or once it had been read, by this run or by an earlier one.
+def say_left_out(
+    inputs: Inputs, observer: RunObserver, read_before: pa.Table, result: RunResult | None = None
+) -> LeftOut:
+    """Say what is no item, and count it: by its name, or once it had been read, by this run or by an earlier one.
 
     Args:
-        request: knows what the listing left out.
-        before: items that earlier runs left out.
-        counts: what this run finished; none where there was nothing to do.
+        inputs: knows what the listing left out.
+        observer: receives messages.
+        read_before: items that earlier runs left out.
+        result: of this run; none where there was nothing to do.
     """
-    left_out = request.inputs.left_out
-    if counts is not None:
-        left_out = left_out.with_read(counts.left_out)
-        before = without_items(before, counts.whole["item_id"])
-    left_out = left_out.with_read(before)
+    left_out = inputs.left_out
+    if result is not None:
+        left_out = left_out.with_read(result.left_out)
+        read_before = without_items(read_before, result.whole["item_id"])
+    left_out = left_out.with_read(read_before)
     for line in left_out.lines():
-        request.watcher.say(line)
+        observer.say(line)
     return left_out
 
 
-def _stopped(ended: Ended, counts: Counts) -> str | None:
-    """Why the run ended before its time, where somebody asked for that."""
-    if not ended.outcome.stopped and (ended.outcome.out_of_time or not ended.outcome.job.run.stop_requested()):
+def _stopped(outcome: EngineOutcome, result: RunResult) -> str | None:
+    """Message why the run ended before its time; none where nobody asked it to stop."""
+    if not outcome.stopped and (outcome.out_of_time or not result.run.stop_requested()):
         return None
-    if not counts.num_items:
+    if not result.num_items:
         return "stopped on request before any item was finished; the same command begins again"
     return (
-        f"stopped on request after {counts.num_items:,} items, which are kept and not yet published; "
+        f"stopped on request after {result.num_items:,} items, which are kept and not yet published; "
         "the same command goes on"
     )
 
 
-def _kept(ended: Ended, counts: Counts, num_left: int) -> str | None:
-    """Why what is finished waits for the next run, if it has to."""
-    if ended.work.outdated and num_left:
+def _kept(work: WorkPlan, result: RunResult, num_left: int) -> str | None:
+    """Message why what is finished waits for the next run; none where it does not."""
+    if work.outdated and num_left:
         return (
-            f"{ended.work.outdated}: {counts.num_items:,} items are done and kept, {num_left:,} are left; the old "
+            f"{work.outdated}: {result.num_items:,} items are done and kept, {num_left:,} are left; the old "
             "vectors are served until all are done, and the next refresh goes on"
         )
-    if not counts.num_here and not counts.num_items and not len(ended.retired) and num_left:
+    if not result.num_here and not result.num_items and not len(result.retired) and num_left:
         return f"nothing was finished; {num_left:,} items are left for the next refresh"
     return None
 
 
-def _publish(request: Request, ended: Ended, report: Report, verdicts: list[Verdict]) -> Report:
-    job, say = ended.outcome.job, request.watcher.say
-    info, config = request.inputs.info, request.inputs.config
-    order = PublishIntent(
-        kind=request.options.kind,
-        info=info,
-        replaces_all=ended.work.outdated is not None,
-        retrieval=retrieval_record(verdicts, None if ended.work.outdated else ended.current),
-        ends_hold=request.options.may_change,
+def _publish(
+    inputs: Inputs,
+    observer: RunObserver,
+    outcome: EngineOutcome,
+    result: RunResult,
+    verdicts: tuple[Verdict, ...],
+) -> None:
+    config, options, files, say = inputs.config, inputs.options, inputs.files, observer.say
+    intent = PublishIntent(
+        kind=options.kind,
+        info=inputs.info,
+        replaces_all=not result.keeps_published,
+        retrieval=retrieval_record(verdicts, result.published if result.keeps_published else None),
+        ends_hold=options.may_change,
     )
     say("publishing")
     publish(
-        job.run,
-        job.stamp,
-        lambda version: keep_index(job.files, version, info, say, config.index, ray_address=config.ray_address),
-        order,
-        ended.retired,
+        result.run,
+        outcome.job.stamp,
+        lambda version: keep_index(files, version, inputs.info, say, config.index, ray_address=config.ray_address),
+        intent,
+        result.retired,
     )
-    if request.options.kind == "refresh":
-        compact_if_needed(job.files, say)
-    outcome = f"published; {report.num_left:,} items are left for the next refresh" if report.num_left else "published"
-    num_retired = ended.work.retired.num_rows
-    return report.model_copy(update={"published": True, "outcome": outcome, "num_retired": num_retired})
+    if options.kind == "refresh":
+        compact_if_needed(files, say)

@@ -1,4 +1,4 @@
-"""R@10 of captions for their own pictures, over a sample of the state that a run would publish."""
+"""R@10 of captions for their own images, over a sample of the state that a run would publish."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from embedder.ingest.candidate import Candidate
+from embedder.ingest.run_result import RunResult
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
 from embedder.store.layout import Current
@@ -25,7 +25,7 @@ STANDARD_ERRORS = 2.0
 
 
 class PublishedRetrieval(BaseModel):
-    """The published figure, as `CURRENT.json` keeps it."""
+    """R@10 of the published state, as `CURRENT.json` keeps it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -35,7 +35,7 @@ class PublishedRetrieval(BaseModel):
 
 @dataclass(frozen=True)
 class CaptionPairs:
-    """Vectors of N items that have both sides, in the order of their hashes; float32 (N, E) each."""
+    """Image and text vectors of N items that have both, in the order of their hashes; float32 (N, E) each."""
 
     images: Floats
     texts: Floats
@@ -44,18 +44,18 @@ class CaptionPairs:
         return len(self.images)
 
     def first(self, num_pairs: int) -> "CaptionPairs":
-        """A smaller sample: the one that would have been drawn with so many places."""
+        """Take a smaller sample: the one that would have been drawn with this limit."""
         return CaptionPairs(self.images[:num_pairs], self.texts[:num_pairs])
 
 
 def best_of(current: Current | None) -> PublishedRetrieval | None:
-    """The published figure; none where there is none, or nothing is published."""
+    """Read the published figure; none where there is none, or nothing is published."""
     record = current.model_dump().get("retrieval") if current is not None else None
     return PublishedRetrieval.model_validate(record) if record else None
 
 
 def retrieval_figure(pairs: CaptionPairs) -> float | None:
-    """R@10, or none where there are too few pairs."""
+    """Compute R@10; none where there are too few pairs."""
     if len(pairs) < MIN_PAIRS:
         return None
     numbers = np.arange(len(pairs))
@@ -63,15 +63,15 @@ def retrieval_figure(pairs: CaptionPairs) -> float | None:
 
 
 def recall_margin(recall: float, num_pairs: int) -> float:
-    """What chance alone may move a recall of so many pairs."""
+    """Difference that chance alone may make to a recall of this many pairs."""
     return STANDARD_ERRORS * math.sqrt(recall * (1 - recall) / max(num_pairs, 1))
 
 
-def sample_pairs(candidate: Candidate) -> CaptionPairs:
+def sample_pairs(result: RunResult) -> CaptionPairs:
     """Draw the pairs with the lowest hashes of item ids from the state that would be published."""
-    pieces = list(_pieces(candidate))
+    pieces = list(_pieces(result))
     keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS)
-    state = _State.of(candidate, list(keys))
+    state = _State.of(result, list(keys))
     found: dict[str, tuple[Any, Any]] = {}
     for number in sorted(set().union(*keys.values())) if keys else []:
         for item_id, image, text in _pairs_of(pieces[number], state):
@@ -82,15 +82,15 @@ def sample_pairs(candidate: Candidate) -> CaptionPairs:
     return CaptionPairs(np.stack([found[each][0] for each in order]), np.stack([found[each][1] for each in order]))
 
 
-def _pieces(candidate: Candidate) -> Iterator[SampledPart]:
-    files = candidate.run.files
-    if candidate.published is not None and candidate.keeps_published:
-        yield from published_pieces(files, candidate.published.embeddings)
-    yield from journal_pieces(files, candidate.entries)
+def _pieces(result: RunResult) -> Iterator[SampledPart]:
+    files = result.run.files
+    if result.published is not None and result.keeps_published:
+        yield from published_pieces(files, result.published.embeddings)
+    yield from journal_pieces(files, result.entries)
 
 
 def _pair_ids(piece: SampledPart) -> Iterator[str]:
-    """Items that should have both sides, by what is quick to read."""
+    """Find items that should have both vectors, by columns that are quick to read."""
     rows = piece.read(["item_id", "segment", "modality", "caption"])
     is_first = pc.and_(pc.equal(rows["segment"], 0), pc.not_equal(rows["modality"], "text"))
     return iter(rows["item_id"].filter(pc.and_(is_first, pc.is_valid(rows["caption"]))).to_pylist())
@@ -98,7 +98,7 @@ def _pair_ids(piece: SampledPart) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _State:
-    """Of a few items, where their rows will be read: from a session of the run, from the published table, or nowhere.
+    """Places to read the rows of a few items: a session of the run, the published table, or none.
 
     Attributes:
         sessions: the session whose rows count, of items that the run finished with vectors.
@@ -109,12 +109,12 @@ class _State:
     old: set[str]
 
     @classmethod
-    def of(cls, candidate: Candidate, item_ids: list[str]) -> "_State":
+    def of(cls, result: RunResult, item_ids: list[str]) -> "_State":
         wanted = pa.array(item_ids, pa.string())
-        whole = candidate.whole.filter(pc.is_in(candidate.whole["item_id"], value_set=wanted))
-        new = whole.filter(pc.and_(pc.greater(whole["num_vectors"], 0), pc.invert(whole["kept"])))
+        whole = result.whole.filter(pc.is_in(result.whole["item_id"], value_set=wanted))
+        new = whole.filter(pc.greater(whole["num_vectors"], 0))
         sessions = dict(zip(new["item_id"].to_pylist(), new["session"].to_pylist(), strict=True))
-        gone = candidate.retired.filter(pc.is_in(candidate.retired, value_set=wanted)).to_pylist()
+        gone = result.retired.filter(pc.is_in(result.retired, value_set=wanted)).to_pylist()
         return cls(sessions, set(item_ids) - sessions.keys() - set(gone))
 
     def counts(self, item_id: str, session: str | None) -> bool:

@@ -1,7 +1,7 @@
 """Vectors that a rolled back publication still holds of items to embed: taken over, not computed again.
 
 An item is taken over where model and preprocessing are those of the run and its record there has the size and time that
-are listed now, as a night without a change leaves it alone; or where its content proves to be the same when it is read.
+are listed now, as a run without a change leaves it alone; or where its content proves to be the same when it is read.
 Its record and its rows are copied into part files of the run and journaled, so that from then on it counts as any other
 item that the run has finished. What can't be read any more is embedded.
 """
@@ -41,31 +41,31 @@ class RolledBackRecords:
     records: pa.Table
 
     def of(self, is_meant: pa.ChunkedArray) -> "RolledBackRecords":
-        """Some of the records."""
+        """Select some of the records."""
         return replace(self, records=self.records.filter(is_meant))
 
 
 @dataclass(frozen=True)
 class RolledBackItems:
-    """What publications that were rolled back from hold of the items to embed.
+    """Items to embed that publications hold which were rolled back from.
 
     Attributes:
         as_listed: items whose size and time are those that are listed now; each once.
-        others: items whose content may be the same, each once; reading them will tell.
+        others: items whose content may be the same, each once; reading them shows it.
     """
 
     as_listed: tuple[RolledBackRecords, ...] = ()
     others: tuple[RolledBackRecords, ...] = ()
 
     def left(self, to_embed: pa.Table) -> pa.Table:
-        """The items that can't be taken over as they are listed."""
+        """Leave out the items that can be taken over as they are listed."""
         for held in self.as_listed:
             to_embed = without_items(to_embed, held.records["item_id"])
         return to_embed
 
 
 def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> RolledBackItems:
-    """Look for items in what the last rollback left, the newest publication first.
+    """Look for items in the publications that the last rollback left, the newest one first.
 
     Args:
         files: the store.
@@ -90,7 +90,7 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
 
 
 def with_held_versions(to_embed: pa.Table, held: RolledBackItems) -> pa.Table:
-    """Items to embed, with the content that each had in a publication that was rolled back from, and its vectors."""
+    """Add the content that each item had in a publication that was rolled back from, and its number of vectors."""
     if not held.others:
         return to_embed
     known = pa.concat_tables([each.records for each in held.others])
@@ -101,7 +101,7 @@ def with_held_versions(to_embed: pa.Table, held: RolledBackItems) -> pa.Table:
 
 
 def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]:
-    """The items that the run's session has read, and whose content proved to be that of a rolled back publication."""
+    """Find items that the run's session has read, and whose content is that of a rolled back publication."""
     if not held.others:
         return ()
     entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
@@ -120,10 +120,10 @@ def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, r
     """Copy items into part files of the run; a kill leaves those that are whole.
 
     Args:
-        run: whose they are from now on; no other task writes under its session.
+        run: the run that they belong to from now on; no other task writes under its session.
         held: the items.
         listed: these and others, as they are listed now: their place and carried columns count.
-        rows_per_part: rows that a part file has at least, where there are so many.
+        rows_per_part: rows that a part file has at least, where there are that many.
     """
     carryover = carried_schema(listed.schema)
     names = {"item_id": "item_id", "uri": "uri"} | {name: CARRIED + name for name in carryover.names}
@@ -139,7 +139,7 @@ def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, r
 
 
 def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) -> list[Published]:
-    """The publications between what was left by a rollback and what it went back to, of the run's model; readable."""
+    """List readable publications of the run's model that the last rollback left, the newest first."""
     hold = current.hold if current is not None else None
     versions: list[Published] = []
     run_id = hold.from_run if hold is not None else None
@@ -155,7 +155,7 @@ def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) ->
 
 
 def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[str]) -> pa.Table:
-    """The records of some items in a publication, from part files that no newer one had."""
+    """Read the records of some items in a publication, from part files that no newer one had."""
     table = table_at(files, "items", version)
     paths = [path for path in table.paths() if path not in read]
     read.update(paths)
@@ -170,7 +170,7 @@ def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: 
 
 
 def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[RolledBackRecords, ...]:
-    """Of each of some items the first record, where there is one."""
+    """Keep the first record of each item."""
     kept: list[RolledBackRecords] = []
     for each in found:
         here = each.of(pc.is_valid(positions(each.records["item_id"], ids)))
@@ -181,7 +181,7 @@ def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[Ro
 
 
 def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
-    """Records with what the listing says of their items now."""
+    """Bring records up to what the listing says of their items now."""
     place = positions(records["item_id"], listed["item_id"])
     for name in LISTED:
         column = ITEMS.field(name)
@@ -191,7 +191,7 @@ def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
 
 
 def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
-    """The rows of the items, a table a part file, with the place and the carried columns that they have now."""
+    """Read the rows of the items, one table for each part file, with their present place and carried columns."""
     table = table_at(files, "embeddings", held.version)
     schema = with_carryover(EMBEDDINGS, stamp.carryover)
     for path in table.paths():
@@ -209,7 +209,7 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
 
 
 def _gathered(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
-    """Few large tables of many small ones."""
+    """Join many small tables to few large ones."""
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)

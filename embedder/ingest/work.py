@@ -1,27 +1,29 @@
-"""What a run has to do: pure decisions about a listing and what the store knows."""
+"""Work of a run: pure decisions about a listing, what is published, and what an unfinished run has finished."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
-from embedder.ingest.known_items import RetryPolicy, known_items
+from embedder.ingest.known_items import NOTHING_FINISHED, known_items
 from embedder.store.layout import Kind, StoreInfo
+from embedder.store.publish import NO_IDS
 from embedder.store.store_info import differing
 
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """What is asked of a run beside its configuration.
+    """Options of a run beside its configuration.
 
     Attributes:
         kind: `refresh` retires what is gone and may change the model; `embed` only adds.
         retry_rejects: embed again what was rejected before, changed or not.
         only: embed only these items, and retire none.
         limit: the most items to embed in this run.
-        max_hours: no further items are begun after so long.
+        max_hours: hours after which no further items are begun.
         forced: names of guards that are overridden.
     """
 
@@ -40,22 +42,30 @@ class IngestOptions:
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """What is to be done.
+    """Decision about a listing.
 
     Attributes:
         difference: the listing, sorted.
         retired: published items that are gone: `item_id`, `source`, and what else is known of them.
+        retired_ids: ids of those, and of items that the unfinished run had finished before they went.
         outdated: why nothing of what is published can stay: the model or the preprocessing changed.
+        num_as_published: listed items that are as they are published, whatever an unfinished run has finished.
+        is_nothing: whether the store is as the listing wants it.
     """
 
     difference: Difference
     retired: pa.Table
+    retired_ids: pa.ChunkedArray
     outdated: str | None
+    num_as_published: int
+    is_nothing: bool
 
-    @property
-    def is_nothing(self) -> bool:
-        """Whether the store is as the listing wants it."""
-        return not (self.difference.to_embed.num_rows or self.retired.num_rows or self.outdated)
+    def describe(self) -> str:
+        """Summary in one line."""
+        parts = [f"{num:,} {reason}" for reason, num in self.difference.reasons.items()]
+        if self.retired.num_rows:
+            parts.append(f"{self.retired.num_rows:,} gone")
+        return ", ".join([*parts, f"{self.difference.num_unchanged:,} unchanged or finished before"])
 
 
 def plan_work(
@@ -68,35 +78,48 @@ def plan_work(
 ) -> WorkPlan:
     """Compare a listing with what is published and with what an unfinished run has finished.
 
+    What is published alone says whether there is anything to do: an item that the unfinished run finished, and that is
+    again as it was published, needs nothing.
+
     Args:
         config: the run; how often failures are tried again.
-        options: what is asked.
+        options: limits, retries, and whether items may leave.
         listing: all items of all sources.
         published: of `embedder.ingest.known_items.published_items`.
         finished: of `embedder.store.runs.finished_items`, or no rows.
         outdated: of `outdated_by`.
     """
-    policy = RetryPolicy(options.retry_rejects, config.max_attempts, outdated)
-    difference = diff(listing, known_items(published, finished, policy))
-    retired = gone(listing, published) if options.may_change else published.slice(0, 0)
-    if options.only is not None:
-        is_meant = pc.is_in(difference.to_embed["item_id"], value_set=options.only)
-        difference = replace(difference, to_embed=difference.to_embed.filter(is_meant))
-    return WorkPlan(difference, retired, outdated)
+    known = partial(
+        known_items, published, retry_rejects=options.retry_rejects, max_attempts=config.max_attempts, outdated=outdated
+    )
+    difference = _difference(options, listing, known(NOTHING_FINISHED))
+    num_as_published = difference.num_unchanged
+    retired, retired_ids = published.slice(0, 0), NO_IDS
+    if options.may_change:
+        retired = gone(listing, published)
+        ids = [*retired["item_id"].chunks, *gone(listing, finished)["item_id"].chunks]
+        retired_ids = pa.chunked_array(ids, pa.string())
+    is_nothing = not (difference.to_embed.num_rows or retired.num_rows or outdated)
+    if finished.num_rows and not is_nothing:
+        difference = _difference(options, listing, known(finished))
+    return WorkPlan(difference, retired, retired_ids, outdated, num_as_published, is_nothing)
 
 
-def retired_ids(listing: pa.Table, work: WorkPlan, finished: pa.Table) -> pa.ChunkedArray:
-    """Items that leave the store, and those that the run had finished before they went."""
-    finished_and_gone = gone(listing, finished)["item_id"]
-    return pa.chunked_array([*work.retired["item_id"].chunks, *finished_and_gone.chunks], pa.string())
+def _difference(options: IngestOptions, listing: pa.Table, known: pa.Table) -> Difference:
+    """Sort a listing, and leave out items that are not asked for."""
+    difference = diff(listing, known)
+    if options.only is None:
+        return difference
+    is_meant = pc.is_in(difference.to_embed["item_id"], value_set=options.only)
+    return replace(difference, to_embed=difference.to_embed.filter(is_meant))
 
 
 def outdated_by(served: StoreInfo, info: StoreInfo) -> str | None:
-    """Why what is published can't stand beside new vectors, if it can't."""
+    """Reason why what is published can't stand beside new vectors; none where it can."""
     reasons = {"model_fingerprint": MODEL_CHANGED, "preprocess_fingerprint": PREPROCESSING_CHANGED}
     return next((reasons[name] for name in differing(served, info)), None)
 
 
 def count_by_source(items: pa.Table) -> dict[str, int]:
-    """How many items there are of each source."""
+    """Count the items of each source."""
     return {count["values"]: count["counts"] for count in pc.value_counts(items["source"]).to_pylist()}

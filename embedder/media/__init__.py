@@ -1,1 +1,1 @@
-"""The one door from encoded bytes to uint8 pixels; kept empty, because the decoding child imports this package too."""
+"""Decoding of encoded bytes to uint8 pixels; kept empty, because the sandbox process imports this package too."""

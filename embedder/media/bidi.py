@@ -1,4 +1,4 @@
-"""The order in which a line of mixed directions is drawn. Pure.
+"""Order in which a line of mixed directions is drawn. Pure.
 
 Without explicit marks, which `embedder.storage.printable` has made visible, few rules are left.
 Source: Unicode Standard Annex 9, rules P2, W1 to W7, N1, N2, I1, I2 and L2.
@@ -15,12 +15,12 @@ _LEVELS = {"L": {"L": 0, "R": 1, "N": 2}, "R": {"R": 1, "L": 2, "N": 2}}
 
 
 def base_direction(text: str) -> Direction:
-    """The direction of the first letter, "L" or "R"."""
+    """Direction of the first letter, "L" or "R"."""
     return next((_STRONG[kind] for kind in map(bidirectional, text) if kind in _STRONG), "L")
 
 
 def levels(clusters: Sequence[str], base: Direction) -> list[int]:
-    """How deep each piece of a line lies in stretches of the other direction; odd ones run from right to left.
+    """Nesting depth of each piece of a line in stretches of the other direction; odd ones run from right to left.
 
     Args:
         clusters: letters, each with its marks.
@@ -43,7 +43,7 @@ def visual_order(depths: Sequence[int]) -> list[int]:
 
 
 def _with_numbers(kinds: Sequence[str], base: Direction) -> list[Direction | None]:
-    """Directions of letters and numbers; None for what takes its neighbours'."""
+    """Directions of letters and numbers; None for those that take their neighbours'."""
     found: list[Direction | None] = []
     last = base
     for place, kind in enumerate(kinds):
@@ -62,7 +62,7 @@ def _belongs_to_number(kinds: Sequence[str], place: int) -> bool:
 
 
 def _without_neutrals(directions: Sequence[Direction | None], base: Direction) -> list[Direction]:
-    """Let spaces and marks go with what stands on both sides, else with the paragraph."""
+    """Give spaces and marks the direction of both sides where these agree, else the paragraph's."""
     after: list[Direction] = []
     following = base
     for direction in reversed(directions):

@@ -1,4 +1,4 @@
-"""A contact sheet: pictures in a grid, a few short lines under each. Drawn from pixels; decodes no file."""
+"""Contact sheet: images in a grid, a few short lines under each. Drawn from pixels; decodes no file."""
 
 from io import BytesIO
 from pathlib import Path
@@ -19,12 +19,12 @@ CELL_PX = 160
 MARGIN_PX = 16
 FONT_PX = 12
 TITLE_PX = 20
-MAX_LINES = 2  # that one text takes; the rest of it is an ellipsis
+MAX_LINES = 2  # of one text; the rest of it is an ellipsis
 INK, PALE, PAPER, MISSING = (20, 20, 20), (110, 110, 110), (255, 255, 255), (235, 235, 235)
 
 
 class Cell(NamedTuple):
-    """One picture, uint8 (H, W, 3) or None where it could not be read, and the texts under it."""
+    """One image, uint8 (H, W, 3) or None where it could not be read, and the texts under it."""
 
     pixels: Pixels | None
     lines: list[str]
@@ -35,9 +35,9 @@ def save_sheet(path: Path, cells: list[Cell], title: str = "", fonts: Fonts | No
 
     Args:
         path: the file.
-        cells: in their order, five a row.
-        title: stands above.
-        fonts: for all texts; those of this machine unless told.
+        cells: in reading order, five per row.
+        title: line above the grid; empty for none.
+        fonts: for all texts; default: those of this machine.
     """
     small, large = Lettering(FONT_PX, fonts), Lettering(TITLE_PX, fonts)
     texts = [[small.lines(text, CELL_PX, MAX_LINES) for text in cell.lines] for cell in cells]
@@ -53,15 +53,15 @@ def save_sheet(path: Path, cells: list[Cell], title: str = "", fonts: Fonts | No
     for number, (cell, of_cell) in enumerate(zip(cells, texts, strict=True)):
         row, column = divmod(number, COLUMNS)
         corner = (MARGIN_PX + column * step_x, top + row * step_y)
-        _draw_picture(sheet, corner, cell.pixels, small)
+        _draw_image(sheet, corner, cell.pixels, small)
         _draw_texts(sheet, (corner[0], corner[1] + CELL_PX), of_cell, small)
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = PngInfo()
-    mark.add_text("Software", SHEET_MARK)  # so that a sheet saved among the pictures is not taken for one of them
+    mark.add_text("Software", SHEET_MARK)  # so that a sheet saved among the images is not taken for one of them
     sheet.save(path, "PNG", pnginfo=mark)
 
 
-def _draw_picture(sheet: Image.Image, corner: tuple[int, int], pixels: Pixels | None, small: Lettering) -> None:
+def _draw_image(sheet: Image.Image, corner: tuple[int, int], pixels: Pixels | None, small: Lettering) -> None:
     if pixels is not None:
         sheet.paste(Image.fromarray(pixels).resize((CELL_PX, CELL_PX)), corner)
         return
@@ -82,7 +82,7 @@ def _draw_texts(sheet: Image.Image, corner: tuple[int, int], texts: list[list[Li
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """One picture as a PNG file."""
+    """One image as a PNG file."""
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()

@@ -1,7 +1,7 @@
-"""How long a video file says it is, from its outermost headers.
+"""Size of a video file according to its outermost headers.
 
-Matroska and AVI readers end quietly where a file was cut off; only the declared size tells such a clip from a
-whole one.
+Matroska and AVI readers end without an error where a file was cut off; only the declared size distinguishes such a
+clip from a whole one.
 """
 
 from typing import BinaryIO
@@ -10,12 +10,12 @@ EBML_HEADER, EBML_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 MP4_BOXES = frozenset(
     {b"ftyp", b"moov", b"mdat", b"moof", b"mfra", b"free", b"skip", b"wide", b"sidx", b"styp", b"uuid"}
 )
-MAX_MP4_BOXES = 100_000  # a fragmented file has two a fragment
+MAX_MP4_BOXES = 100_000  # a fragmented file has two per fragment
 MAX_RIFF_BYTES = 0x7FFF_0000  # sizes above it are placeholders of recorders that never finished the file
 
 
 def declared_bytes(file: BinaryIO) -> int | None:
-    """Size that the file's headers give it, or None where they don't tell; the position in `file` is lost.
+    """Size that the file's headers declare, or None where they don't; the position in `file` is lost.
 
     A file is cut off when this is more than it holds. Bytes after the declared end are common and mean nothing.
     """
@@ -52,7 +52,7 @@ def _element_size(head: bytes, offset: int) -> tuple[int, int | None]:
 
 
 def _mp4_bytes(file: BinaryIO) -> int | None:
-    """End of the last outermost box that is known; an unknown one is taken for trailing rubbish."""
+    """End of the last outermost box that is known; an unknown one counts as trailing rubbish."""
     end = 0
     for _ in range(MAX_MP4_BOXES):
         file.seek(end)

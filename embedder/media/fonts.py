@@ -21,7 +21,7 @@ STYLED = ("bold", "black", "italic", "oblique", "light", "thin", "condensed", "m
 OUTLINES = {"glyf", "CFF ", "CFF2"}
 COLOURS = {"CBDT", "sbix", "COLR", "SVG "}  # their outlines are missing or empty
 DAMAGED = (OSError, struct.error, ValueError, LookupError, AssertionError, AttributeError, TypeError)
-"""What Pillow and fontTools raise over a damaged font, beside an error of their own."""
+"""Exceptions of Pillow and fontTools for a damaged font, beside TTLibError."""
 
 
 class Face(NamedTuple):
@@ -36,13 +36,13 @@ class Face(NamedTuple):
 
 
 class Fonts:
-    """Finds a font for each piece of text; the machine's are looked at when the first one lacks something."""
+    """Fonts by the characters in them; the machine's are read only when the first one lacks a character."""
 
     def __init__(self, *, system: bool = True) -> None:
-        """Begin with the font that is always there.
+        """Read the font that is always there.
 
         Args:
-            system: look among the machine's fonts, too; without, all machines draw the same.
+            system: search the machine's fonts, too; if false, all machines draw the same.
         """
         first = [face for face in [_read_face(path) for path in _shipped_files()] if face]
         self._faces = [*first, Face(None, frozenset(range(0x20, 0x7F)))]
@@ -50,11 +50,11 @@ class Fonts:
 
     @property
     def plain(self) -> Face:
-        """The font of what all fonts have."""
+        """Font for the characters that all fonts have."""
         return self._faces[0]
 
     def find(self, text: str) -> Face | None:
-        """The first font that has all characters of a text; none where none has."""
+        """First font that has all characters of a text, or None."""
         wanted = {ord(character) for character in text}
         for face in self._faces:
             if wanted <= face.characters:
@@ -68,7 +68,7 @@ class Fonts:
 
 @lru_cache(maxsize=1)
 def all_fonts() -> Fonts:
-    """The fonts of this machine, which one process reads once."""
+    """Fonts of this machine, read once per process."""
     return Fonts()
 
 
@@ -104,7 +104,7 @@ def _font_files() -> Iterator[Path]:
 
 
 def _font_folders() -> list[Path]:
-    """Where Linux, macOS and Windows keep fonts, the user's first."""
+    """Font folders of Linux, macOS and Windows, the user's first."""
     home = Path.home()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     shared = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep)
@@ -121,7 +121,7 @@ def _font_folders() -> list[Path]:
 
 
 def _read_face(path: Path) -> Face | None:
-    """Read which characters a font has; None for one that can't be drawn with."""
+    """Read which characters a font has; None for one that is damaged or has no outlines."""
     from fontTools.ttLib import TTFont, TTLibError
 
     try:

@@ -1,4 +1,4 @@
-"""Lines of text in any script, drawn into a picture: each letter in a font that has it, else as its code point."""
+"""Lines of text in any script, drawn into an image: each letter in a font that has it, else as its code point."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from embedder.media.bidi import base_direction, levels, visual_order
 from embedder.media.fonts import Face, Fonts, all_fonts
 from embedder.storage.printable import printable
 
-MAX_CHARACTERS = 1_000  # more than any picture shows
+MAX_CHARACTERS = 1_000  # more than any image shows
 LABEL_SHARE = 0.75  # size of a code point, of the letters'
 LABEL_GAP_PX = 3
 ELLIPSIS = "…"
@@ -34,21 +34,21 @@ class Letter(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line that fits, in the order in which it is read."""
+    """Line that fits, in reading order."""
 
     letters: tuple[Letter, ...]
     direction: str
 
 
 class Lettering:
-    """Sets and draws text of one size."""
+    """Layout and drawing of text of one size."""
 
     def __init__(self, size_px: int, fonts: Fonts | None = None) -> None:
-        """Take the fonts of the machine, unless told.
+        """Set the size and the fonts.
 
         Args:
-            size_px: of the letters.
-            fonts: where they come from.
+            size_px: size of the letters.
+            fonts: default: those of this machine.
         """
         self.fonts = fonts or all_fonts()
         self.size_px, self.label_px = size_px, max(6, round(LABEL_SHARE * size_px))
@@ -56,7 +56,13 @@ class Lettering:
         self._shapes = features.check("raqm")
 
     def lines(self, text: str, width_px: int, max_lines: int) -> list[Line]:
-        """Break a text into lines; what is too much for the last ends in an ellipsis."""
+        """Break a text into lines; one that is too long ends in an ellipsis.
+
+        Args:
+            text: in any script.
+            width_px: of a line.
+            max_lines: number of lines at most.
+        """
         cut = text[:MAX_CHARACTERS] + (ELLIPSIS if len(text) > MAX_CHARACTERS else "")
         text = normalize("NFC", printable(cut))
         direction = base_direction(text)
@@ -72,14 +78,14 @@ class Lettering:
             rest = rest[stop:]
         return lines
 
-    def draw(self, picture: Image.Image, corner: tuple[int, int], width_px: int, line: Line, colour: Colour) -> None:
+    def draw(self, image: Image.Image, corner: tuple[int, int], width_px: int, line: Line, colour: Colour) -> None:
         """Draw a line into a box of `width_px` x `line_px`; nothing is drawn outside.
 
         Args:
-            picture: is drawn into.
+            image: target of the drawing.
             corner: upper left of the box.
             width_px: its width; a line that runs from right to left begins on the right.
-            line: of `lines`.
+            line: one that `lines` returned.
             colour: of the letters; code points are drawn paler.
         """
         mask = Image.new("L", (width_px, self.line_px))
@@ -91,10 +97,10 @@ class Lettering:
             where = (x if face else x + LABEL_GAP_PX / 2, self.baseline_px)
             draw.text(where, text, 255 if face else 170, font, anchor="ls", direction=self._direction(is_rtl))
             x += run_px
-        picture.paste(colour, corner, mask)
+        image.paste(colour, corner, mask)
 
     def _letters(self, cluster: str) -> Iterator[Letter]:
-        """A letter in one font; where no font has all of it, its parts."""
+        """Yield a letter in one font; where no font has all of it, its parts."""
         seen = _INVISIBLE.sub("", cluster)
         face = self.fonts.find(seen)
         if face is None and len(seen) > 1:
@@ -105,7 +111,7 @@ class Lettering:
             yield Letter(cluster, face, self._width(text, face, is_rtl=False))
 
     def _runs(self, line: Line) -> Iterator[tuple[str, Face | None, bool]]:
-        """Stretches of one font and direction, from left to right; each as Pillow wants to have it."""
+        """Stretches of one font and direction, from left to right; each in the order that Pillow needs."""
         depths = levels([letter.text for letter in line.letters], line.direction)
         placed = [(line.letters[place], depths[place] % 2 == 1, place) for place in visual_order(depths)]
         for (face, is_rtl, _), run in groupby(
@@ -125,12 +131,12 @@ class Lettering:
         return font.getlength(text, direction=self._direction(is_rtl)) + (0 if face else LABEL_GAP_PX)
 
     def _direction(self, is_rtl: bool) -> str | None:
-        """What Pillow takes where it can shape; elsewhere it draws what it is given from left to right."""
+        """Direction argument where Pillow can shape; elsewhere it draws from left to right."""
         return ("rtl" if is_rtl else "ltr") if self._shapes else None
 
 
 def clusters(text: str) -> list[str]:
-    """A text in letters, each with its marks; emoji that are joined stay together."""
+    """Split a text into letters, each with its marks; joined emoji stay together."""
     found: list[str] = []
     for character in text:
         is_joined = found and (
@@ -147,7 +153,7 @@ def clusters(text: str) -> list[str]:
 
 
 def _fitting(letters: Sequence[Letter], width_px: float, *, whole_words: bool = True) -> int:
-    """How many letters stand on one line: up to the last word that fits; part of a word that is longer than a line."""
+    """Number of letters on one line: up to the last word that fits; part of a word that is longer than a line."""
     used_px, last_break = 0.0, 0
     for number, letter in enumerate(letters):
         used_px += letter.width_px

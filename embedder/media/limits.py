@@ -1,20 +1,20 @@
-"""What one file may cost at most."""
+"""Limits on the cost of one file."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """Bounds on the decoding of one file; a file that passes one of them is refused, or its decoder killed.
+    """Limits on the decoding of one file; a file beyond one of them is refused, or its sandbox process killed.
 
     Attributes:
-        timeout_s: wall clock for one picture, or for one segment of a video.
-        video_timeout_s: wall clock for one whole video, without the time its reader spends between segments.
-        memory_bytes: address space of the decoding child process; about 140 MiB go before the first video, and 80
+        timeout_s: wall clock for one image, or for one segment of a video.
+        video_timeout_s: wall clock for one whole video, without the time that the caller spends between segments.
+        memory_bytes: address space of the sandbox process; about 140 MiB go before the first video, and 80
             more with the torchvision resampler.
-        max_pixels: pixels of one picture or of one frame. A larger JPEG is decoded at 1/2, 1/4 or 1/8 of its sides,
-            another picture of up to twice as many is decoded whole and then halved; what is larger is refused.
-        max_file_bytes: encoded size of one picture; videos are streamed.
+        max_pixels: pixels of one image or of one frame. A larger JPEG is decoded at 1/2, 1/4 or 1/8 of its sides,
+            another image of up to twice as many is decoded whole and then halved; what is larger is refused.
+        max_file_bytes: encoded size of one image; videos are streamed.
         max_video_bytes: encoded size of one video; it is read whole, to tell by its hash whether it has changed.
     """
 

@@ -1,4 +1,4 @@
-"""torchvision's resize of 8-bit pictures, to the bit, with NumPy: as transformers prepares pictures.
+"""torchvision's resize of 8-bit images in NumPy, equal to the bit: as transformers prepares images.
 
 Pillow's differs from it by one level in about 3 % of the values. Both filter along x, then along y, and round to
 8 bits after each; PyTorch also rounds the weights of its filters, to 16-bit integers.
@@ -23,8 +23,8 @@ Floats = NDArray[np.floating[Any]]
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MAX_PRECISION, MAX_WEIGHT = 22, 2**15
 BLOCK = 16  # neighbouring outputs read nearly the same inputs; wider blocks multiply more zeros
-STRIP_PIXELS = 1 << 17  # filtered along x at a time: a second copy of the whole picture would be large, and slower
-MAX_CACHED_PX = 1 << 14  # filters of so long a side take 3 MB (bilinear), of a million pixels 150 MB
+STRIP_PIXELS = 1 << 17  # filtered along x at a time: a second copy of the whole image would be large, and slower
+MAX_CACHED_PX = 1 << 14  # filters of a side of this length take 3 MB (bilinear), of a million pixels 150 MB
 
 
 class ResampleBlock(NamedTuple):
@@ -37,33 +37,33 @@ class ResampleBlock(NamedTuple):
     weights: Floats  # (stop - start, last - first)
 
 
-def resample(picture: Image.Image, size: Size, box: Box, interpolation: Interpolation) -> Image.Image:
-    """Resize an RGB or L picture, and cut a box out of the result, which is all that is computed.
+def resample(image: Image.Image, size: Size, box: Box, interpolation: Interpolation) -> Image.Image:
+    """Resize an RGB or L image and return a box of the result; nothing else is computed.
 
     Args:
-        picture: of any width and height.
+        image: of any width and height, mode RGB or L.
         size: width and height to resize to.
-        box: left, top, right and bottom of what is kept.
-        interpolation: the filter.
+        box: left, top, right and bottom of the part to return, in pixels of the result.
+        interpolation: name of the filter.
     """
-    blocks = filter_blocks if max(picture.size) <= MAX_CACHED_PX else filter_blocks.__wrapped__
-    columns = blocks(picture.width, size[0], box[0], box[2], interpolation)
-    rows = blocks(picture.height, size[1], box[1], box[3], interpolation)
-    pixels = _filtered(_filtered_along_x(picture, columns, rows[0].first, rows[-1].last), rows)
-    return Image.fromarray(pixels[..., 0] if picture.mode == "L" else pixels)
+    blocks = filter_blocks if max(image.size) <= MAX_CACHED_PX else filter_blocks.__wrapped__
+    columns = blocks(image.width, size[0], box[0], box[2], interpolation)
+    rows = blocks(image.height, size[1], box[1], box[3], interpolation)
+    pixels = _filtered(_filtered_along_x(image, columns, rows[0].first, rows[-1].last), rows)
+    return Image.fromarray(pixels[..., 0] if image.mode == "L" else pixels)
 
 
-def _filtered_along_x(picture: Image.Image, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
-    """Filter what lies between two rows of a picture: (bottom - top, width, C)."""
+def _filtered_along_x(image: Image.Image, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
+    """Filter the rows from `top` to `bottom` of an image: (bottom - top, width, C)."""
     left, right = columns[0].first, columns[-1].last
     num_rows = max(1, STRIP_PIXELS // (right - left))
-    strips = (picture.crop((left, y, right, min(y + num_rows, bottom))) for y in range(top, bottom, num_rows))
+    strips = (image.crop((left, y, right, min(y + num_rows, bottom))) for y in range(top, bottom, num_rows))
     turned = (np.atleast_3d(np.asarray(strip.transpose(Image.Transpose.TRANSPOSE))) for strip in strips)
     return np.concatenate([_filtered(values, columns).transpose(1, 0, 2) for values in turned])
 
 
 def _filtered(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
-    """Filter along the first axis, which holds what the blocks read: (last - first, N, C) -> (stop, N, C)."""
+    """Filter along the first axis, the inputs of the blocks: (last - first, N, C) -> (stop, N, C)."""
     inputs = values.reshape(len(values), -1)
     outputs = np.empty((blocks[-1].stop, inputs.shape[1]), np.uint8)
     for start, stop, first, last, weights in blocks:
@@ -77,11 +77,18 @@ def _filtered(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
 def filter_blocks(
     num_in: int, num_out: int, start: int, stop: int, interpolation: Interpolation
 ) -> tuple[ResampleBlock, ...]:
-    """The filter of one axis for the outputs `start` to `stop`, which count from 0 in the blocks.
+    """Filter of one axis for the outputs `start` to `stop`, which count from 0 in the blocks.
 
     Weights are integers over 2^precision, and so are their products with 8-bit values and all sums of those. Floats
     hold them exactly, in whatever order they are added, while the sum of the absolute values, times 2^precision, is
     at most 2^24 (float32: bilinear down to a quarter) or 2^53 (float64: always, being below 2^32).
+
+    Args:
+        num_in: pixels of the axis before the resize.
+        num_out: pixels after it.
+        start: first output that is needed.
+        stop: end of the outputs that are needed.
+        interpolation: name of the filter.
     """
     firsts, parts, precision = _integer_weights(num_in, num_out, interpolation)
     firsts, parts = firsts[start:stop], parts[start:stop]

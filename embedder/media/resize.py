@@ -1,6 +1,6 @@
-"""How a picture of any size becomes a square of the model's size: the arithmetic, without the pixels.
+"""Arithmetic of bringing an image of any size to a square of the model's size, without the pixels.
 
-`P` stands for the picture's (width, height), `S` for the side of the square.
+Sizes are (width, height) in pixels.
 """
 
 import math
@@ -13,23 +13,23 @@ Resize = Literal["squash", "crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
 
-DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at one of so many pixels along each side
+DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at 1/1, 1/2, 1/4 or 1/8 of its pixels along each side
 REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
 MAX_CROP_ASPECT: dict[Resampler, int] = {"pillow": 4, "torchvision": 64}
-"""Beyond it, what a crop would throw away is cut off before the resize. torchvision's costs little in any case."""
+"""Beyond this ratio, what a crop discards is cut off before the resize; torchvision's costs little anyway."""
 
 
 @dataclass(frozen=True)
 class ResizeSpec:
-    """How pictures are brought to the size that the model takes.
+    """Rule by which images are brought to the size that the model takes.
 
     Attributes:
         image_size: side of the square, in pixels.
         resize: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
-            `pad` shows the whole picture on white.
+            `pad` shows the whole image on white.
         interpolation: the filter of that name (antialiased).
         reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
-        resampler: whose resize gives the values, to the bit; `torchvision` also crops as transformers does with it.
+        resampler: library whose resize is matched to the bit; `torchvision` also crops as transformers does with it.
     """
 
     image_size: int
@@ -40,11 +40,11 @@ class ResizeSpec:
 
 
 def scaled_size(size: Size, fit: ResizeSpec) -> Size:
-    """Size of the whole picture after the resize, before a crop or padding.
+    """Size of the whole image after the resize, before a crop or padding.
 
     Args:
-        size: width and height of the picture.
-        fit: what is wanted.
+        size: width and height of the image.
+        fit: resize rule.
 
     Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down.
     """
@@ -59,10 +59,10 @@ def scaled_size(size: Size, fit: ResizeSpec) -> Size:
 
 
 def kept_box(size: Size, fit: ResizeSpec) -> Box:
-    """What is kept of a scaled picture: the middle square of a crop, else all.
+    """Box that is kept of a scaled image: the middle square of a crop, else all.
 
-    Source: torchvision 0.29 `center_crop`, which rounds the halves of what goes (timm calls it), and transformers 5.23
-    `TorchvisionBackend.center_crop`, which cuts them off.
+    Source: torchvision 0.29 `center_crop`, which rounds half of the surplus (timm calls it), and transformers 5.23
+    `TorchvisionBackend.center_crop`, which truncates it.
     """
     if fit.resize != "crop":
         return 0, 0, *size
@@ -72,9 +72,9 @@ def kept_box(size: Size, fit: ResizeSpec) -> Box:
 
 
 def long_cut(size: Size, fit: ResizeSpec) -> Box | None:
-    """What to keep of a very long picture before the resize of a crop, or None for all.
+    """Box to keep of a very long image before the resize of a crop, or None for all.
 
-    A picture of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
+    An image of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
     """
     longest = MAX_CROP_ASPECT[fit.resampler] * min(size)
     if fit.resize != "crop" or max(size) <= longest:
@@ -85,13 +85,13 @@ def long_cut(size: Size, fit: ResizeSpec) -> Box | None:
 
 
 def draft_size(size: Size, fit: ResizeSpec) -> Size:
-    """The least size at which a JPEG may be decoded; sides that swap later are all the same to a square."""
+    """Least size at which a JPEG may be decoded; a square does not care whether EXIF swaps the sides later."""
     width, height = (math.ceil(REDUCED_MARGIN * edge) for edge in scaled_size(size, fit))
     return width, height
 
 
 def fitting_scale(size: Size, fit: ResizeSpec) -> int:
-    """How far a JPEG's sides are reduced while it is decoded, where the model allows that."""
+    """Factor by which a JPEG's sides are reduced while it is decoded, where the model allows that."""
     if not fit.reduced_decode:
         return 1
     room = min(edge // least for edge, least in zip(size, draft_size(size, fit), strict=True))
@@ -99,7 +99,7 @@ def fitting_scale(size: Size, fit: ResizeSpec) -> int:
 
 
 def needed_scale(size: Size, max_pixels: int) -> int:
-    """How far a JPEG's sides must be reduced while it is decoded, to keep within a number of pixels; 8 at most."""
+    """Factor by which a JPEG's sides must be reduced to keep within a number of pixels; 8 at most."""
     width, height = size
     fitting = (scale for scale in DRAFT_SCALES if -(-width // scale) * -(-height // scale) <= max_pixels)
     return next(fitting, DRAFT_SCALES[-1])

@@ -1,8 +1,7 @@
-"""The decoding door: encoded bytes or a file -> uint8 pixels, at a bounded cost whatever the bytes are.
+"""Sandboxed decoding: encoded bytes or a file -> uint8 pixels, at a bounded cost whatever the bytes are.
 
 All decoding is done by a light child process with bounded memory, which is killed when it takes too long and
-started afresh when it died; so a file that hangs or crashes its decoder costs itself, and neither its neighbours nor
-the process that asked.
+restarted when it dies; so a file that hangs or crashes its decoder affects neither other files nor the caller.
 """
 
 import contextlib
@@ -22,7 +21,13 @@ from numpy.typing import NDArray
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox_process import Message, SandboxCrashError, SandboxProcess, SandboxTimeoutError
+from embedder.media.sandbox_process import (
+    BROKEN_MESSAGE,
+    Message,
+    SandboxCrashError,
+    SandboxProcess,
+    SandboxTimeoutError,
+)
 
 Source = bytes | bytearray | memoryview | str | Path
 """Encoded bytes, or the path of a local file."""
@@ -30,13 +35,13 @@ Pixels = NDArray[np.uint8]
 
 START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
 MAX_STARTS = 2
-MAX_CRASHES = 2  # a decoder that dies is given the same file once more before the file is blamed
+MAX_CRASHES = 2  # a process that dies gets the same file once more before the file is blamed
 KEEP_INBOX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """Pictures that stand for one stretch of a video.
+    """Images that represent one stretch of a video.
 
     Attributes:
         segment: number of the stretch: `start_s // segment_s`.
@@ -51,13 +56,13 @@ class VideoSegment:
 
 
 class SandboxedDecoder:
-    """Decodes one file after another in a child process of its own.
+    """Decoder of one file after another in a child process of its own.
 
-    The child is started for the first file and kept; it dies with this process. One thread uses a door at a time;
-    several doors may live in one process.
+    The child is started for the first file and kept; it dies with this process. One thread uses a decoder at a time;
+    one process may hold several decoders.
 
     Args:
-        limits: what one file may cost.
+        limits: limits on the cost of one file.
     """
 
     def __init__(self, limits: DecodeLimits | None = None) -> None:
@@ -65,8 +70,8 @@ class SandboxedDecoder:
         self._child: SandboxProcess | None = None
         self._fds: tuple[int, int] | None = None
         self._inbox_bytes = 0
-        self._turn = 0  # grows with each request, so that an abandoned video notices that it is over
-        self._is_busy = False  # an answer is awaited: from a child left so, the next one would be of the wrong file
+        self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
+        self._is_busy = False  # an answer is awaited: the next one of a child in this state would be of the wrong file
 
     def __enter__(self) -> Self:
         return self
@@ -90,40 +95,45 @@ class SandboxedDecoder:
         return ended.ru_utime + ended.ru_stime + (0.0 if self._child is None else self._child.cpu_s())
 
     def close(self) -> None:
-        """End the child and free the shared memory; the door opens again with the next file."""
+        """End the child and free the shared memory; the next file starts another child."""
         self._turn += 1
         self._kill_child()
         fds, self._fds = self._fds, None
         for fd in fds or ():
             os.close(fd)
 
-    def picture(self, source: Source, fit: ResizeSpec) -> Pixels:
-        """Decode one picture: upright, flattened on white, fitted.
+    def image(self, source: Source, fit: ResizeSpec) -> Pixels:
+        """Decode one image: upright, flattened on white, resized.
 
         Args:
             source: encoded bytes, or the path of a local file.
-            fit: how it becomes a square.
+            fit: resize rule.
 
         Returns:
             uint8 (H, W, 3), RGB, H = W = `fit.image_size`.
 
         Raises:
-            DecodeError: what is wrong with it.
+            DecodeError: the file can't be decoded.
         """
         if not isinstance(source, str | Path):
             self._check_size(memoryview(source).nbytes)
-        return self._one_picture(source, fit, {"do": "picture"})
+        return self._one_image(source, fit, {"do": "image"})
 
     def frame_at(self, source: Source, fit: ResizeSpec, time_s: float) -> Pixels:
         """Decode the frame of a video that is shown at `time_s` seconds after its first frame.
+
+        Args:
+            source: encoded bytes, or the path of a local file.
+            fit: resize rule.
+            time_s: seconds after the first frame.
 
         Returns:
             uint8 (H, W, 3), RGB; beyond either end, the first or the last frame.
 
         Raises:
-            DecodeError: what is wrong with the video.
+            DecodeError: the video can't be decoded.
         """
-        return self._one_picture(source, fit, {"do": "frame", "time_s": time_s})
+        return self._one_image(source, fit, {"do": "frame", "time_s": time_s})
 
     def video(
         self, source: Source, fit: ResizeSpec, *, segment_s: float, frames_per_segment: int
@@ -134,7 +144,7 @@ class SandboxedDecoder:
 
         Args:
             source: encoded bytes, or the path of a local file.
-            fit: how frames become squares.
+            fit: resize rule of the frames.
             segment_s: length of a segment, in seconds.
             frames_per_segment: frames of each segment, spread evenly.
 
@@ -142,23 +152,23 @@ class SandboxedDecoder:
             Segments in order. Stretches in which no frame begins have none.
 
         Raises:
-            DecodeError: what is wrong with the video; after its whole segments when it breaks in the middle.
+            DecodeError: the video can't be decoded; after its whole segments when it breaks in the middle.
         """
-        what = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
-        request = what | self._deliver(source, fit)
+        command = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
+        request = command | self._deliver(source, fit)
         turn = self._turn
         try:
             for segment in self._segments(request, fit, frames_per_segment):
                 yield segment
                 if turn != self._turn:
-                    raise RuntimeError("this video is over: its door was closed or asked for another file meanwhile")
+                    raise RuntimeError("this video is over: its decoder was closed or decoded another file meanwhile")
         finally:
             if turn == self._turn:
                 self._end_unfinished()
                 self._empty_inbox()
 
     def _segments(self, request: Message, fit: ResizeSpec, frames_per_segment: int) -> Iterator[VideoSegment]:
-        """What the child sends; a child that crashes is replaced once, and passes over what was delivered."""
+        """Segments from the child; one that crashes is replaced once, and the new one skips what was delivered."""
         budget_s, num_delivered = self.limits.video_timeout_s, 0
         for num_crashes in range(1, MAX_CRASHES + 1):
             try:
@@ -180,8 +190,8 @@ class SandboxedDecoder:
             except SandboxCrashError as death:
                 self._blame(death, num_crashes)
 
-    def _one_picture(self, source: Source, fit: ResizeSpec, what: Message) -> Pixels:
-        request = what | self._deliver(source, fit)
+    def _one_image(self, source: Source, fit: ResizeSpec, command: Message) -> Pixels:
+        request = command | self._deliver(source, fit)
         try:
             for num_crashes in range(1, MAX_CRASHES + 1):
                 try:
@@ -206,13 +216,13 @@ class SandboxedDecoder:
             return self._receive(budget_s, f"the whole video (at most {self.limits.video_timeout_s:g} s): what is left")
         return self._receive(self.limits.timeout_s, "decoding a segment")
 
-    def _receive(self, timeout_s: float, what: str) -> Message:
-        """One answer of the child; errors that it reports are raised."""
+    def _receive(self, timeout_s: float, step: str) -> Message:
+        """Receive one answer of the child; raise the errors that it reports."""
         try:
             answer = self._get_child().receive(timeout_s)
         except SandboxTimeoutError:
             self._kill_child()
-            message = f"{what} took longer than {timeout_s:.3g} s and was ended"
+            message = f"{step} took longer than {timeout_s:.3g} s and was ended"
             raise DecodeError("TimeoutError", message, transient=True) from None
         if "error_type" in answer:
             self._is_busy = False
@@ -222,7 +232,7 @@ class SandboxedDecoder:
         return answer
 
     def _blame(self, death: SandboxCrashError, num_crashes: int) -> None:
-        """Clear a dead child away; the file is blamed when that was its last chance."""
+        """Clean up after a dead child; after the last attempt, blame the file."""
         self._kill_child()
         if num_crashes >= MAX_CRASHES:
             message = f"{death} (tried {num_crashes} times)"
@@ -231,10 +241,10 @@ class SandboxedDecoder:
     def _check_size(self, num_bytes: int) -> None:
         limit = self.limits.max_file_bytes
         if num_bytes > limit:
-            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; a picture may have {limit}")
+            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; an image may have {limit}")
 
     def _deliver(self, source: Source, fit: ResizeSpec) -> Message:
-        """Begin a request: end what was open, and hand the source to the child by path or through the inbox."""
+        """Begin a request: end an open one, and pass the source to the child by path or through the inbox."""
         self._turn += 1
         self._end_unfinished()
         fitting: Message = {"fit": vars(fit)}
@@ -253,24 +263,24 @@ class SandboxedDecoder:
         try:
             return VideoSegment(int(answer["segment"]), float(answer["start_s"]), float(answer["end_s"]), pixels)
         except (KeyError, TypeError, ValueError):
-            raise SandboxCrashError("the decoder lost its way") from None
+            raise SandboxCrashError(BROKEN_MESSAGE) from None
 
-    def _collect(self, answer: Message, fit: ResizeSpec, max_pictures: int) -> Pixels:
+    def _collect(self, answer: Message, fit: ResizeSpec, max_images: int) -> Pixels:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
         Raises:
-            SandboxCrashError: they are not there.
+            SandboxCrashError: there are fewer than announced.
         """
-        num_pictures, side = answer.get("num_pictures"), fit.image_size
-        if not isinstance(num_pictures, int) or not 1 <= num_pictures <= max_pictures:
-            raise SandboxCrashError("the decoder lost its way")
-        pixels = np.empty((num_pictures, side, side, 3), np.uint8)
+        num_images, side = answer.get("num_images"), fit.image_size
+        if not isinstance(num_images, int) or not 1 <= num_images <= max_images:
+            raise SandboxCrashError(BROKEN_MESSAGE)
+        pixels = np.empty((num_images, side, side, 3), np.uint8)
         unfilled, offset = pixels.data.cast("B"), 0
         _, outbox_fd = self._shared_fds()
         while unfilled:
             num_bytes = os.preadv(outbox_fd, [unfilled], offset)
             if num_bytes == 0:
-                raise SandboxCrashError("the decoder lost its way")
+                raise SandboxCrashError(BROKEN_MESSAGE)
             unfilled, offset = unfilled[num_bytes:], offset + num_bytes
         return pixels
 
@@ -283,7 +293,7 @@ class SandboxedDecoder:
         """Start a child and wait until it is ready.
 
         Raises:
-            RuntimeError: it doesn't start, which is no file's fault.
+            RuntimeError: it doesn't start, for a reason that has nothing to do with the file.
         """
         problem: Exception | None = None
         for _ in range(MAX_STARTS):
@@ -296,7 +306,7 @@ class SandboxedDecoder:
             else:
                 return child
         raise RuntimeError(
-            f"the decoding child can't start: {problem or 'no answer'}; check that Pillow can be imported and that "
+            f"the decoding process can't start: {problem or 'no answer'}; check that Pillow can be imported and that "
             f"memory_bytes ({self.limits.memory_bytes}) leaves it room"
         )
 
@@ -307,7 +317,7 @@ class SandboxedDecoder:
             child.kill()
 
     def _end_unfinished(self) -> None:
-        """End the child when it is still at work on what nobody waits for: an abandoned video, an interrupted call."""
+        """End a child that still works on an abandoned video or an interrupted call."""
         if self._is_busy:
             self._kill_child()
 
@@ -318,14 +328,14 @@ class SandboxedDecoder:
         return self._fds
 
     def _empty_inbox(self) -> None:
-        """Give the memory of a large file back; a small one's is kept for the next."""
+        """Free the memory of a large file; that of a small one is kept for the next."""
         if self._fds is not None and self._inbox_bytes > KEEP_INBOX_BYTES:
             os.ftruncate(self._fds[0], 0)
         self._inbox_bytes = 0
 
 
 def _memory_file(name: str) -> int:
-    """An open file that has no name and lies in memory; where the system lacks those, in the temporary folder."""
+    """Open a nameless file in memory; where the system lacks those, in the temporary folder."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"embedder-{name}", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Where the decoding child finds encoded bytes: a file of the disk, or the inbox that it shares with its parent."""
+"""Encoded bytes in the sandbox process: a file on disk, or the inbox shared with the parent."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from embedder.media.errors import DecodeError
 
 
 class InboxFile(io.RawIOBase):
-    """The first `size` bytes of an open file, with a position of its own: the parent holds the same file open."""
+    """First `size` bytes of an open file, with a position of its own: the parent holds the same file open."""
 
     def __init__(self, fd: int, size: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class InboxFile(io.RawIOBase):
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Open a file of the disk, unbuffered; pipes and devices, which may never end, are refused.
+    """Open a file on disk, unbuffered; pipes and devices, which may never end, are refused.
 
     Raises:
         DecodeError: the file can't be opened; transient, for its content is not to blame.
@@ -59,7 +59,7 @@ def read_whole(file: BinaryIO, max_bytes: int) -> bytes:
     """
     size = file.seek(0, os.SEEK_END)
     if size > max_bytes:
-        raise DecodeError("FileTooLarge", f"the file has {size} bytes; a picture may have {max_bytes}")
+        raise DecodeError("FileTooLarge", f"the file has {size} bytes; an image may have {max_bytes}")
     file.seek(0)
     try:
         return file.read()

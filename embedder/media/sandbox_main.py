@@ -1,4 +1,4 @@
-"""Start of the decoding child: bind its life to the parent's, bound its memory, then serve.
+"""Entry point of the sandbox process: tie its life to the parent's, limit its memory, then serve.
 
 Run as a script by `embedder.media.sandbox_process`, isolated and without `site`, so only the standard library can be
 imported until the parent's module search path is taken over.
@@ -13,20 +13,20 @@ import select
 import signal
 import sys
 
-LIFELINE = 0  # standard input: a pipe that nobody writes to; the parent's end of it closes when the parent dies
+LIFELINE = 0  # standard input: a pipe without any writes; the parent's end of it closes when the parent dies
 
 
 def main() -> None:
-    """Read the start message from the command line and serve until the parent hangs up."""
+    """Read the start message from the command line and serve until the parent closes the socket."""
     start = json.loads(sys.argv[1])
     die_with_parent()
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent ends what is in flight first, then its children
         signal.signal(ignored, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     bound_memory(start["memory_bytes"])
-    faulthandler.enable()  # says in which decoder a crash was
+    faulthandler.enable()  # prints in which decoder a crash was
     sys.path[:] = start["sys_path"]
-    os.environ["OMP_NUM_THREADS"] = "1"  # for NumPy, where a fit needs it: several decoders share the machine
+    os.environ["OMP_NUM_THREADS"] = "1"  # for NumPy, where a resize needs it: several decoders share the machine
 
     from embedder.media.sandbox_server import Server
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def bound_memory(num_bytes: int) -> None:
-    """Bound the address space, so that a picture too large for it is an error and not the end of the machine."""
+    """Limit the address space, so that an image too large for it is an error and not the end of the machine."""
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
     limit = num_bytes if allowed == resource.RLIM_INFINITY else min(num_bytes, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -45,8 +45,8 @@ def bound_memory(num_bytes: int) -> None:
 def die_with_parent() -> None:
     """Have the kernel end this process, whatever C code it hangs in, as soon as the parent is gone.
 
-    The hang-up of the lifeline sends a signal. PR_SET_PDEATHSIG would not do: it fires when the *thread* that
-    started the child ends, and doors may be opened by threads that come and go.
+    The end of the lifeline pipe sends a signal. PR_SET_PDEATHSIG would not do: it fires when the *thread* that
+    started the child ends, and decoders may be used by threads that come and go.
     """
     fcntl.fcntl(LIFELINE, fcntl.F_SETOWN, os.getpid())
     if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere it is SIGIO, which ends a process that isn't stopped

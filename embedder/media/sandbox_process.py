@@ -1,4 +1,4 @@
-"""One decoding child process, seen from its parent: start it, talk to it with a deadline, end it."""
+"""Parent's side of a sandbox process: start it, exchange messages with a deadline, end it."""
 
 import contextlib
 import json
@@ -17,19 +17,20 @@ from embedder.media.limits import DecodeLimits
 
 Message = dict[str, Any]
 
-CHILD_SCRIPT = Path(__file__).with_name("child.py")
+CHILD_SCRIPT = Path(__file__).with_name("sandbox_main.py")
 PACKAGE_ROOT = Path(__file__).parents[2]
 READ_BYTES = 1 << 16
-MAX_LINE_BYTES = 1 << 20  # answers have some hundred; more comes from no sane child
-STDERR_BYTES = 1 << 14  # of what the child prints, only the end is kept
+MAX_LINE_BYTES = 1 << 20  # answers have a few hundred; more is a broken message
+STDERR_BYTES = 1 << 14  # only the end of the child's output is kept
+BROKEN_MESSAGE = "the decoding process sent a broken message"
 REAP_S = 5.0  # a killed process that hangs in the kernel (a dead network disk) is not waited for any longer
 
 
 class SandboxCrashError(Exception):
-    """The child ended without an answer; the message says how.
+    """Error of a child that ended without an answer, or sent a broken message; the text has the details.
 
     Attributes:
-        was_killed: by SIGKILL, which comes from outside: from a machine out of memory, or from somebody.
+        was_killed: by SIGKILL, which comes from outside: from a machine out of memory, or from a user.
     """
 
     def __init__(self, message: str, was_killed: bool = False) -> None:
@@ -38,17 +39,17 @@ class SandboxCrashError(Exception):
 
 
 class SandboxTimeoutError(Exception):
-    """The child did not answer in time."""
+    """Error of a child that did not answer in time."""
 
 
 @dataclass
 class SandboxProcess:
-    """A running decoding child.
+    """Running sandbox process.
 
     Args:
-        limits: bounds that the child sets itself.
-        inbox_fd: open file that encoded bytes come in.
-        outbox_fd: open file that pixels go out in.
+        limits: limits that the child sets for itself.
+        inbox_fd: open file of the encoded bytes.
+        outbox_fd: open file of the pixels.
     """
 
     limits: DecodeLimits
@@ -60,9 +61,9 @@ class SandboxProcess:
     _stderr: bytes = field(default=b"", init=False)
 
     def __post_init__(self) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._spawn(theirs.fileno())
+        self._control, child_end = socket.socketpair()
+        with child_end:
+            self._process = self._spawn(child_end.fileno())
         os.set_blocking(self._stderr_fd, False)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
@@ -74,7 +75,7 @@ class SandboxProcess:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """CPU seconds that the child has taken so far; none once it has ended."""
+        """CPU seconds of the child so far; 0 once it has ended."""
         import psutil
 
         try:
@@ -87,7 +88,7 @@ class SandboxProcess:
         """Send one message.
 
         Raises:
-            SandboxCrashError: there is nobody to read it.
+            SandboxCrashError: the child has ended.
         """
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
@@ -99,7 +100,7 @@ class SandboxProcess:
 
         Raises:
             SandboxTimeoutError: there was none in time; the child still runs.
-            SandboxCrashError: the child ended, or what it says is no message.
+            SandboxCrashError: the child ended, or sent a broken message.
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
@@ -116,7 +117,7 @@ class SandboxProcess:
         return message
 
     def kill(self) -> None:
-        """End the child at once, whatever it does, and let go of everything that belongs to it."""
+        """Kill the child, and close everything that belongs to it."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_S)
@@ -139,7 +140,7 @@ class SandboxProcess:
         command = [sys.executable, "-I", "-S", str(CHILD_SCRIPT), json.dumps(start)]
         return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # the lifeline: see `child.py`
+            stdin=subprocess.PIPE,  # the lifeline: see `sandbox_main.py`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=(control_fd, self.inbox_fd, self.outbox_fd),
@@ -158,7 +159,7 @@ class SandboxProcess:
             raise SandboxTimeoutError
         for fd, _ in events:
             if fd == self._stderr_fd:
-                if not self._read_stderr():  # closed, as at its end; the control socket tells what became of the child
+                if not self._read_stderr():  # closed, as at its end; the control socket shows whether the child ended
                     self._poll.unregister(fd)
                 continue
             try:
@@ -170,27 +171,27 @@ class SandboxProcess:
             self._received += received
 
     def _read_stderr(self) -> bool:
-        """Keep the pipe from filling up, and the end of what is said for the error message of a crash.
+        """Empty the pipe, and keep the end of the output for the error message of a crash.
 
         Returns:
-            Whether there was anything.
+            Whether there was any output.
         """
         try:
-            said = os.read(self._stderr_fd, READ_BYTES)
+            output = os.read(self._stderr_fd, READ_BYTES)
         except BlockingIOError:
             return False
-        self._stderr = (self._stderr + said)[-STDERR_BYTES:]
-        return bool(said)
+        self._stderr = (self._stderr + output)[-STDERR_BYTES:]
+        return bool(output)
 
     def _death(self) -> SandboxCrashError:
-        """Say how the child ended; one that talks nonsense is ended here."""
+        """Describe how the child ended; one that sent a broken message is ended here."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)  # it has closed its end: its exit status follows at once
         code = self._process.poll()
         if code is None:
             self._process.kill()
-            return SandboxCrashError("the decoder lost its way")
-        while self._read_stderr():  # ends: nobody writes any more
+            return SandboxCrashError(BROKEN_MESSAGE)
+        while self._read_stderr():  # ends: the writer is dead
             pass
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         last_words = _last_words(self._stderr.decode(errors="replace"))
@@ -205,15 +206,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _last_words(said: str) -> str:
-    """One line of what a dying child printed: where it was in a crash (faulthandler), else the end of it."""
-    _, is_crash, stack = said.rpartition("(most recent call first):")
+def _last_words(output: str) -> str:
+    """One line of a dead child's output: the place of the crash (faulthandler), else the end of the output."""
+    _, is_crash, stack = output.rpartition("(most recent call first):")
     if is_crash:
         return "in " + stack.strip().partition("\n")[0].strip()
-    return " ".join(said.split())[-300:]
+    return " ".join(output.split())[-300:]
 
 
 def _module_search_path() -> list[str]:
-    """Where this process finds modules, as absolute folders; and where it found this package."""
+    """Module search path of this process, as absolute folders, and the folder of this package."""
     folders = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" means the working folder
     return folders if str(PACKAGE_ROOT) in folders else [*folders, str(PACKAGE_ROOT)]

@@ -1,7 +1,7 @@
-"""The child's side of the door: requests in, pixels and answers out, until the parent hangs up.
+"""Child's side of the sandbox: requests in, pixels and answers out, until the parent closes the socket.
 
-Requests and answers are one JSON line each on the control socket. Encoded bytes come in the inbox, pixels go out
-in the outbox: files in memory that both processes hold open.
+Requests and answers are one JSON line each on the control socket. Encoded bytes come through the inbox, pixels go
+through the outbox: files in memory that both processes hold open.
 """
 
 import json
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, cast
 
 from embedder.media.errors import DecodeError
-from embedder.media.pictures import decode_picture, prepare_pillow
+from embedder.media.images import decode_image, prepare_pillow
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox_files import InboxFile, open_regular, read_whole
 
@@ -23,13 +23,22 @@ MAX_ERROR_CHARACTERS = 500
 
 
 class SandboxClosedError(Exception):
-    """The parent closed the control socket."""
+    """End of the control socket, which the parent has closed."""
 
 
 class Server:
-    """Answers one request after another."""
+    """Server of one request after another."""
 
     def __init__(self, control_fd: int, inbox_fd: int, outbox_fd: int, max_pixels: int, max_file_bytes: int) -> None:
+        """Take over the open files and the limits.
+
+        Args:
+            control_fd: socket of requests and answers.
+            inbox_fd: file of the encoded bytes.
+            outbox_fd: file of the pixels.
+            max_pixels: pixels of one image or frame.
+            max_file_bytes: encoded size of one image.
+        """
         self._control_fd = control_fd
         self._inbox_fd = inbox_fd
         self._outbox_fd = outbox_fd
@@ -38,13 +47,13 @@ class Server:
         self._received = b""
         self._outbox_is_full = False
         self._handlers: dict[str, Callable[[Message, BinaryIO], Message]] = {
-            "picture": self._picture,
+            "image": self._image,
             "video": self._video,
             "frame": self._frame,
         }
 
     def run(self) -> None:
-        """Say that this process is ready, then serve until the parent hangs up or memory ran out."""
+        """Report that this process is ready, then serve until the parent closes the socket or memory runs out."""
         prepare_pillow()
         try:
             answer: Message = {"ready": True}
@@ -63,21 +72,21 @@ class Server:
             raise
         except DecodeError as error:
             return _error_answer(error.error_type, error.message, error.transient)
-        except MemoryError:  # a fresh process takes over: this one's memory may be in pieces
+        except MemoryError:  # a fresh process takes over: this one's memory may be fragmented
             return _error_answer("MemoryError", "decoding it takes more memory than `memory_bytes` allows") | {
                 "last": True
             }
-        except Exception as error:  # noqa: BLE001 - the one decode door: broken files raise anything
+        except Exception as error:  # noqa: BLE001 - the one place where files are decoded: broken ones raise anything
             return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
 
-    def _picture(self, request: Message, file: BinaryIO) -> Message:
+    def _image(self, request: Message, file: BinaryIO) -> Message:
         fit = _read_fit(request)
         encoded = read_whole(file, self._max_file_bytes)
-        self._post([decode_picture(encoded, fit, self._max_pixels)])
-        return {"num_pictures": 1}
+        self._post([decode_image(encoded, fit, self._max_pixels)])
+        return {"num_images": 1}
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
-        """Send one message for each segment; pictures only of those that the parent doesn't have already."""
+        """Send one message per segment; images only of those that the parent doesn't have already."""
         from embedder.media.videos import read_segments
 
         segments = read_segments(
@@ -89,16 +98,16 @@ class Server:
         )
         for number, segment in enumerate(segments):
             if number < request["num_delivered"]:
-                self._send({"passed_over": number})  # a sign of life: the deadline is that of one segment
+                self._send({"passed_over": number})  # resets the deadline, which is that of one segment
             else:
                 self._await_emptied()
-                self._post(segment.pictures)
+                self._post(segment.images)
                 self._send(
                     {
                         "segment": segment.segment,
                         "start_s": float(segment.start_s),
                         "end_s": float(segment.end_s),
-                        "num_pictures": len(segment.pictures),
+                        "num_images": len(segment.images),
                     }
                 )
                 self._outbox_is_full = True
@@ -108,17 +117,17 @@ class Server:
         from embedder.media.videos import read_frame_at
 
         self._post([read_frame_at(file, _read_fit(request), request["time_s"], self._max_pixels)])
-        return {"num_pictures": 1}
+        return {"num_images": 1}
 
     def _source(self, request: Message) -> BinaryIO:
-        """The file of a request: one on disk, or what lies in the inbox."""
+        """Open the file of a request: one on disk, or the content of the inbox."""
         if "path" in request:
             return open_regular(request["path"])
         return cast(BinaryIO, InboxFile(self._inbox_fd, request["size"]))
 
-    def _post(self, pictures: list[bytes]) -> None:
-        """Lay the pictures into the outbox, one after the other."""
-        unwritten, offset = memoryview(b"".join(pictures)), 0
+    def _post(self, images: list[bytes]) -> None:
+        """Write the images into the outbox, one after the other."""
+        unwritten, offset = memoryview(b"".join(images)), 0
         while unwritten:
             num_bytes = os.pwrite(self._outbox_fd, unwritten, offset)
             unwritten, offset = unwritten[num_bytes:], offset + num_bytes
@@ -147,7 +156,7 @@ class Server:
 
 
 def _read_fit(request: Message) -> ResizeSpec:
-    """How pictures are fitted; what that takes is imported while there is no picture yet that fills the memory."""
+    """Read the resize rule; its imports happen now, before an image fills the memory."""
     fit = ResizeSpec(**request["fit"])
     if fit.resampler == "torchvision":
         import_module("embedder.media.resample")

@@ -1,4 +1,4 @@
-"""Which frames stand for which stretch of a video: decided from times alone, as the frames go by.
+"""Choice of the frames that represent each stretch of a video, from times alone, in one pass. Pure.
 
 Times are exact fractions of a second, counted from the first frame.
 """
@@ -9,11 +9,11 @@ from fractions import Fraction
 from typing import Generic, NamedTuple, TypeVar
 
 Frame = TypeVar("Frame")
-Picture = TypeVar("Picture")
+Image = TypeVar("Image")
 
 
 class TimedFrame(NamedTuple, Generic[Frame]):
-    """A frame, when it is first shown, and for how long if nothing follows."""
+    """Frame with the time at which it is first shown, and its duration if nothing follows."""
 
     time_s: Fraction
     shown_s: Fraction
@@ -22,13 +22,13 @@ class TimedFrame(NamedTuple, Generic[Frame]):
 
 @dataclass
 class FrameClock:
-    """Gives each frame a time that only grows, whatever its timestamp says.
+    """Clock that gives each frame a strictly growing time, whatever its timestamp says.
 
     A missing timestamp, or one that doesn't pass its predecessor's, is replaced by the predecessor's plus one frame.
 
     Attributes:
         time_base: seconds per unit of the timestamps.
-        frame_s: length of a frame whose own is not told.
+        frame_s: duration of a frame that declares none.
     """
 
     time_base: Fraction
@@ -52,25 +52,25 @@ class FrameClock:
 
 
 @dataclass(frozen=True)
-class PickedSegment(Generic[Picture]):
-    """Pictures that stand for the video between two times."""
+class PickedSegment(Generic[Image]):
+    """Images that represent the video between two times."""
 
     segment: int
     start_s: Fraction
     end_s: Fraction
-    pictures: list[Picture]
+    images: list[Image]
 
 
 @dataclass
-class _OpenSegment(Generic[Frame, Picture]):
-    """The segment that is being filled; `targets` are the times still to be answered, last first."""
+class _OpenSegment(Generic[Frame, Image]):
+    """Segment that is being filled; `targets` are the times still to be answered, last first."""
 
     segment: int
     start_s: Fraction
     end_s: Fraction
     targets: list[Fraction]
-    convert: Callable[[Frame], Picture]
-    pictures: list[Picture] = field(default_factory=list)
+    convert: Callable[[Frame], Image]
+    images: list[Image] = field(default_factory=list)
     _last_taken_s: Fraction | None = None
 
     def answer(self, shown: TimedFrame[Frame], until_s: Fraction) -> None:
@@ -79,25 +79,25 @@ class _OpenSegment(Generic[Frame, Picture]):
             self.targets.pop()
             self._take(shown)
 
-    def close(self, end_s: Fraction, shown: TimedFrame[Frame]) -> PickedSegment[Picture]:
-        if not self.pictures:
+    def close(self, end_s: Fraction, shown: TimedFrame[Frame]) -> PickedSegment[Image]:
+        if not self.images:
             self._take(shown)
-        return PickedSegment(self.segment, self.start_s, min(end_s, self.end_s), self.pictures)
+        return PickedSegment(self.segment, self.start_s, min(end_s, self.end_s), self.images)
 
     def _take(self, shown: TimedFrame[Frame]) -> None:
         if self._last_taken_s != shown.time_s:
             self._last_taken_s = shown.time_s
-            self.pictures.append(self.convert(shown.frame))
+            self.images.append(self.convert(shown.frame))
 
 
 @dataclass(frozen=True)
 class SegmentRule:
-    """How a video is cut.
+    """Rule by which a video is cut.
 
     Attributes:
         segment_s: length of a segment.
         frames_per_segment: target times in each, spread evenly: (i + 1/2) / n of its length.
-        duration_s: length of the video if its header tells; the last segment spreads its targets over what is left.
+        duration_s: length of the video, if its header has it; the last segment spreads its targets over what is left.
     """
 
     segment_s: Fraction
@@ -105,7 +105,7 @@ class SegmentRule:
     duration_s: Fraction | None = None
 
     def targets(self, segment: int) -> list[Fraction]:
-        """The segment's target times, last first."""
+        """Target times of a segment, last first."""
         start_s, length_s = segment * self.segment_s, self.segment_s
         if self.duration_s is not None and 0 < self.duration_s - start_s < length_s:
             length_s = self.duration_s - start_s
@@ -114,24 +114,24 @@ class SegmentRule:
 
 
 def pick_segments(
-    frames: Iterable[TimedFrame[Frame]], convert: Callable[[Frame], Picture], rule: SegmentRule
-) -> Iterator[PickedSegment[Picture]]:
-    """Cut a stream of frames into segments, holding one frame and the pictures of one segment at a time.
+    frames: Iterable[TimedFrame[Frame]], convert: Callable[[Frame], Image], rule: SegmentRule
+) -> Iterator[PickedSegment[Image]]:
+    """Cut a stream of frames into segments, holding one frame and the images of one segment at a time.
 
     A target is answered by the frame shown at that time: the last one that begins no later. Segments in which no
     frame begins are left out (so that a stream that claims a gap of years costs nothing); a segment has at
-    least one picture and at most `rule.frames_per_segment`, all different.
+    least one image and at most `rule.frames_per_segment`, all different.
 
     Args:
         frames: in order of time, times growing.
         convert: called once for each frame that is taken.
-        rule: how to cut.
+        rule: lengths and target times.
 
     Yields:
         Each segment as soon as a frame beyond it is seen, the last one at the end. When `frames` raises, the
         segment that is open then is lost, and the exception goes on.
     """
-    segment: _OpenSegment[Frame, Picture] | None = None
+    segment: _OpenSegment[Frame, Image] | None = None
     shown: TimedFrame[Frame] | None = None
     for frame in frames:
         if segment is not None and shown is not None:
@@ -150,9 +150,7 @@ def pick_segments(
         yield segment.close(end_s, shown)
 
 
-def _open_segment(
-    time_s: Fraction, convert: Callable[[Frame], Picture], rule: SegmentRule
-) -> _OpenSegment[Frame, Picture]:
+def _open_segment(time_s: Fraction, convert: Callable[[Frame], Image], rule: SegmentRule) -> _OpenSegment[Frame, Image]:
     segment = time_s // rule.segment_s
     start_s = segment * rule.segment_s
     return _OpenSegment(segment, start_s, start_s + rule.segment_s, rule.targets(segment), convert)

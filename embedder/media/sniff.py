@@ -1,4 +1,4 @@
-"""What kind of thing begins with these bytes; file names are not asked."""
+"""Kind of an object by its first bytes; file names are not used."""
 
 import codecs
 import struct
@@ -6,7 +6,7 @@ from typing import Literal
 
 Kind = Literal["image", "video", "text"]
 
-PICTURE_SIGNATURES = (
+IMAGE_SIGNATURES = (
     b"\xff\xd8\xff",
     b"\x89PNG\r\n\x1a\n",
     b"GIF87a",
@@ -19,7 +19,7 @@ PICTURE_SIGNATURES = (
 BMP_HEADER_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 AVIF_BRANDS = frozenset({b"avif", b"avis"})
 STILL_BRANDS = frozenset({b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"crx "})
-"""Brands of the MP4 family whose files hold pictures that Pillow doesn't read: HEIC, camera raw."""
+"""Brands of the MP4 family whose files hold images that Pillow doesn't read: HEIC, camera raw."""
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
 UNREADABLE_BRANDS = {
@@ -49,7 +49,7 @@ UNREADABLE_SIGNATURES = (
     ("FLV", b"FLV\x01"),
     ("RM", b".RMF"),
 )
-"""Pictures and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
+"""Images and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
 SHEET_MARK = "embedder contact sheet"
 MARK_BYTES = 128  # of a PNG, in which its first text stands
 TS_SYNC, TS_PACKETS = 0x47, (188, 192)
@@ -57,7 +57,7 @@ TEXT_CONTROLS = frozenset("\t\n\r\f")
 
 
 def sniff(head: bytes) -> Kind | None:
-    """Tell what an object holds from its first bytes.
+    """Recognise the kind of an object by its first bytes.
 
     Args:
         head: the beginning of the object; 4096 bytes are enough for every kind, 32 for most.
@@ -67,7 +67,7 @@ def sniff(head: bytes) -> Kind | None:
     """
     if _is_text(head):  # first: no binary kind below is valid UTF-8 without control characters, "BM" begins words
         return "text"
-    if _is_picture(head):
+    if _is_image(head):
         return "image"
     if _is_video(head):
         return "video"
@@ -75,13 +75,13 @@ def sniff(head: bytes) -> Kind | None:
 
 
 def unreadable_kind(head: bytes) -> str | None:
-    """Name the kind of a picture or clip that can't be decoded here, from its first bytes.
+    """Name the kind of an image or clip that can't be decoded here, from its first bytes.
 
     Args:
-        head: the beginning of an object for which `sniff` gives no picture or video; 4096 bytes are enough.
+        head: the beginning of an object that `sniff` recognises as neither image nor video; 4096 bytes are enough.
 
     Returns:
-        The usual suffix in capitals, or None for what is no such thing.
+        The usual suffix in capitals, or None for anything else.
     """
     if head[4:8] == b"ftyp":
         return next((kind for kind, brands in UNREADABLE_BRANDS.items() if head[8:12] in brands), None)
@@ -122,8 +122,8 @@ def _is_control(character: str) -> bool:
     return (code < 0x20 and character not in TEXT_CONTROLS) or 0x7F <= code < 0xA0
 
 
-def _is_picture(head: bytes) -> bool:
-    if head.startswith(PICTURE_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP"):
+def _is_image(head: bytes) -> bool:
+    if head.startswith(IMAGE_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP"):
         return True
     if head[:2] == b"BM":
         return int.from_bytes(head[14:18], "little") in BMP_HEADER_SIZES
@@ -139,7 +139,7 @@ def _is_video(head: bytes) -> bool:
 
 
 def _is_old_mov(head: bytes) -> bool:
-    """A QuickTime file from before `ftyp`: it begins with another box, of a size that a box can have."""
+    """Whether this is a QuickTime file from before `ftyp`: it begins with another box, of a plausible size."""
     if len(head) < 8 or head[4:8] not in OLD_MOV_BOXES:
         return False
     (size,) = struct.unpack(">I", head[:4])

@@ -1,6 +1,6 @@
-"""Video file -> segments of a few square RGB pictures, with PyAV, streaming. Runs in the decoding child.
+"""Video file -> segments of a few square RGB images, with PyAV, streaming. Runs in the sandbox process.
 
-Nothing that FFmpeg is given has a name: the file is opened here, and a demuxer that asks for another one is refused.
+FFmpeg gets no file names: the file is opened here, and a demuxer that asks for another one is refused.
 """
 
 import struct
@@ -16,7 +16,7 @@ from PIL import Image
 
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
-from embedder.media.pictures import check_pixels, fit_picture, to_rgb, upright
+from embedder.media.images import check_pixels, fit_image, to_rgb, upright
 from embedder.media.resize import ResizeSpec
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
@@ -24,9 +24,9 @@ FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
-MAX_PIXEL_ASPECT = 8  # a stranger pixel than 8:1 is a broken header
+MAX_PIXEL_ASPECT = 8  # a pixel beyond 8:1 means a broken header
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
-"""Streams that are pictures about the file: cover art, thumbnails."""
+"""Streams that are images about the file: cover art, thumbnails."""
 
 ORIENTATIONS = {
     (1, 0, 0, 1): 1,
@@ -48,13 +48,13 @@ def read_segments(
 
     Args:
         file: seekable, at any position.
-        fit: how frames become squares.
-        segment_s: length of a segment.
-        frames_per_segment: pictures taken of each, at most.
-        max_pixels: pixels of one frame.
+        fit: resize rule of the frames.
+        segment_s: length of a segment, in seconds.
+        frames_per_segment: images of each, at most.
+        max_pixels: pixels of one frame, at most.
 
     Yields:
-        Segments of S * S * 3 bytes for each picture; a damaged or cut-off file raises after its whole segments.
+        Segments of S * S * 3 bytes for each image; a damaged or cut-off file raises after its whole segments.
 
     Raises:
         DecodeError: no video stream, no frame, frames too large, damaged or cut off.
@@ -75,7 +75,13 @@ def read_segments(
 
 
 def read_frame_at(file: BinaryIO, fit: ResizeSpec, time_s: float, max_pixels: int) -> bytes:
-    """The frame shown at a time counted from the first frame; beyond either end, the first or the last frame.
+    """Decode the frame shown at a time counted from the first frame; beyond either end, the first or last frame.
+
+    Args:
+        file: seekable, at any position.
+        fit: resize rule.
+        time_s: seconds after the first frame.
+        max_pixels: pixels of one frame, at most.
 
     Raises: as `read_segments`.
     """
@@ -105,7 +111,7 @@ def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> BinaryIO:
 
 
 def _video_stream(container: Any, max_pixels: int) -> Any:
-    """The first stream of moving pictures, made ready; all others are dropped by the demuxer."""
+    """Choose and configure the first stream of moving images; the demuxer drops all others."""
     streams = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
     if not streams:
         raise DecodeError("NoVideoStream", "the file holds no video stream")
@@ -157,7 +163,7 @@ def _decoded_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[An
 
 
 def _missing_bytes(file: BinaryIO) -> int:
-    """How many bytes the file says to hold beyond its end."""
+    """Number of bytes that the file declares beyond its end."""
     declared = declared_bytes(file)
     return 0 if declared is None else declared - file.seek(0, 2)
 
@@ -177,7 +183,7 @@ def _until_cut(
 def _frames_near(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
-    """Frames from a key frame at or before the time; from the beginning where the file can't be searched."""
+    """Frames from a key frame at or before the time; from the beginning where seeking fails."""
     if time_s <= 0:
         return
     frames = _seeked_frames(container, stream, first, time_s, max_pixels)
@@ -193,7 +199,7 @@ def _frames_near(
 def _seeked_frames(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
-    """Frames after a search, with the times that they have when counted from the first; none if it fails."""
+    """Frames after a seek, with times counted from the first frame; none if it fails."""
     if first.frame.pts is None:
         return
     try:
@@ -206,7 +212,7 @@ def _seeked_frames(
 
 
 class _Squarer:
-    """Turns frames of one stream into squares."""
+    """Conversion of the frames of one stream to squares."""
 
     def __init__(self, stream: Any, fit: ResizeSpec) -> None:
         self._fit = fit
@@ -216,13 +222,13 @@ class _Squarer:
 
     def __call__(self, frame: Any) -> bytes:
         """S * S * 3 bytes."""
-        if self._orientation is None:  # asked once: PyAV's side data keeps its frame alive until garbage is collected
+        if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
             self._orientation = _orientation(frame)
-        picture = _square_pixels(to_rgb(self._to_picture(frame)), self._aspect)
-        return fit_picture(upright(picture, self._orientation), self._fit)
+        image = _square_pixels(to_rgb(self._to_image(frame)), self._aspect)
+        return fit_image(upright(image, self._orientation), self._fit)
 
-    def _to_picture(self, frame: Any) -> Image.Image:
-        """Convert to 8-bit RGB, or RGBA where the frame has an alpha channel, minding its colour space and range."""
+    def _to_image(self, frame: Any) -> Image.Image:
+        """Convert to 8-bit RGB, or RGBA where the frame has an alpha channel, respecting its colour space and range."""
         mode = "RGBA" if any(component.is_alpha for component in frame.format.components) else "RGB"
         reformatted = self._reformatter.reformat(frame, format="rgba" if mode == "RGBA" else "rgb24", threads=1)
         plane = reformatted.planes[0]
@@ -231,11 +237,11 @@ class _Squarer:
         return Image.frombytes(mode, size, bytes(plane), "raw", mode, line_bytes, direction)
 
 
-def _square_pixels(picture: Image.Image, aspect: Fraction | None) -> Image.Image:
-    """Widen a picture whose pixels are not square, as DV and DVD clips have them."""
+def _square_pixels(image: Image.Image, aspect: Fraction | None) -> Image.Image:
+    """Widen an image whose pixels are not square, as DV and DVD clips have them."""
     if not aspect or aspect == 1 or not 1 / MAX_PIXEL_ASPECT <= aspect <= MAX_PIXEL_ASPECT:
-        return picture
-    return picture.resize((max(1, round(picture.width * aspect)), picture.height), Image.Resampling.BILINEAR)
+        return image
+    return image.resize((max(1, round(image.width * aspect)), image.height), Image.Resampling.BILINEAR)
 
 
 def _orientation(frame: Any) -> int:

@@ -1,4 +1,4 @@
-"""The run log: what a run said, line by line with the time, for a person to follow."""
+"""The run log: messages of a run, line by line with the time, for a person to follow."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,9 @@ from embedder.store.errors import StoreUnavailableError
 from embedder.store.layout import utc_now
 
 UNWRITABLE = (OSError, BaseError, StoreError, StoreUnavailableError)
-"""What a disk or a store that is full, gone or read-only raises."""
+"""Errors of a disk or a store that is full, gone or read-only."""
 Write = Callable[[str], None]
-"""Takes lines, each with its end."""
+"""Receives lines, each with its end."""
 
 
 class RunLog:
@@ -37,7 +37,7 @@ class RunLog:
         self._flush()
 
     def write_to(self, write: Write) -> None:
-        """Say where the lines go, unless there is a path: those that wait, and the later ones."""
+        """Set where the lines go, unless there is a path: those that wait, and the later ones."""
         if self._path is None:
             self._write = write
             self._flush()

@@ -1,4 +1,4 @@
-"""Tell somebody that a run failed: a command, a webhook. Time-limited, and never a second failure."""
+"""Notifications that a run failed: a command, a webhook. Time-limited, and never a second failure."""
 
 import json
 import os
@@ -20,18 +20,33 @@ MAX_OUTPUT_CHARACTERS = 300
 REAP_S = 2.0
 
 
-def notify_failure(wish: OnFailure, summary: Mapping[str, Any], say: Say) -> None:
-    """Run the command and call the webhook, each for at most `timeout_s`; what goes wrong is said, not raised."""
-    if wish.command:
-        problem = run_command(wish.command, summary, wish.timeout_s)
+def notify_failure(on_failure: OnFailure, summary: Mapping[str, Any], say: Say) -> None:
+    """Run the command and call the webhook; what goes wrong is said, not raised.
+
+    Args:
+        on_failure: command, webhook, and the seconds that each may take.
+        summary: of `embedder.observability.summary.summarise`.
+        say: receives messages.
+    """
+    if on_failure.command:
+        problem = run_command(on_failure.command, summary, on_failure.timeout_s)
         say(f"on_failure.command: {problem}" if problem else "on_failure.command: done")
-    if wish.webhook:
-        problem = call_webhook(wish.webhook, summary, wish.timeout_s)
+    if on_failure.webhook:
+        problem = call_webhook(on_failure.webhook, summary, on_failure.timeout_s)
         say(f"on_failure.webhook: {problem}" if problem else "on_failure.webhook: delivered")
 
 
 def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s: float) -> str | None:
-    """Run a command with the summary as JSON on standard input; says what went wrong, or nothing."""
+    """Run a command with the summary as JSON on standard input.
+
+    Args:
+        command: program and arguments.
+        summary: of `embedder.observability.summary.summarise`.
+        timeout_s: seconds after which the command is ended.
+
+    Returns:
+        What went wrong, in one line; none where nothing did.
+    """
     try:
         # A session of its own, so that a command which hangs is ended with all that it started.
         process = subprocess.Popen(
@@ -56,7 +71,7 @@ def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the command and its children; not waited for where the kernel holds one fast."""
+    """End the command and its children, and wait a moment: the kernel may hold one."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=REAP_S)
@@ -65,7 +80,16 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def call_webhook(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
-    """POST the summary as JSON, with `text` for chats; says what went wrong, without the address, which is a secret."""
+    """POST the summary as JSON, with `text` for chats.
+
+    Args:
+        url: address of the webhook.
+        summary: of `embedder.observability.summary.summarise`.
+        timeout_s: seconds to wait for the answer.
+
+    Returns:
+        What went wrong, without the address, which is a secret; none where nothing did.
+    """
     answers: list[str | None] = []
     # In a thread: a server that sends a byte now and then would outlast the time limit of each single read.
     thread = threading.Thread(target=lambda: answers.append(_post(url, summary, timeout_s)), daemon=True)
@@ -89,7 +113,7 @@ def _post(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A webhook that points elsewhere would carry the summary to a place that nobody named."""
+    """Refusal of redirects, which would carry the summary to an address that nobody configured."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

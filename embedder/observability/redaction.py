@@ -1,4 +1,4 @@
-"""Keep secrets out of what is written for others to read."""
+"""Removal of secrets from text that others read."""
 
 import os
 import re
@@ -18,10 +18,10 @@ _QUERY_VALUE = re.compile(
 
 
 def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Replace what is secret: names and passwords in addresses, signatures and tokens, and values of the environment.
+    """Replace secrets: names and passwords in addresses, signatures and tokens, and values of the environment.
 
     Args:
-        text: anything.
+        text: any text.
         environment: variables whose names say that their values are secret; by default this process's.
     """
     for name, value in (os.environ if environment is None else environment).items():

@@ -1,9 +1,9 @@
-"""One run as its operators see it: wraps the flow, and tells its end to the log, the metrics and whoever is on call.
+"""One run as its operators see it: its log, its line in `runs.jsonl`, its metrics, and a call where it fails.
 
-    with operation(config, "refresh", watcher) as run_log:
-        run_log.begun(run)          # once there is a run: its folder takes the log
-        run_log.say("publishing")   # to the terminal and the log
-        run_log.reported(report)    # whatever the outcome
+    with operation(config, "refresh", watcher) as observer:
+        observer.begun(run)          # once there is a run: its folder takes the log
+        observer.say("publishing")   # to the terminal and the log
+        observer.reported(report)    # whatever the outcome
 
 Nothing here fails a run: what can't be written is said on the terminal.
 """
@@ -29,7 +29,7 @@ from embedder.observability.notify import notify_failure
 from embedder.observability.redaction import mask
 from embedder.observability.summary import summarise
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current, run_file, utc_now
+from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
 from embedder.store.runs import RUN_FILE, Run
 
 LOG_FILE = "log.txt"
@@ -39,24 +39,37 @@ PROGRESS_S = 60.0  # between two lines of progress
 
 
 class RunObserver:
-    """Watches a run for its operators, and hands on what it sees to a display."""
+    """Watcher of a run for its operators, which passes messages and progress on to a display."""
 
-    def __init__(self, config: RunConfig, kind: str, watcher: RunWatcher) -> None:
+    def __init__(self, config: RunConfig, kind: Kind, watcher: RunWatcher) -> None:
+        """Begin to watch, and take the time.
+
+        Args:
+            config: the run; where its log, line and metrics go.
+            kind: `embed` or `refresh`.
+            watcher: display that receives messages and progress too.
+        """
         self.config, self.kind = config, kind
         self.started_at = utc_now()
+        self.started_s = time.time()
         self.report: dict[str, Any] | None = None
         self._run: Run | None = None
         self._watcher = watcher
         self._log = RunLog(Path(config.log_file).expanduser() if config.log_file else None)
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the command's start."""
+        return time.time() - self.started_s
+
     def say(self, message: str) -> None:
-        """One line, for the display and the log."""
+        """Write one line to the display and the log."""
         self._watcher.say(mask(message))
         self._log.add(message)
 
     @contextmanager
     def progress(self, num_items: int) -> Iterator[Callable[[int], None]]:
-        """Progress on the display, and a line in the log each minute."""
+        """Show progress on the display, and write a line to the log each minute."""
         started_s, next_s = time.monotonic(), time.monotonic() + PROGRESS_S
         with self._watcher.progress(num_items) as show:
 
@@ -71,7 +84,10 @@ class RunObserver:
             yield on_progress
 
     def begun(self, run: Run) -> None:
-        """There is a run: its folder takes the log, unless `log_file` says otherwise."""
+        """Write the log to the run's folder from now on, unless `log_file` says otherwise.
+
+        In a bucket, which can't append, the whole log is read and written again for each line.
+        """
         self._run = run
         path = run_file(run.run_id, LOG_FILE)
 
@@ -83,11 +99,14 @@ class RunObserver:
         self._log.add(f"{self.kind}: run {run.run_id}, session {run.session}")
 
     def reported(self, report: BaseModel) -> None:
-        """The run's report, published or not."""
+        """Keep the run's report, published or not, for the summary."""
         self.report = report.model_dump(mode="json")
 
     def ended(self, exit_code: int, message: str) -> None:
-        """Write the run's last words to all who wait for them; never raises what a full or missing disk raises."""
+        """Write the end of the run to the log, the runs file, the metrics and, after a failure, send notifications.
+
+        Errors of a full or missing disk are said, not raised.
+        """
         if self._run is not None and not self._run.files.exists(run_file(self._run.run_id, RUN_FILE)):
             self._log.write_to(lambda lines: None)  # the command was refused, and took its run away
         summary = self._summary(exit_code, message)
@@ -107,7 +126,7 @@ class RunObserver:
         return summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
 
     def _published_at(self) -> datetime | None:
-        """When what readers see was published; none where that can't be told."""
+        """Time of publication of what readers see; none where it is not known."""
         if self.config.store is None:
             return None
         try:
@@ -118,7 +137,7 @@ class RunObserver:
         return current.published_at if current else None
 
     def _append_line(self, summary: dict[str, Any]) -> None:
-        """One line more, in one write, so that two runs that end together don't mix theirs."""
+        """Append one line in one write, so that two runs that end together don't mix theirs."""
         path = self._runs_file(is_refusal=summary["exit_code"] == USER_MISTAKE)
         if path is None:
             return
@@ -129,7 +148,7 @@ class RunObserver:
             os.close(handle)
 
     def _runs_file(self, *, is_refusal: bool) -> Path | None:
-        """`runs_file`, or a file in a local store, which a refusal leaves as it is; object stores can't append."""
+        """Path of `runs_file`, or of a file in a local store, which a refusal leaves as it is; buckets can't append."""
         if self.config.runs_file:
             path = Path(self.config.runs_file).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,19 +167,25 @@ class RunObserver:
 
 
 @contextmanager
-def operation(config: RunConfig, kind: str, watcher: RunWatcher) -> Iterator[RunObserver]:
-    """Watch the block for the run's operators, and tell them how it ended; its error goes on to the caller."""
-    watched = RunObserver(config, kind, watcher)
+def observe_run(config: RunConfig, kind: Kind, watcher: RunWatcher) -> Iterator[RunObserver]:
+    """Watch the block for the run's operators, and report how it ended; its error goes on to the caller.
+
+    Args:
+        config: the run.
+        kind: `embed` or `refresh`.
+        watcher: display that receives messages and progress.
+    """
+    observer = RunObserver(config, kind, watcher)
     try:
-        yield watched
+        yield observer
     except USER_MISTAKES as error:
-        watched.ended(USER_MISTAKE, str(error))
+        observer.ended(USER_MISTAKE, str(error))
         raise
     except SignalInterrupt as error:
         error.message += "; what is finished is kept, and the same command goes on"
-        watched.ended(error.exit_code, error.message)
+        observer.ended(error.exit_code, error.message)
         raise
     except BaseException as error:
-        watched.ended(1, str(error) or type(error).__name__)
+        observer.ended(1, str(error) or type(error).__name__)
         raise
-    watched.ended(0, str((watched.report or {}).get("outcome") or "done"))
+    observer.ended(0, str((observer.report or {}).get("outcome") or "done"))

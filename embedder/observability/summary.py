@@ -1,4 +1,4 @@
-"""A run in one flat record, for machines: how it ended, what it counted, how long each step took. Pure."""
+"""Summary of a run in one flat record, for machines: its end, its counts, the time of each step. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -24,9 +24,9 @@ def summarise(
         store: address of the store.
         exit_code: 0 done, 2 the user's mistake, 1 anything else.
         message: how it ended, in one line.
-        times: when it began and ended.
+        times: times of its begin and its end.
         report: the run's report as plain data; none where the run ended before it had one.
-        published_at: when what readers see now was published.
+        published_at: time of publication of what readers see now.
     """
     report = report or {}
     started_at, ended_at = times
@@ -52,7 +52,7 @@ def summarise(
 
 
 def _counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """All counts of a report, those of later versions included, and the most memory."""
+    """Pick all counts of a report, those of later versions included, speed, memory and start-up."""
     wanted = ("items_per_s", "peak_memory_bytes", "startup_s")
     return {key: value for key, value in report.items() if key.startswith("num_") or key in wanted}
 

@@ -1,1 +1,1 @@
-"""Planning a run: costs of this machine, options of the command, and how a plan is shown."""
+"""Planning of a run: costs on this machine, and the plan for a model and devices."""

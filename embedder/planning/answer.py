@@ -1,15 +1,17 @@
-"""`embedder plan`: from a model folder and devices to a plan, and answers on paper."""
+"""`embedder plan`: the cut of a model and the placement of its stages, from its config.json and the devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from embedder.compat import with_fast_start
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.job import rows_per_batch
 from embedder.planning.options import PlanOptions
+from embedder.storage.model_download import resolve_model
 from shards.config import ModelConfig, load_model_config
-from shards.model_folder import resolve_model
 from shards.plan import ShardPlan, plan_placement
 from shards.planning.compare import PlanComparison, compare_with_equal_parts
 from shards.planning.costs import HostCosts, ModelCosts, estimate_costs, estimate_host
@@ -17,16 +19,18 @@ from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.what_if import WhatIf, what_if
 
+DEFAULT_OPTIONS = PlanOptions()
+
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan, and what else was asked.
+    """Plan, with the optional comparisons.
 
     Attributes:
         plan: the plan.
-        problem: what it solves.
-        comparison: with equal parts of each tower; none if nobody asked.
-        what_if: answers for a number of items; none if nobody asked.
+        problem: the placement problem that it solves.
+        comparison: with equal parts of each tower; None without `explain`.
+        what_if: hours and costs for a number of items; None without `num_items`.
     """
 
     plan: ShardPlan
@@ -35,14 +39,22 @@ class Answer:
     what_if: WhatIf | None
 
 
-def make_answer(config: RunConfig, model: str, options: PlanOptions) -> Answer:
-    """Plan.
+@with_fast_start
+def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> Answer:
+    """Plan the cut of the model and the placement of its stages.
+
+    Args:
+        config: the run; `model` must be set.
+        options: see `PlanOptions`.
+        keywords: fields of `PlanOptions`, over those of `options`: `devices="2xA100:80GB, 8xCPU"`.
 
     Raises:
+        ConfigError: the configuration names no model.
         shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
     """
+    options = replace(options, **keywords)
     keep_freed_memory()  # the search goes over the same large arrays again and again
-    folder = resolve_model(model)
+    folder = resolve_model(config.required_model)
     model_config = load_model_config(folder)
     fleet, costs, host = _costs(config, folder, model_config, options)
     problem = make_problem(
@@ -56,9 +68,9 @@ def make_answer(config: RunConfig, model: str, options: PlanOptions) -> Answer:
         weights_cap_bytes=options.weights_cap_bytes,
         rows_per_batch=rows_per_batch(config),
     )
-    plan = plan_placement(problem, config.num_stages, model_fingerprint=_fingerprint(folder, options))
+    placement = plan_placement(problem, config.num_stages, model_fingerprint=_fingerprint(folder, options))
     return Answer(
-        plan,
+        placement,
         problem,
         compare_with_equal_parts(problem, config.num_stages) if options.explain else None,
         what_if(problem, config.num_stages, options.num_items, host.startup_s) if options.num_items else None,
@@ -68,7 +80,7 @@ def make_answer(config: RunConfig, model: str, options: PlanOptions) -> Answer:
 def _costs(
     config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions
 ) -> tuple[Fleet, dict[str, ModelCosts], HostCosts]:
-    """The devices and what the model costs on each: from the table, or on this machine."""
+    """Devices, and costs of the model on each: from the table, or on this machine."""
     if options.devices is not None:
         fleet = parse_devices(options.devices)
         costs = {device.name: estimate_costs(model, device, config.dtype) for _, device in fleet}
@@ -85,7 +97,7 @@ def _costs(
 
 
 def _on_cores(config: RunConfig) -> RunConfig:
-    """The run with all stages on CPUs, for which a plan without `--devices` is made."""
+    """Configuration with all stages on CPUs, for a plan without `--devices`."""
     stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in config.stage)
     return config.model_copy(update={"device": "cpu", "stage": stages})
 
@@ -99,7 +111,7 @@ def _core_of_this_machine() -> DeviceType:
 
 
 def _fingerprint(folder: Path, options: PlanOptions) -> str | None:
-    """Of the weights, for a plan that is kept; a folder without weights has none."""
+    """Fingerprint of the weights, for a plan that is kept; None of a folder without weights."""
     if options.out is None or not _has_weights(folder):
         return None
     from shards.fingerprint import model_fingerprint

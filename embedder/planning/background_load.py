@@ -1,4 +1,4 @@
-"""A machine as busy as it is in a run: other processes compute while something is measured."""
+"""Background load, as in a run: other processes compute while something is measured."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ while True:
 
 @contextmanager
 def busy_machine(num_processes: int) -> Iterator[None]:
-    """Keep so many processes computing, one thread each, until the block ends.
+    """Keep processes computing, one thread each, until the block ends.
 
     In a run each core serves several processes, which turn one another's data out of its caches: small layers take a
     tenth more CPU seconds than alone, decoding a third. So what is measured by a CPU clock is measured among such.
@@ -35,7 +35,7 @@ def busy_machine(num_processes: int) -> Iterator[None]:
     try:
         for process in processes:
             if process.stdout is not None:
-                process.stdout.readline()  # it computes from here on
+                process.stdout.readline()  # it is computing now
         yield
     finally:
         for process in processes:

@@ -1,37 +1,37 @@
-"""Measurements kept between runs: a JSON file for each key in the user's cache folder; a broken file counts as none."""
+"""Cache of measurements: a JSON file for each key in the user's cache folder; a broken file counts as none."""
 
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
+from embedder.storage.atomic_write import atomic_write
 from shards.errors import ModelError
 
 
 class CachedProfile(Protocol):
-    """What can be written as JSON text, and read strictly."""
+    """Value that is written as JSON text, and read strictly."""
 
     def to_json(self) -> str:
-        """The text."""
+        """Write as JSON text."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text; raises ModelError where it is something else."""
+        """Read the text; raises ModelError for any other text."""
 
 
 KeptT = TypeVar("KeptT", bound=CachedProfile)
 
 
 def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], KeptT]) -> KeptT:
-    """Read what was kept for this key, or make it and keep it.
+    """Read the cached value of a key, or make it and cache it.
 
     Args:
-        kind: the class of what is kept.
+        kind: class of the value.
         key: all that it depends on.
-        make: measures anew.
+        make: measures it.
     """
     found = kept(kind, key)
     if found is None:
@@ -41,7 +41,7 @@ def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], Kept
 
 
 def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
-    """Read what was kept for this key; none where there is nothing whole."""
+    """Read the cached value of a key; None where there is no whole one."""
     try:
         return kind.from_json(_path(kind, key).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ModelError):
@@ -53,7 +53,7 @@ def _path(kind: type[CachedProfile], key: Mapping[str, object]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where measurements are kept."""
+    """Folder of the cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "embedder" / "costs"
 
@@ -63,11 +63,10 @@ def _digest(key: Mapping[str, object]) -> str:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write the file whole or not at all; a cache that can't be written only costs the next run its time."""
+    """Write the file whole or not at all; where it can't be written, the next run measures again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        with atomic_write(path) as file:
+            file.write(text.encode())
     except OSError:
         return

@@ -1,7 +1,7 @@
-"""What `embedder plan` is asked, beside the run's configuration."""
+"""Options of a plan, beside the run's configuration."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from embedder.errors import ConfigError
@@ -13,20 +13,20 @@ _POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of the command.
+    """Options of `embedder.plan` and `embedder plan`.
 
     Attributes:
-        mix: the data's.
-        devices: a fleet, as `2xA100:80GB, 8xCPU`; none: this machine.
-        estimate: by operations and bandwidth, though costs could be measured.
-        memory_cap_bytes: the most that one replica may hold.
-        weights_cap_bytes: the most weights that one replica may hold.
-        explain: show bars, CPU seconds, and the cut into equal parts.
+        mix: mean images and captions of an item.
+        devices: a fleet, as `2xA100:80GB, 8xCPU`; None takes this machine.
+        estimate: estimate costs by operations and bandwidth, instead of measuring them.
+        memory_cap_bytes: most memory of one replica.
+        weights_cap_bytes: most weights of one replica.
+        explain: compare with a cut into equal parts.
         num_items: items to answer what-if questions for.
-        out: plan file to write.
+        out: plan file that the command writes.
     """
 
-    mix: DataMix
+    mix: DataMix = field(default_factory=DataMix)
     devices: str | None = None
     estimate: bool = False
     memory_cap_bytes: int | None = None
@@ -37,7 +37,7 @@ class PlanOptions:
 
 
 def parse_size(option: str, text: str | None) -> int | None:
-    """Bytes of `2GiB`, `500MB`, `200TB`; none for none.
+    """Parse `2GiB`, `500MB`, `200TB` as bytes; None for None.
 
     Raises:
         ConfigError: it is no size.
@@ -52,7 +52,12 @@ def parse_size(option: str, text: str | None) -> int | None:
 
 
 def items_in(num_items: int | None, data: str | None, item: str | None) -> int | None:
-    """How many items are asked about: a number, or bytes of data over the mean bytes of an item.
+    """Number of items to plan for: given, or bytes of data over the mean bytes of an item.
+
+    Args:
+        num_items: the number.
+        data: bytes of all data, as `200TB`.
+        item: mean bytes of an item.
 
     Raises:
         ConfigError: both are given, or bytes without the size of an item.

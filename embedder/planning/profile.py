@@ -1,8 +1,8 @@
-"""What a run costs on this machine, measured: the model's layers, and the work around them.
+"""Profile of a run on this machine: costs of the model's layers, and of the work around them.
 
 Measurements of a model are kept by its fingerprint, device, dtype and torch version (`embedder.planning.cache`); those
-of the host's work too, where they were taken on shipped pictures. Those of a run's own items are taken anew: they say
-what these items hold.
+of the host's work too, where they were taken on shipped images. Those of a run's own items are taken each time, as
+they depend on these items.
 """
 
 import platform
@@ -38,19 +38,19 @@ from shards.ranges import LayerRange, ShardSpec, whole_model
 if TYPE_CHECKING:
     from shards.measure import TimingSetting
 
-SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store lies, too
+SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store is, too
 SEND_BYTES = 16 << 20
 NUM_CALLS = 7
 
 
 @dataclass(frozen=True)
 class Profile:
-    """All that was measured.
+    """Measured costs.
 
     Attributes:
         model: seconds of the layers on the stages' device.
         host: CPU seconds of the work around them.
-        mix: of the items that were looked at.
+        mix: of the sampled items.
     """
 
     model: ModelCosts
@@ -59,7 +59,7 @@ class Profile:
 
 
 def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts]:
-    """Costs on this machine; the host's for shipped pictures.
+    """Measure costs on this machine, with the shipped images, or read them from the cache.
 
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
@@ -71,7 +71,7 @@ def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCos
 
 
 def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
-    """What `measured_costs` found before, if it did; nothing is measured."""
+    """Read the cached costs of `measured_costs`; None where there are none. Nothing is measured."""
     host = kept(HostCosts, _host_key(config, model))
     if host is None:
         return None  # before torch is imported, to ask it about GPUs
@@ -82,12 +82,12 @@ def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] 
 
 
 def measure(config: RunConfig, model: Model, listing: pa.Table) -> Profile:
-    """Costs on this machine for these items; what they hold and how they decode is never kept.
+    """Measure costs on this machine for these items; their mix and decoding are never cached.
 
     Args:
-        config: the run; its resources say how many threads compute at once.
+        config: the run; its resources give the threads of a stage.
         model: the model.
-        listing: what is to be embedded.
+        listing: items to embed.
 
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
@@ -108,13 +108,13 @@ def _host_key(config: RunConfig, model: Model) -> dict[str, object]:
 
 
 def machine_key() -> dict[str, object]:
-    """What measurements on this machine depend on."""
+    """Key of measurements on this machine."""
     libraries = {name: version(name) for name in ("torch", "pillow")}
     return {"format": 1, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
 
 
 def cpu_name() -> str:
-    """The processor's model name, as Linux tells it."""
+    """Processor's model name, as Linux gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -124,10 +124,7 @@ def cpu_name() -> str:
 
 
 def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "TimingSetting":
-    """How the stages will compute.
-
-    Where stages have different numbers of threads, it is the fewest.
-    """
+    """Setting in which the stages will compute; of different numbers of threads, the fewest."""
     import torch
 
     from shards.measure import TimingSetting
@@ -145,11 +142,17 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
 
 
 def model_costs(config: RunConfig, model: Model, setting: "TimingSetting") -> ModelCosts:
-    """Seconds of the layers in one replica, of a hand-over and of a call."""
+    """Measure seconds of the layers in one replica, of sending a byte and of a call.
+
+    Args:
+        config: the run.
+        model: the model.
+        setting: device, dtype and threads.
+    """
     from shards.measure import measure_costs
 
     keep_freed_memory()  # as stages do
-    # By the clock on the wall, which several threads and GPUs are measured by, others would only be in the way.
+    # Several threads and GPUs are measured by the wall clock, which a background load would disturb.
     with busy_machine(hardware.num_cpus() if setting.device == "cpu" and setting.num_threads == 1 else 0):
         costs = measure_costs(model.folder, setting, model.fingerprint)
         copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
@@ -157,9 +160,15 @@ def model_costs(config: RunConfig, model: Model, setting: "TimingSetting") -> Mo
 
 
 def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts:
-    """CPU seconds of decoding, tokenising and writing; Ray's own are left out."""
+    """Measure CPU seconds of decoding, tokenising and writing, without Ray's own.
+
+    Args:
+        config: the run.
+        model: the model.
+        sample: decoded items.
+    """
     decode_s = sample.decode_s_per_image
-    if decode_s is None:  # no pictures among the items; the mix says so, and the number is for what-if questions
+    if decode_s is None:  # no images among the items; the mix says so, and the number is for what-if questions
         decode_s = sample_items(config, model).decode_s_per_image or 0.0
     write_s = measure_write(sample.rows, model.config.embedding_dim, config.rows_per_part)
     return HostCosts(
@@ -173,7 +182,15 @@ def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts
 
 
 def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCosts, mix: DataMix) -> HostCosts:
-    """Add Ray's own share, as earlier runs of the store found it."""
+    """Add Ray's own share, as measured in earlier runs of the store.
+
+    Args:
+        config: the run.
+        model: the model.
+        costs: of the model.
+        host: costs without Ray.
+        mix: of the items.
+    """
     num_rows = rows_per_batch(config)
     costs, whole = costs.at_tokens(mix.caption_tokens, model.config), whole_model(model.config)
     item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.depth)
@@ -185,7 +202,7 @@ def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCo
 
 
 def measure_send() -> float:
-    """Seconds of one byte through shared memory: written as Arrow IPC, as Ray does, and read by mapping it.
+    """Measure seconds of one byte through shared memory: written as Arrow IPC, as Ray does, and read by mapping it.
 
     Plain Arrow, so that no Ray needs to run; Ray's own work around it counts as the engine's.
     """
@@ -205,7 +222,7 @@ def measure_send() -> float:
 
 
 def measure_call(config: RunConfig, model: Model) -> float:
-    """Seconds of one batch through a stage beside the layers: rows without pictures and captions."""
+    """Measure seconds of one batch through a stage beside the layers: rows without images and captions."""
     import torch
 
     from embedder.steps.stage import Stage
@@ -223,12 +240,12 @@ def measure_call(config: RunConfig, model: Model) -> float:
 
 
 def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
-    """CPU seconds of one row in part files, beside its share of a file's own costs.
+    """Measure CPU seconds of writing one row, with its share of a part file's own costs.
 
     Args:
-        rows: decoded rows, whose embeddings are made up here.
+        rows: decoded rows, which get random embeddings.
         embedding_dim: values of a vector.
-        num_rows: of one part.
+        num_rows: of one part file.
     """
     rows = rows.drop_columns(["pixels", "token_ids"])
     rows = rows.take(pa.array(np.arange(num_rows) % rows.num_rows)).combine_chunks()
@@ -239,9 +256,9 @@ def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
         rows = rows.append_column("attempts", pa.repeat(pa.scalar(1, pa.int32()), num_rows))
     for name in ("image_embedding", "text_embedding"):
         rows = rows.append_column(name, vectors)
-    stamp = RunMetadata("sample", "0001-sample", "", "", pa.schema([]))
+    metadata = RunMetadata("sample", "0001-sample", "", "", pa.schema([]))
     with tempfile.TemporaryDirectory(prefix="embedder-") as root:
-        return median_s(lambda: write_part(StoreFiles(root), stamp, 0, rows)) / num_rows
+        return median_s(lambda: write_part(StoreFiles(root), metadata, 0, rows)) / num_rows
 
 
 def median_s(call: Callable[[], object]) -> float:

@@ -1,7 +1,7 @@
-"""What Ray takes of the cores beside the steps: a part of a core all the time, and something for each call of a step.
+"""Ray's own CPU use beside the steps: a constant part of a core, and a part for each call of a step.
 
-A run's processes together take so much CPU, the steps' own measurements account for so much of it; the rest is Ray's
-(daemons, the driver's scheduling, handing blocks over) and our monitor's. Each report says how much that was.
+It is the CPU use of a run's processes without the part that the steps measure themselves: Ray's daemons, the driver's
+scheduling, handing blocks over, and our monitor. Each report has the figure.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Record, read_record, run_file
 from embedder.store.runs import REPORT_FILE, all_runs
 
-# Taken on two cores of a cloud server (Ray 2.60) with scripts/compare_predictions.py, which prints what it finds.
+# Taken on two cores of a cloud server (Ray 2.60) with scripts/compare_predictions.py, which prints them.
 ENGINE_CORES = 0.12
 ENGINE_CALL_S = 0.010
 ENGINE_START_S = 5.0
 NUM_RUNS = 5  # of a store, the last ones
-MIN_WINDOW_S = 20.0  # a shorter run says little: it is all start
-MAX_FACTOR = 4.0  # an observation further off than this had something else in it
+MIN_WINDOW_S = 20.0  # a shorter run is mostly start
+MAX_FACTOR = 4.0  # an observation further off than this has other causes
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class EngineShare:
     """Ray's share of the cores.
 
     Attributes:
-        cores: CPU seconds a second, whatever is done.
+        cores: constant CPU seconds per second.
         call_s: CPU seconds of one call of one step.
         start_s: CPU seconds of a run's decode and write processes, which start when they are first needed.
     """
@@ -35,13 +35,13 @@ class EngineShare:
     start_s: float = ENGINE_START_S
 
     def at(self, calls_per_s: float, window_s: float) -> float:
-        """CPU seconds a second, at so many calls a second, over a run of so many seconds."""
+        """CPU seconds per second of a run of `window_s` seconds with `calls_per_s` calls per second."""
         return self.cores + self.call_s * calls_per_s + self.start_s / window_s
 
     def per_item(self, item_s: float, calls_per_item: float, num_cores: float) -> float:
-        """CPU seconds of one item on cores that are busy all the time, in a run so long that its start doesn't count.
+        """CPU seconds of one item on cores that are always busy, in a run so long that its start doesn't count.
 
-        An item takes `item_s` beside Ray; with x items a second, x * (item_s + calls) + cores = num_cores.
+        An item takes `item_s` beside Ray; with x items per second, x * (item_s + calls) + cores = num_cores.
 
         Args:
             item_s: CPU seconds of an item in all steps.
@@ -55,7 +55,13 @@ class EngineShare:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """What one run of `window_s` found: CPU seconds a second that no step accounts for, and calls a second."""
+    """Measurement of one run.
+
+    Attributes:
+        cores: CPU seconds per second that no step accounts for.
+        calls_per_s: calls of steps per second.
+        window_s: length of the run.
+    """
 
     cores: float
     calls_per_s: float
@@ -63,7 +69,7 @@ class EngineUse:
 
 
 def fitted(uses: Iterable[EngineUse], start: EngineShare | None = None) -> EngineShare:
-    """Scale the usual share to what runs have found; all of its parts alike."""
+    """Scale the usual share, all of its parts alike, to the measurements of runs."""
     start, uses = start or EngineShare(), list(uses)
     if not uses:
         return start
@@ -77,7 +83,7 @@ class _StepRecord(Record):
 
 
 class _ReportRecord(Record):
-    """The part of a report that counts here; older ones lack some of it."""
+    """Fields of a report that are read here; older reports lack some of them."""
 
     engine_cores: float | None = None
     window_s: float = 0.0
@@ -85,7 +91,7 @@ class _ReportRecord(Record):
 
 
 def engine_uses(store: str | None) -> list[EngineUse]:
-    """What the last runs of a store found; nothing where there is no store yet, or none ran for long."""
+    """Measurements of the last runs of a store that were long enough; none without a store."""
     if store is None:
         return []
     files = StoreFiles(store)

@@ -1,4 +1,4 @@
-"""A few items of the run, through the real decode step: what the data holds, and what decoding it costs."""
+"""Sample of a run's items, through the real decode step: their mix, and the cost of decoding."""
 
 import statistics
 import time
@@ -20,19 +20,19 @@ from embedder.steps.decode import ItemReader
 from shards.planning.workload import DataMix
 
 NUM_ITEMS = 64
-NUM_WARM = 4  # the first ones start the decoding child
+NUM_WARM = 4  # the first ones start the sandbox
 NUM_CAPTIONS = 64
 MAX_S = 3.0  # a sample of long videos ends here
 
 
 @dataclass(frozen=True)
 class ItemSample:
-    """What some items hold and cost.
+    """Mix and costs of sampled items.
 
     Attributes:
         mix: means over the items; captions count as long as the longest of their batch, as they are computed.
-        decode_s_per_image: CPU seconds of a picture or frame, with fetching and hashing its file.
-        tokenise_s_per_caption: CPU seconds of a caption; of items without pictures, with all that they need.
+        decode_s_per_image: CPU seconds of an image or frame, with fetching and hashing its file.
+        tokenise_s_per_caption: CPU seconds of a caption; of items without images, with all other work.
         rows: the decoded rows.
     """
 
@@ -43,12 +43,12 @@ class ItemSample:
 
 
 def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = None) -> ItemSample:
-    """Decode items that stand evenly spread over a listing.
+    """Decode items that are evenly spread over a listing.
 
     Args:
         config: the run.
-        model: what the items are decoded for.
-        listing: of `embedder.sources.listing`, with or without `attempts`; none takes the shipped pictures.
+        model: to decode for.
+        listing: of `embedder.sources.listing`, with or without `attempts`; None takes the shipped images.
     """
     if listing is None or listing.num_rows == 0:
         listing = shipped_listing()
@@ -60,12 +60,12 @@ def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = Non
         list(reader.decode(listing.slice(0, num_warm), lambda: False))
         ends_s = time.perf_counter() + MAX_S
         tables = list(reader.decode(listing.slice(num_warm), lambda: time.perf_counter() > ends_s))
-    tables = tables or list(reader.decode(listing.slice(0, 1), lambda: False))  # the first items alone took the time
+    tables = tables or list(reader.decode(listing.slice(0, 1), lambda: False))  # the first items took all the time
     return _sum_up(pa.concat_tables(tables), _captions_s(model, tables))
 
 
 def shipped_listing() -> pa.Table:
-    """The demo's pictures with their captions."""
+    """Listing of the demo's images with their captions."""
     with shipped_source() as source:
         return pa.concat_tables(list(list_sources([source])))
 
@@ -82,8 +82,8 @@ def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
 
 
 def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
-    """CPU seconds of tokenising one caption, the median over some."""
-    captions = [text for table in tables for text in table["caption"].to_pylist() if text] or ["a picture of a cat"]
+    """Median CPU seconds of tokenising one caption."""
+    captions = [text for table in tables for text in table["caption"].to_pylist() if text] or ["an image of a cat"]
     encoder = CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens)
     seconds = []
     for caption in (captions * NUM_CAPTIONS)[:NUM_CAPTIONS]:
@@ -94,7 +94,7 @@ def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
 
 
 def observed_mix(calls: Sequence[dict[str, Any]], num_items: int) -> DataMix:
-    """The mix of items that were decoded.
+    """Mix of decoded items.
 
     Args:
         calls: the decode step's `embedder.store.step_metrics.Measurement` values.

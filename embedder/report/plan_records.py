@@ -1,10 +1,10 @@
-"""What a run's report says about its plan."""
+"""Records of a run's report about its plan."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Expected(BaseModel):
-    """What the costs said of this run, at the mix that it met."""
+    """Prediction of this run by the costs, at the mix of items that it met."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,7 +29,7 @@ class BetterPlan(BaseModel):
 
 
 class Review(BaseModel):
-    """What a report says about its plan."""
+    """Review of a run's plan."""
 
     model_config = ConfigDict(frozen=True)
 

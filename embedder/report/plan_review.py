@@ -1,4 +1,4 @@
-"""A finished run against what was expected of it, and the better cut for the data that it met."""
+"""Comparison of a finished run with its prediction, and the better cut for the data that it met."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ MIN_GAIN = 1.10
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run's own measurements say.
+    """Measurements of a run.
 
     Attributes:
         steps: sums over the session's calls.
         decode_calls: the decode step's `embedder.store.step_metrics.Measurement` values.
-        num_items: that the session finished.
-        engine_cpu_s: Ray's own; none where it is not known.
+        num_items: items that the session finished.
+        engine_cpu_s: CPU seconds of Ray alone; none where they are not known.
     """
 
     steps: Sequence[StepReport]
@@ -46,9 +46,9 @@ def review_run(
     """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan beside the report.
 
     Args:
-        job: what ran, on Ray.
+        job: the job that ran on Ray.
         available: the machine, or the cluster.
-        observed: what it measured.
+        observed: measurements of the run.
         costs: of the model on such a device, and of the host; none where nobody has measured or estimated them.
 
     Returns:
@@ -77,7 +77,7 @@ def review_run(
 
 
 def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
-    """CPU seconds tell what a step needs whatever else is running; of several threads and GPUs the clock does."""
+    """Seconds of an item in a step: CPU seconds, which other work does not change; of threads and GPUs, wall time."""
     by_clock = any(
         step.step == f"stage {stage.index}" and (stage.device != "cpu" or stage.num_threads > 1) for stage in job.stages
     )
@@ -85,7 +85,7 @@ def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
 
 
 def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageShape]:
-    """How the stages of a cut start: with their threads, and the fewest replicas."""
+    """Shapes of the stages as a run starts: with their threads, and the fewest replicas."""
     return [
         StageShape(spec, stage.min_replicas, stage.num_threads if stage.device == "cpu" else 0)
         for spec, stage in zip(specs, allocation.stages, strict=True)
@@ -93,7 +93,13 @@ def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageS
 
 
 def host_of(config: RunConfig, allocation: Allocation, available: Available) -> Host:
-    """What the stages leave to decoding, and what all share."""
+    """Host as the stages leave it: cores that all share, and processes left to decoding.
+
+    Args:
+        config: the run.
+        allocation: resources of its steps.
+        available: the machine, or the cluster.
+    """
     left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
     return Host(
         num_cores=available.num_cpus if config.ray_address is None else None,
@@ -103,7 +109,7 @@ def host_of(config: RunConfig, allocation: Allocation, available: Available) -> 
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
-    """The cut with the most replicas that were at work."""
+    """Shapes of the stages with the most replicas that were at work."""
     num_replicas = {step.step: step.max_replicas for step in steps}
     shapes = shapes_of([stage.shard for stage in job.stages], job.allocation)
     return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]
@@ -121,7 +127,14 @@ def _expected(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expe
 def _as_observed(
     costs: tuple[ModelCosts, HostCosts], found: RunPrediction, seconds: dict[str, float], mix: DataMix
 ) -> tuple[ModelCosts, HostCosts]:
-    """The costs brought to the level that the run found: towers all by one factor, the host's work as it was."""
+    """Scale the costs to the level that the run found: all towers by one factor, the host's work as it was.
+
+    Args:
+        costs: of the model and of the host.
+        found: prediction by these costs.
+        seconds: observed seconds of one item by step.
+        mix: contents of the items.
+    """
     observed_s = sum(value for step, value in seconds.items() if step.startswith("stage"))
     factor = observed_s / sum(found.stage_s)
     model, host = costs
@@ -147,7 +160,15 @@ def _as_observed(
 def _better_plan(
     job: Job, shapes: Sequence[StageShape], host: Host, mix: DataMix, costs: tuple[ModelCosts, HostCosts]
 ) -> BetterPlan | None:
-    """The best cut for the data that came, where it is worth a change."""
+    """Find the best cut for the data that came, and write its plan where it is worth a change.
+
+    Args:
+        job: the job that ran.
+        shapes: its stages, as they ran.
+        host: the machine around them.
+        mix: contents of the items.
+        costs: of the model and of the host, at the level that the run found.
+    """
     config, dtype = job.model.config, job.config.dtype
     specs = balanced_cut(config, dtype, len(shapes), *costs, mix, host)
     cut = [replace(shape, spec=spec) for shape, spec in zip(shapes, specs, strict=True)]

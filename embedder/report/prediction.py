@@ -1,7 +1,7 @@
-"""How fast a given cut runs: the slowest of its steps, or the cores that all of them share. Pure.
+"""Throughput of a given cut: the slowest of its steps, or the cores that all of them share. Pure.
 
-A step with its replicas does so many items a second; a machine's cores do as many as their seconds hold, whatever needs
-them: decoding, stages on the CPU, writing, Ray itself. The least of these is what a run reaches once it is under way.
+The replicas of a step reach a number of items per second; a machine's cores reach as many as their seconds hold,
+whatever needs them: decoding, stages on the CPU, writing, Ray. The least of these is what a run reaches once under way.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from shards.planning.costs import HostCosts, ModelCosts
 from shards.planning.devices import DeviceType
 from shards.planning.planner import BOUNDLESS, specs_between
 from shards.planning.problem import PlacementProblem, Pool
-from shards.planning.search import best_placement
+from shards.planning.solver.search import best_placement
 from shards.planning.workload import DataMix
 from shards.ranges import ShardSpec
 
@@ -25,8 +25,8 @@ class StageShape:
     Attributes:
         spec: its layers.
         num_replicas: processes.
-        num_threads: cores that one keeps busy; 0 on a GPU.
-        share: the part of its time that one may compute, below 1 under a CPU quota.
+        num_threads: cores that one replica keeps busy; 0 on a GPU.
+        share: part of the time that one replica may compute, below 1 under a CPU quota.
     """
 
     spec: ShardSpec
@@ -37,10 +37,10 @@ class StageShape:
 
 @dataclass(frozen=True)
 class Host:
-    """The machine around the stages.
+    """Machine around the stages.
 
     Attributes:
-        num_cores: shared by all; none where nobody knows (a cluster).
+        num_cores: cores that all share; none where they are not known (a cluster).
         num_decoders: decode tasks that may run at once.
         rows_per_batch: items that pass together.
     """
@@ -52,14 +52,14 @@ class Host:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """What is expected of a run under way.
+    """Prediction of a run under way.
 
     Attributes:
         stage_s: seconds of one item in one replica of each stage.
         decode_s: CPU seconds of one item in the decode step.
         cpu_s: CPU seconds of one item in all that shares the cores.
-        items_per_s: what the narrowest place lets through.
-        bottleneck: that place.
+        items_per_s: throughput of the narrowest place.
+        bottleneck: name of that place.
     """
 
     stage_s: tuple[float, ...]
@@ -83,10 +83,10 @@ def predict(
     Args:
         config: the model.
         dtype: compute dtype.
-        stages: the cut, and what runs it.
+        stages: the cut, and the replicas that run it.
         costs: seconds of the layers in one replica.
         host_costs: CPU seconds of the work around them.
-        mix: what the items hold.
+        mix: contents of the items.
         host: the machine.
     """
     problem = problem_of(config, dtype, costs, host_costs, mix, host)
@@ -116,7 +116,17 @@ def balanced_cut(
     mix: DataMix,
     host: Host,
 ) -> list[ShardSpec]:
-    """The cut whose slowest stage is the fastest, for one replica of each stage on equal devices."""
+    """Find the cut whose slowest stage is the fastest, for one replica of each stage on equal devices.
+
+    Args:
+        config: the model.
+        dtype: compute dtype.
+        num_stages: number of stages.
+        costs: seconds of the layers in one replica.
+        host_costs: CPU seconds of the work around them.
+        mix: contents of the items.
+        host: the machine.
+    """
     problem = problem_of(config, dtype, costs, host_costs, mix, host)
     pools = (replace(problem.pools[0], num=num_stages),)
     placement = best_placement(replace(problem, pools=pools), num_stages)
@@ -128,7 +138,16 @@ def balanced_cut(
 def problem_of(
     config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, host: Host
 ) -> PlacementProblem:
-    """The planner's problem with a device of its own for each stage, of any size."""
+    """State the planner's problem with one device for each stage, of any size.
+
+    Args:
+        config: the model.
+        dtype: compute dtype.
+        costs: seconds of the layers in one replica.
+        host_costs: CPU seconds of the work around them.
+        mix: contents of the items.
+        host: the machine.
+    """
     device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     return PlacementProblem(
         config=config,

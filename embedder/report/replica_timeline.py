@@ -1,4 +1,4 @@
-"""How many processes worked on a step, over time; told from the rows' own measurements. Pure."""
+"""Number of processes that worked on a step, over time, by the measurements of their calls. Pure."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ Calls = Iterable[dict[str, Any]]
 
 
 def spans(calls: Calls) -> list[tuple[float, float]]:
-    """From when to when each replica worked: the start of its first call and the end of its last, by start."""
+    """Find the time that each replica worked: start of its first call and end of its last, sorted by start."""
     found: dict[tuple[str, int], tuple[float, float]] = {}
     for call in calls:
         start_s, stop_s = call["started_s"], call["started_s"] + call["wall_s"]
@@ -19,10 +19,10 @@ def spans(calls: Calls) -> list[tuple[float, float]]:
 
 
 def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
-    """The number of replicas that were at work, whenever it changed.
+    """Count the replicas that were at work, whenever their number changed.
 
     Args:
-        calls: of one step.
+        calls: measurements of one step.
         begin_s: Unix time that counts as 0.
 
     Returns:
@@ -40,10 +40,10 @@ def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
 
 
 def replica_seconds(calls: Calls, window: tuple[float, float], num_at_start: int) -> float:
-    """Seconds that all replicas of a step had: the first ones the whole window, later ones from their start.
+    """Sum the seconds that all replicas of a step had: the first ones the whole window, later ones from their start.
 
     Args:
-        calls: of one step.
+        calls: measurements of one step.
         window: Unix times of the first call of all steps and of the last one's end.
         num_at_start: replicas that were started before the first call.
     """

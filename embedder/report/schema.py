@@ -1,4 +1,4 @@
-"""What a run did and how long each step took, computed from the rows' own measurements."""
+"""Schema of a run's report, and sums over the measurements of its calls."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -23,23 +23,23 @@ class StepReport(BaseModel):
     wall_s: float
     cpu_s: float
     wall_share: float
-    """Share of the time that it had which one replica spent inside the step."""
+    """Share of its time that one replica spent inside the step."""
     cpu_share: float
     """CPU seconds over the same time; above 1 where several threads or processes worked."""
     bytes_out: int
     bytes_per_row: float
     peak_rss_bytes: int
     replicas: tuple[tuple[float, int], ...] = ()
-    """Of a stage: how many replicas were at work, as (seconds since the first call, number) whenever it changed."""
+    """Of a stage: replicas that were at work, as (seconds since the first call, number) whenever it changed."""
 
     @property
     def max_replicas(self) -> int:
-        """The most replicas at work at once."""
+        """Largest number of replicas at work at once."""
         return max((number for _, number in self.replicas), default=1)
 
 
 class LoadReport(BaseModel):
-    """The start of one stage's process: it loads its shard, and imports the libraries that this needs."""
+    """Start of one stage's process, which loads its shard and imports the libraries that this needs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,7 +51,7 @@ class LoadReport(BaseModel):
 
 
 class PlaceReport(BaseModel):
-    """On what a stage computed, and what each of its replicas reserved."""
+    """Device that a stage computed on, and resources that each of its replicas reserved."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -64,26 +64,26 @@ class PlaceReport(BaseModel):
 
 
 class Report(BaseModel):
-    """`runs/<run_id>/report.json`."""
+    """`runs/<run_id>/report.json`; by default of a command that made no run."""
 
     model_config = ConfigDict(frozen=True)
 
     kind: Kind = "embed"
-    run_id: str | None
+    run_id: str | None = None
     """None where there was nothing to do: then there is no run."""
-    engine: str
-    engine_reason: str
-    published: bool
+    engine: str = "none"
+    engine_reason: str = "nothing to embed"
+    published: bool = False
     outcome: str = ""
     held: bool = False
     """A rollback holds the store, so nothing was done."""
     started_at: datetime
     wall_s: float
-    startup_s: float
+    startup_s: float = 0.0
     """From the command to the first row inside a step."""
-    num_new: int
-    num_changed: int
-    num_unchanged: int
+    num_new: int = 0
+    num_changed: int = 0
+    num_unchanged: int = 0
     """Listed items that were not touched: published, or finished by an earlier session of the run."""
     reasons: dict[str, int] = {}
     """Items that were to be embedded, by the reason."""
@@ -102,7 +102,7 @@ class Report(BaseModel):
     other_files: dict[str, int] = {}
     """Files of the sources that are no media, by suffix; none of them is an item."""
     unreadable: dict[str, int] = {}
-    """Pictures and clips of kinds that this version can't read, by kind."""
+    """Images and clips of kinds that this version can't read, by kind."""
     num_other_files: int = 0
     num_unreadable: int = 0
     num_junk: int = 0
@@ -110,27 +110,27 @@ class Report(BaseModel):
     num_sidecars: int = 0
     """Files that belong to an item and are no caption."""
     num_excluded: int = 0
-    """Names that `exclude` means, or `include` doesn't."""
+    """Names that match `exclude`, or don't match `include`."""
     guards: tuple[dict[str, Any], ...] = ()
-    """What each guard found, and whether it was overridden."""
-    num_items: int
+    """Verdict of each guard, and whether it was overridden."""
+    num_items: int = 0
     """Items finished by this session and those before it in the same run."""
-    num_rejected: int
-    num_vectors: int
-    items_per_s: float
+    num_rejected: int = 0
+    num_vectors: int = 0
+    items_per_s: float = 0.0
     """Items of this session over its steady window, start-up left out."""
     window_s: float = 0.0
     """From the first call of a step to the end of the last."""
     engine_cores: float | None = None
     """CPU seconds a second that no step accounts for, once all stages were up: Ray's own; none on a cluster."""
-    peak_memory_bytes: int
+    peak_memory_bytes: int = 0
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
-    steps: tuple[StepReport, ...]
+    steps: tuple[StepReport, ...] = ()
     loads: tuple[LoadReport, ...] = ()
     """When each stage's process read its weights; on Ray they start together, so these overlap."""
     places: tuple[PlaceReport, ...] = ()
     """By stage."""
-    plan: list[dict[str, Any]]
+    plan: list[dict[str, Any]] = []
     review: Review | None = None
     """The run against its plan; on Ray only."""
     versions: dict[str, str]
@@ -142,7 +142,7 @@ class Report(BaseModel):
 
 
 def split_loads(trace: Iterable[dict[str, Any]]) -> tuple[list[LoadReport], list[dict[str, Any]]]:
-    """Part the measurements of stages' starts from those of their calls."""
+    """Separate the measurements of stages' starts from those of their calls."""
     loads, calls = [], []
     for call in trace:
         step, _, number = call["step"].partition(" ")
@@ -155,7 +155,7 @@ def split_loads(trace: Iterable[dict[str, Any]]) -> tuple[list[LoadReport], list
 
 
 def first_loads(loads: Iterable[LoadReport]) -> list[LoadReport]:
-    """Of each stage, the start of its first process; later ones join a run under way."""
+    """Find the start of each stage's first process; later ones join a run under way."""
     found: dict[int, LoadReport] = {}
     for load in loads:
         if load.stage not in found or load.started_s < found[load.stage].started_s:
@@ -170,7 +170,7 @@ def step_reports(
 
     Args:
         trace: `embedder.store.step_metrics.Measurement` values.
-        num_replicas: of each step with replicas of its own, how many there are from the start; others count as one.
+        num_replicas: replicas from the start, of each step that has replicas; other steps count as one.
 
     Returns:
         One report a step, in the order of the flow, and the window: Unix times of the first call and of the last's end.

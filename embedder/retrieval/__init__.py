@@ -1,1 +1,1 @@
-"""From a query to an answer: search, conditions, words of captions, grouping and folding, hits as people see them."""
+"""Search of a store: queries, conditions, hybrid ranking, grouping of videos, near-duplicates, hits."""

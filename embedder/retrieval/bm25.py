@@ -1,4 +1,4 @@
-"""Captions by their words: BM25, built once a published version and kept on this machine.
+"""BM25 over the words of captions, built once for each published version and kept on this machine.
 
 Source: Robertson and others' BM25 as `bm25s` has it (Lù, 2024): scores are computed when the index is built, so a query
 only adds up columns.
@@ -6,34 +6,33 @@ only adds up columns.
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.retrieval.flat_index import largest
+from index.vectors import Mask, Rows
 
 if TYPE_CHECKING:
     import bm25s  # type: ignore[import-untyped]
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-TOKENS = "NFKC, case folded, runs of word characters"  # part of what names a kept index: other rules need another one
+TOKENS = "NFKC, case folded, runs of word characters"  # in the name of a cached index: other rules need another
 _WORD = re.compile(r"\w+")
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text, such that those that differ in case or in the form of their characters are equal."""
+    """Words of a text; those that differ only in case or in the form of their characters are equal."""
     return _WORD.findall(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()))
 
 
 class CaptionWords:
-    """Ranks rows by the words of their captions; may be asked from several threads."""
+    """Ranking of rows by the words of their captions; safe for several threads."""
 
     def __init__(self, bm25: "bm25s.BM25 | None", captions: pa.ChunkedArray) -> None:
-        """Put an index to the rows that it was built of.
+        """Join an index with the rows that it was built of.
 
         Args:
             bm25: of the captions that are there; None where no caption holds a word.
@@ -43,12 +42,12 @@ class CaptionWords:
         self._rows: Rows = np.flatnonzero(pc.is_valid(captions).to_numpy())
 
     def ranking(self, text: str, depth: int, among: Mask) -> Rows:
-        """The rows whose captions fit a text best, best first; only such as hold one of its words.
+        """Rows whose captions fit a text best, best first; only those that hold one of its words.
 
         Args:
             text: the query.
-            depth: how many at most.
-            among: bool (rows of the table,), which may be among them.
+            depth: most rows.
+            among: bool (rows of the table,), the rows allowed.
         """
         if self._bm25 is None:
             return np.empty(0, np.int64)
@@ -63,7 +62,7 @@ class CaptionWords:
 
 
 def build_bm25(captions: pa.ChunkedArray) -> "bm25s.BM25 | None":
-    """An index of the captions that are there; None where no caption holds a word."""
+    """Build an index of the captions; None where no caption holds a word."""
     import bm25s
     from bm25s.tokenization import Tokenized  # type: ignore[import-untyped]
 

@@ -1,7 +1,7 @@
-"""BM25 indexes kept on this machine, beside the copies of vector indexes: the next process loads in no time.
+"""Cache of BM25 indexes on this machine, beside the copies of vector indexes.
 
-A folder is whole or not there, so several processes may build at once; what was damaged is built anew. Purging drops
-them with the other copies, as they hold the words of captions.
+A folder is whole or not there, so several processes may build at once; a damaged one is built anew. Purging drops them
+with the other copies, as they hold the words of captions.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ HASHES = "sha256.json"
 
 
 def open_words(table: RecordTable, captions: pa.ChunkedArray) -> CaptionWords:
-    """The words of one version's captions, from the cache where it has them.
+    """Open the BM25 index of one version's captions, from the cache where it is there.
 
     Args:
         table: the version.
@@ -42,7 +42,7 @@ def open_words(table: RecordTable, captions: pa.ChunkedArray) -> CaptionWords:
 
 
 def _name(table: RecordTable) -> str:
-    """Names the content: no two part files of a store have one name."""
+    """Hash of the content: no two part files of a store have one name."""
     import bm25s
 
     content = [TOKENS, bm25s.__version__, table.files.address, table.paths()]
@@ -50,14 +50,14 @@ def _name(table: RecordTable) -> str:
 
 
 def _load(folder: Path) -> "bm25s.BM25 | None":
-    """The index that a folder holds; none where it isn't there or is damaged."""
+    """Load the index of a folder; None where it isn't there or is damaged."""
     import bm25s
 
     if not folder.is_dir():
         return None
     try:
         if json.loads((folder / HASHES).read_bytes()) == _hashes(folder):
-            os.utime(folder)  # the copies that were used last are kept
+            os.utime(folder)  # the copies used last are kept
             return bm25s.BM25.load(folder, mmap=True)
     except (OSError, ValueError):
         pass

@@ -1,4 +1,4 @@
-"""A SQL condition over a table's rows, evaluated by DuckDB; it can read those rows, and nothing else.
+"""SQL conditions over a table's rows, evaluated by DuckDB, which can read those rows and nothing else.
 
 DuckDB scans the Arrow columns where they stand. On a million rows and one thread, `price < 0.0001` took 3 ms,
 `price < 0.1` 9 ms (a tenth of the rows to name), `category = 'c3'` 5 ms where the column names its few values once,
@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 
 from embedder.errors import ConfigError
 from embedder.store.part_writer import VECTOR_COLUMNS
+from index.vectors import Mask
 
 if TYPE_CHECKING:
     import duckdb
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 TABLE = "embeddings"
 ROW = "__row_number"
 DEADLINE_S = 30.0
 # A text column counts as one of few values where each stands so often, among so many rows.
 MIN_REPEATS, SAMPLE_ROWS = 8, 65_536
-# Whoever may write a condition may not read files, change settings, fetch code, or take the machine for itself.
+# A condition may not read files, change settings, fetch code, or use up the machine.
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -43,7 +43,7 @@ EXAMPLE = "write one condition, as \"price < 10 AND category = 'toys'\""
 
 
 class RowFilter:
-    """Finds the rows that fulfil a condition; may be asked from several threads, one is answered at a time."""
+    """Filter of rows by a condition; safe for several threads, one at a time."""
 
     def __init__(self, rows: pa.Table) -> None:
         import duckdb
@@ -57,7 +57,7 @@ class RowFilter:
         self._turn = threading.Lock()
 
     def matching(self, where: str) -> Mask:
-        """Which rows fulfil a condition; where it is NULL they do not.
+        """Mask of the rows that fulfil a condition; where it is NULL they do not.
 
         Args:
             where: a SQL expression of type BOOLEAN over the columns.
@@ -117,17 +117,17 @@ class RowFilter:
 
 
 def _with_values_once(rows: pa.Table) -> pa.Table:
-    """Text columns of few values name each once, so that a condition looks at these and not at every row."""
-    for place, column in enumerate(rows.columns):
+    """Dictionary-encode text columns of few values, so that a condition is evaluated on these and not on every row."""
+    for position, column in enumerate(rows.columns):
         if pa.types.is_string(column.type):
             sample = column.slice(0, SAMPLE_ROWS)
             if len(pc.unique(sample)) * MIN_REPEATS <= len(sample):
-                rows = rows.set_column(place, rows.column_names[place], column.dictionary_encode())
+                rows = rows.set_column(position, rows.column_names[position], column.dictionary_encode())
     return rows
 
 
 def _check_expression(where: str) -> None:
-    """Refuse what is no expression by itself: as it stands it must parse, and in parentheses too.
+    """Refuse text that is no expression: it must parse as it stands, and in parentheses.
 
     The first refuses `true) UNION SELECT (...`, the second `true, false`, `x AS y` and whatever follows an expression.
     """

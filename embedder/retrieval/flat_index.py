@@ -1,4 +1,8 @@
-"""The vectors of a table, searched without an index: compared one by one, with the answers and options of an index."""
+"""Exact search over the vectors of a table, with the interface of `index.search.Index`.
+
+Why not an in-memory FAISS index: it would hold a second copy of the vectors, needs a manifest with made-up figures, and
+of equal scores at the k-th place it takes any, where this takes the first rows.
+"""
 
 from typing import Any
 
@@ -7,25 +11,21 @@ import pyarrow as pa
 
 from embedder.store.arrow_tensors import unpack_vectors
 from index.search import Neighbours
-from index.vectors import check_vectors
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+from index.vectors import Floats, Mask, Rows, check_vectors
 
 QUERIES_AT_ONCE = 32  # of 300,000 vectors they make a block of scores of 40 MB
 
 
 class ExactIndex:
-    """Vectors in memory; as right as can be, and fast enough for some hundred thousand.
+    """Vectors in memory, searched exactly; fast enough for some hundred thousand.
 
     Attributes:
         ids: `item_id` and `segment` of each vector.
-        is_live: bool (rows,), all true: a table holds no row that is gone.
+        is_live: bool (rows,), all true: a table holds no masked row.
     """
 
     def __init__(self, rows: pa.Table) -> None:
-        """Keep the picture vectors of a table.
+        """Keep the image vectors of a table.
 
         Args:
             rows: `item_id`, `segment` and `image_embedding`, which is nowhere null.
@@ -39,7 +39,7 @@ class ExactIndex:
         return len(self._vectors)
 
     def vectors(self, rows: Rows) -> Floats:
-        """Some of the vectors, float32 (n, E)."""
+        """Vectors of some rows, float32 (n, E)."""
         return self._vectors[rows]
 
     def search(self, queries: Floats, k: int = 10, *, among: Mask | None = None, profile: str = "text") -> Neighbours:
@@ -48,11 +48,11 @@ class ExactIndex:
         Args:
             queries: float32 (Q, E) of unit norm.
             k: at least 1.
-            among: bool (rows,), which rows may answer; all of them by default.
-            profile: what the queries are; makes no difference here.
+            among: bool (rows,), the rows allowed; all of them by default.
+            profile: kind of the queries; makes no difference here.
 
         Returns:
-            (Q, min(k, rows that may answer)) scores and rows, best first; equal scores are ordered by row.
+            (Q, min(k, rows allowed)) scores and rows, best first; equal scores are ordered by row.
 
         Raises:
             RetrievalError: the queries have another width, are not finite or not of unit norm.
@@ -74,10 +74,10 @@ class ExactIndex:
 
 
 def largest(values: np.ndarray[Any, np.dtype[Any]], k: int) -> Rows:
-    """Places of the k largest values, largest first; equal ones in their order."""
+    """Positions of the k largest values, largest first; equal ones in their order."""
     k = min(k, len(values))
     if k == 0:
         return np.empty(0, np.int64)
     least = np.partition(values, len(values) - k)[len(values) - k]
-    places = np.flatnonzero(values >= least)
-    return places[np.argsort(-values[places], kind="stable")[:k]]
+    positions = np.flatnonzero(values >= least)
+    return positions[np.argsort(-values[positions], kind="stable")[:k]]

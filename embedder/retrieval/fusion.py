@@ -1,4 +1,4 @@
-"""Several rankings as one, by their ranks alone.
+"""Reciprocal rank fusion of several rankings.
 
 Source: Cormack, Clarke and Büttcher, *Reciprocal rank fusion outperforms Condorcet and individual rank learning
 methods*, SIGIR 2009; the constant 60 is theirs.
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from index.vectors import Rows
+
 RRF_K = 60
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -25,12 +26,12 @@ def reciprocal_rank_fusion(rankings: Sequence[Rows]) -> tuple[Rows, Doubles]:
         The rows, best first, and their sums. Equal sums are ordered as the first ranking has them, those that it lacks
         after it, by row.
     """
-    rows, places = np.unique(np.concatenate([np.empty(0, np.int64), *rankings]), return_inverse=True)
+    rows, positions = np.unique(np.concatenate([np.empty(0, np.int64), *rankings]), return_inverse=True)
     sums = np.zeros(len(rows))
     first_ranks = np.full(len(rows), np.inf)
     start = 0
     for number, ranking in enumerate(rankings):
-        own = places[start : start + len(ranking)]
+        own = positions[start : start + len(ranking)]
         ranks = 1.0 + np.arange(len(ranking))
         sums[own] += 1 / (RRF_K + ranks)
         if number == 0:

@@ -1,24 +1,22 @@
-"""The segments of one video as one hit."""
+"""Group the segments of each video into one hit."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.retrieval.ranking import Ranking, Scored
+from index.vectors import Rows
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-
-ROUNDING = 1e-6  # the same cosine, once from a search and once from the vector, may differ by so much
+ROUNDING = 1e-6  # difference of the same cosine from a search and from the vector
 
 
 class ItemRows:
-    """Which rows belong to one video."""
+    """Rows of each video."""
 
     def __init__(self, ids: pa.Table) -> None:
-        """Number the items; those with one row, as pictures have, are not looked up.
+        """Number the items; those with one row, as images have, are not looked up.
 
         Args:
             ids: `item_id` and `segment` of each row.
@@ -27,22 +25,22 @@ class ItemRows:
         self.has_groups = len(videos) > 0
         if self.has_groups:
             numbers = pc.fill_null(pc.index_in(ids["item_id"], value_set=videos), -1).to_numpy().astype(np.int64)
-            # A picture's number is its own.
+            # An image's number is its own.
             self._items: Rows = np.where(numbers < 0, len(videos) + np.arange(len(numbers)), numbers)
             self._by_video: Rows = np.flatnonzero(numbers >= 0)
             self._by_video = self._by_video[np.argsort(numbers[self._by_video], kind="stable")]
             self._starts: Rows = np.searchsorted(numbers[self._by_video], np.arange(len(videos) + 1))
 
     def first_of_each(self, rows: Rows) -> Rows:
-        """Places in `rows` where an item comes up for the first time."""
+        """Positions in `rows` where an item comes up for the first time."""
         if not self.has_groups:
             return np.arange(len(rows))
         _, first = np.unique(self._items[rows], return_index=True)
-        places: Rows = np.sort(first)
-        return places
+        positions: Rows = np.sort(first)
+        return positions
 
     def others(self, row: int) -> Rows:
-        """The other rows of the video that a row belongs to; none for a picture."""
+        """Other rows of the video that a row belongs to; none for an image."""
         if not self.has_groups or self._items[row] >= len(self._starts) - 1:
             return np.empty(0, np.int64)
         start, stop = self._starts[self._items[row] :][:2]
@@ -52,19 +50,19 @@ class ItemRows:
 
 
 def best_segments(hits: Ranking, segments: list[Scored]) -> tuple[Ranking, list[Scored]]:
-    """Let each video be stood for by its best segment, which an approximate search may have missed.
+    """Replace each video's row by its best segment, which an approximate search may have missed.
 
     Args:
-        hits: one place a video.
+        hits: one row for each video.
         segments: for each hit, the other segments.
     """
     rows, scores, others = hits.rows.copy(), hits.scores.copy(), list(segments)
-    for place, (other_rows, other_scores) in enumerate(segments):
-        if len(other_rows) and other_scores[0] > scores[place] + ROUNDING:
-            behind = int(np.searchsorted(-other_scores, -scores[place]))
-            others[place] = (
-                np.insert(other_rows, behind, rows[place])[1:],
-                np.insert(other_scores, behind, scores[place])[1:],
+    for position, (other_rows, other_scores) in enumerate(segments):
+        if len(other_rows) and other_scores[0] > scores[position] + ROUNDING:
+            behind = int(np.searchsorted(-other_scores, -scores[position]))
+            others[position] = (
+                np.insert(other_rows, behind, rows[position])[1:],
+                np.insert(other_scores, behind, scores[position])[1:],
             )
-            rows[place], scores[place] = other_rows[0], other_scores[0]
+            rows[position], scores[position] = other_rows[0], other_scores[0]
     return replace(hits, rows=rows, scores=scores), others

@@ -1,7 +1,7 @@
-"""Vectors and caption words as one ranking, by reciprocal rank fusion."""
+"""Hybrid ranking by vectors and caption words, by reciprocal rank fusion."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,24 +9,21 @@ from embedder.retrieval.bm25 import CaptionWords
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.fusion import reciprocal_rank_fusion
 from embedder.retrieval.ranking import Ranking
+from index.vectors import Floats, Mask, Rows
 
 if TYPE_CHECKING:
     from index.search import Index
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
 
 class HybridRanker:
-    """Ranks the rows of one version by vectors and words."""
+    """Ranker of one snapshot's rows by vectors and words."""
 
     def __init__(self, words: CaptionWords, vectors: "Index | ExactIndex", table_rows: Rows, num_rows: int) -> None:
-        """Connect the two.
+        """Join the two numberings of rows.
 
         Args:
             words: numbers rows as the table does.
-            vectors: numbers them otherwise, and lacks those without a picture.
+            vectors: has another order, and lacks rows without an image.
             table_rows: the table's row for each vector, -1 where it has none.
             num_rows: of the table.
         """
@@ -50,8 +47,8 @@ class HybridRanker:
             rankings: by vectors, Q of them.
             queries: float32 (Q, E).
             texts: the same Q queries.
-            depth: how far the ranking by words reaches.
-            among: bool (vectors,), which may answer; by default all that are live.
+            depth: length of the ranking by words.
+            among: bool (vectors,), the rows allowed; by default all that are live.
             min_score: the least cosine of either ranking's rows.
         """
         allowed = self._allowed(among)
@@ -61,7 +58,7 @@ class HybridRanker:
         ]
 
     def _allowed(self, among: Mask | None) -> Mask:
-        """Which rows of the table may answer."""
+        """Mask of the rows of the table that are allowed."""
         allowed = self._vector_rows >= 0
         if among is not None:
             allowed[allowed] = among[self._vector_rows[allowed]]
@@ -75,11 +72,11 @@ class HybridRanker:
         rows, sums = reciprocal_rank_fusion([ranking.rows, by_words])
         known = dict(zip(by_words.tolist(), scores.tolist(), strict=True))
         known |= dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
-        places = {row: place for place, row in enumerate(by_words.tolist(), start=1)}
+        positions = {row: position for position, row in enumerate(by_words.tolist(), start=1)}
         return Ranking(
             rows,
             np.array([known[row] for row in rows.tolist()], np.float32),
             ranking.is_whole,
             sums,
-            np.array([places.get(row, 0) for row in rows.tolist()], np.int64),
+            np.array([positions.get(row, 0) for row in rows.tolist()], np.int64),
         )

@@ -1,26 +1,23 @@
-"""Near-duplicates under the best of them."""
-
-from typing import Any
+"""Fold near-duplicates under the best of them."""
 
 import numpy as np
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+from index.vectors import Floats, Rows
 
-# Products of float32 vectors of unit norm are off by so much; equal vectors should reach a cosine of 1.
+# Rounding error of products of float32 vectors of unit norm; equal vectors should reach a cosine of 1.
 TOLERANCE = 1e-6
 
 
 def fold(vectors: Floats, least_cosine: float, k: int) -> tuple[Rows, list[Rows]]:
-    """Keep the first k vectors that are not near a better kept one, and tell which were near to each.
+    """Keep the first k vectors that are not near a better kept one, and list the duplicates of each.
 
     Args:
         vectors: float32 (n, E), best first; an index that rounds gives norms of about 1.
         least_cosine: from which on two vectors are near-duplicates.
-        k: how many to keep at most.
+        k: most vectors to keep.
 
     Returns:
-        The kept places, and for each the places of its duplicates. A place that is near to several goes to the best.
+        Positions kept, and for each the positions of its duplicates. A vector near several belongs to the best.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     directions = vectors / np.maximum(norms, np.finfo(np.float32).tiny)

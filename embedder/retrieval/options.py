@@ -1,4 +1,4 @@
-"""What a search may be asked beside its queries."""
+"""Options of a search."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,15 @@ from index.errors import RetrievalError
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How one search, or a batch of them, is answered.
+    """Options of `Store.search`, for one query or a batch of them.
 
     Attributes:
-        k: how many hits a query gets, where so many exist.
-        where: a SQL condition over the columns of the embeddings table; only rows that fulfil it may answer.
-        group: one hit a video, its best segment; else each segment is a hit.
-        fold: hits whose vectors have at least this cosine with a better hit are folded under it; None folds nothing.
-        hybrid: fuse the ranking by vectors with the one by caption words.
+        k: hits of each query, where that many exist.
+        where: SQL condition over the columns of `Store.to_arrow()` but the vectors, as `"price < 10"`; only rows that
+            fulfil it are found, and k of them wherever k exist.
+        group: one hit for each video, its best segment, with the others in `Hit.segments`; else a hit for each segment.
+        fold: cosine, as 0.98, from which on a hit is folded under a better one; None folds nothing.
+        hybrid: fuse the ranking by vectors with the one by the words of captions; for texts only.
         min_score: least cosine of a hit with its query.
     """
 
@@ -27,7 +28,7 @@ class SearchOptions:
     min_score: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no search can fulfil.
+        """Refuse options out of range.
 
         Raises:
             RetrievalError: k is below 1.

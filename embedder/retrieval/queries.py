@@ -1,4 +1,4 @@
-"""What somebody searches for: texts, pictures or vectors, one or several at once."""
+"""Queries of a search: texts, images or vectors, one or several at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 
 from embedder.errors import ConfigError
 from index.errors import RetrievalError
+from index.vectors import Floats
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 Query = str | Sequence[str] | Floats
 Image = str | Path | bytes
 Images = Image | Sequence[Image]
@@ -21,25 +21,25 @@ class QueryBatch:
     """Queries of one kind.
 
     Attributes:
-        kind: what they are.
+        kind: of all of them.
         values: Q texts, paths and file contents, or vectors float32 (Q, E).
-        is_single: one was given by itself, not in a list.
+        is_single: whether one was given, not a list.
     """
 
-    kind: Literal["text", "picture", "vector"]
+    kind: Literal["text", "image", "vector"]
     values: Any
     is_single: bool
 
     @property
     def names(self) -> list[str]:
-        """Each query as a person reads it."""
+        """Names of the queries, for people."""
         if self.kind == "vector":
             return ["" if self.is_single else f"vector {number}" for number in range(len(self.values))]
-        return ["a picture" if isinstance(value, bytes) else str(value) for value in self.values]
+        return ["an image" if isinstance(value, bytes) else str(value) for value in self.values]
 
 
 def read_queries(query: Query | None, image: Images | None) -> QueryBatch:
-    """Tell what was given.
+    """Bring queries of any form into one.
 
     Raises:
         ConfigError: nothing was given, or both.
@@ -49,9 +49,9 @@ def read_queries(query: Query | None, image: Images | None) -> QueryBatch:
         return _texts_or_vectors(query)
     if image is not None and query is None:
         if isinstance(image, str | Path | bytes):
-            return QueryBatch("picture", [image], True)
-        return QueryBatch("picture", list(image), False)
-    raise ConfigError("search with a text or a vector, or with a picture (image): give one of the two")
+            return QueryBatch("image", [image], True)
+        return QueryBatch("image", list(image), False)
+    raise ConfigError("search with a text or a vector, or with an image (image=...): give one of the two")
 
 
 def _texts_or_vectors(query: Query) -> QueryBatch:

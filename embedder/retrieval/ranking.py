@@ -1,4 +1,4 @@
-"""What answers one query before it is described: rows of the index, best first; arithmetic alone."""
+"""Rankings of the index's rows for one query, best first; arithmetic alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+from index.vectors import Floats, Rows
+
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 Scored = tuple[Rows, Floats]
 """Rows of the index and their cosines, best first."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rows that a search of some depth brought up, best first.
+    """Rows found by a search of some depth, best first.
 
     Attributes:
         rows: int64 (n,).
         scores: float32 (n,), cosines with the query.
-        is_whole: no deeper search brings up more.
-        rank_scores: float64 (n,), what hybrid search orders by; None where the cosines do.
-        words_ranks: int64 (n,), place in the ranking by words, from 1; 0 where a row is not in it.
+        is_whole: no deeper search finds more.
+        rank_scores: float64 (n,), the order of hybrid search; None where the cosines give the order.
+        words_ranks: int64 (n,), rank by words, from 1; 0 where a row is not in it.
     """
 
     rows: Rows
@@ -32,18 +32,18 @@ class Ranking:
     words_ranks: Rows | None = None
 
     def least(self, score: float) -> "Ranking":
-        """What has at least some cosine, of a ranking by cosines; whole, too, where it falls below that."""
+        """Rows with at least this cosine, of a ranking by cosines; whole, too, where some are below it."""
         kept = np.flatnonzero(self.scores >= score)
         return self.take(kept, is_whole=self.is_whole or len(kept) < len(self.scores))
 
-    def take(self, places: Rows, *, is_whole: bool | None = None) -> "Ranking":
-        """Some places of it, in their order."""
+    def take(self, positions: Rows, *, is_whole: bool | None = None) -> "Ranking":
+        """Rows at some positions, in their order."""
         return Ranking(
-            self.rows[places],
-            self.scores[places],
+            self.rows[positions],
+            self.scores[positions],
             self.is_whole if is_whole is None else is_whole,
-            None if self.rank_scores is None else self.rank_scores[places],
-            None if self.words_ranks is None else self.words_ranks[places],
+            None if self.rank_scores is None else self.rank_scores[positions],
+            None if self.words_ranks is None else self.words_ranks[positions],
         )
 
 
@@ -52,8 +52,8 @@ class ArrangedRanking:
     """A ranking that is grouped and folded.
 
     Attributes:
-        hits: one place a hit.
-        duplicates: for each hit, what was folded under it; empty where nothing is to be folded.
+        hits: one row for each hit.
+        duplicates: for each hit, the rows folded under it; empty where nothing is to be folded.
     """
 
     hits: Ranking
@@ -72,9 +72,9 @@ def deepen(
 
     Args:
         rank: gives the rankings of some queries at a depth.
-        arrange: leaves fewer hits than the ranking has rows.
+        arrange: groups and folds a ranking, which leaves fewer hits than rows.
         num_queries: Q.
-        k: hits that a query should get.
+        k: hits wanted of each query.
         depth: of the first search.
     """
     arranged: dict[int, ArrangedRanking] = {}

@@ -1,4 +1,4 @@
-"""What the embeddings table says of each vector: read once, then taken by row number, without a scan a query."""
+"""Columns of the embeddings table beside the vectors: read once, then taken by row number."""
 
 from typing import Any
 
@@ -12,16 +12,14 @@ from embedder.store.part_writer import VECTOR_COLUMNS
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+from index.vectors import Mask, Rows
 
 KEY = ["item_id", "segment"]
-OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # what a hit tells, beside carryover
+OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
 
 class RowMetadata:
-    """All columns of one version but the vectors."""
+    """Columns of one version but the vectors."""
 
     def __init__(self, table: RecordTable) -> None:
         schema = table.schema
@@ -29,11 +27,11 @@ class RowMetadata:
         self.rows: pa.Table = table.read([name for name in names if name not in VECTOR_COLUMNS]).combine_chunks()
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
-        """The row that describes each vector; -1 for a vector that is no longer live and described by none.
+        """Row of each vector; -1 for a vector that is no longer live.
 
         Args:
             ids: `item_id` and `segment` of each vector.
-            is_live: bool (vectors,), which of them may answer.
+            is_live: bool (vectors,), false where a vector is masked.
 
         Raises:
             RetrievalError: a live vector is of an item that the table lacks.
@@ -47,11 +45,11 @@ class RowMetadata:
         return found
 
     def matching(self, where: str) -> Mask:
-        """Which rows fulfil a SQL condition; bool (rows,)."""
+        """Mask of the rows that fulfil a SQL condition; bool (rows,)."""
         return self.filter.matching(where)
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
-        """What a hit tells of some rows, in their order; what was carried over stands under `carryover`."""
+        """Fields of hits for some rows, in their order; columns carried over stand under `carryover`."""
         carried = [name for name in self.rows.column_names if name not in EMBEDDINGS.names]
         taken = self.rows.select([*OWN, *carried]).take(pa.array(rows)).to_pylist()
         return [
@@ -60,28 +58,28 @@ class RowMetadata:
 
     @locked_cached_property
     def filter(self) -> RowFilter:
-        """Evaluates conditions over the rows."""
+        """Filter over the rows."""
         return RowFilter(self.rows)
 
 
 def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
-    """For each wanted (item_id, segment), the row of `known` that has it, else -1; int64 (wanted rows,)."""
+    """Row of `known` for each wanted (item_id, segment), else -1; int64 (wanted rows,)."""
     if known.num_rows == 0:
         return np.full(wanted.num_rows, -1, np.int64)
-    if wanted.select(KEY).equals(known.select(KEY)):  # as a fresh index of pictures alone has it
+    if wanted.select(KEY).equals(known.select(KEY)):  # as a fresh index of images alone has it
         return np.arange(known.num_rows)
     known_keys, wanted_keys = _keys(known, known["item_id"]), _keys(wanted, known["item_id"])
     known_order, wanted_order = np.argsort(known_keys, kind="stable"), np.argsort(wanted_keys, kind="stable")
     # Both in order, so that neighbours are looked for near each other: ten times faster than at random.
-    places = np.searchsorted(known_keys[known_order], wanted_keys[wanted_order])
+    positions = np.searchsorted(known_keys[known_order], wanted_keys[wanted_order])
     nearest = np.empty(wanted.num_rows, np.int64)
-    nearest[wanted_order] = known_order[np.minimum(places, known.num_rows - 1)]
+    nearest[wanted_order] = known_order[np.minimum(positions, known.num_rows - 1)]
     rows: Rows = np.where(known_keys[nearest] == wanted_keys, nearest, -1)
     return rows
 
 
 def _keys(table: pa.Table, names: pa.ChunkedArray) -> Rows:
-    """Item and segment as one number; negative for an item that is not among the names."""
+    """Keys of item and segment as one number; negative for an item that is not among the names."""
     item = pc.fill_null(pc.index_in(table["item_id"], value_set=names), -1).to_numpy().astype(np.int64)
     keys: Rows = (item << 32) | table["segment"].to_numpy().astype(np.int64)
     return keys

@@ -1,10 +1,10 @@
-"""A store as notebooks and services use it: read it, encode queries, search, look at pictures."""
+"""Python API of a store, for notebooks and services: read it, encode queries, search."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, overload
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,25 +22,14 @@ from embedder.store.layout import Current
 from embedder.store.store_info import differing, published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import has_version
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class SearchKeywords(TypedDict, total=False):
-    """Options of `Store.search`, for type checkers."""
-
-    where: str | None
-    group: bool
-    fold: float | None
-    hybrid: bool
-    min_score: float | None
+from index.vectors import Floats
 
 
 def open_store(uri: str | Path, *, model: str | None = None, version: str | None = None) -> "Store":
-    """Open what a store has published.
+    """Open the published snapshot of a store.
 
     Args:
-        uri: the store's folder.
+        uri: folder or address of the store.
         model: model folder to encode queries with, where it has moved; its fingerprint must be the store's.
         version: run id of an earlier publication (`embedder history`), which may have had another model.
 
@@ -51,8 +40,11 @@ def open_store(uri: str | Path, *, model: str | None = None, version: str | None
     return Store(StoreFiles(uri), model, version)
 
 
+DEFAULT_OPTIONS = SearchOptions()
+
+
 class Store:
-    """One published version of a store; for a later one open it again, or follow it (`embedder.follow_store`)."""
+    """One published snapshot of a store; for a later one open it again, or follow it (`embedder.follow_store`)."""
 
     def __init__(self, files: StoreFiles, model: str | None = None, version: str | None = None) -> None:
         self.files = files
@@ -66,100 +58,98 @@ class Store:
         self._model = model or self.info.model
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The embeddings table, or some of its columns."""
+        """Read the embeddings table, or some of its columns."""
         table = RecordTable(self.files, "embeddings", self.current.embeddings)
         return table.read(list(columns) if columns is not None else None)
 
     def items(self) -> pa.Table:
-        """One row per input item."""
+        """Read the items table: one row for each input item."""
         return RecordTable(self.files, "items", self.current.items).read()
 
     def rejects(self) -> pa.Table:
-        """The items that could not be embedded, or not whole, with the reason."""
+        """Read the items that could not be embedded, or not whole, with the reason."""
         items = self.items()
         return items.filter(pc.equal(items["state"], "rejected"))
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Texts as vectors of the store's model; float32 (Q, E), L2-normalised."""
+        """Encode texts with the store's model; float32 (Q, E), L2-normalised."""
         return self.encoder.encode_text(texts)
 
     def encode_image(self, images: Sequence[str | Path | bytes]) -> Floats:
-        """Pictures as vectors of the store's model; float32 (Q, E), L2-normalised."""
+        """Encode images, paths or file contents, with the store's model; float32 (Q, E), L2-normalised."""
         return self.encoder.encode_image(images)
 
     @overload
-    def search(self, query: str, k: int = 10, **options: Unpack[SearchKeywords]) -> Hits: ...
+    def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> Hits: ...
     @overload
     def search(
-        self, query: Query | None = None, k: int = 10, *, image: Images | None = None, **options: Unpack[SearchKeywords]
+        self,
+        query: Query | None = None,
+        options: SearchOptions | int = ...,
+        *,
+        image: Images | None = None,
+        **keywords: Any,
     ) -> Any: ...
     def search(
         self,
         query: Query | None = None,
-        k: int = 10,
+        options: SearchOptions | int = DEFAULT_OPTIONS,
         *,
         image: Images | None = None,
-        where: str | None = None,
-        group: bool = True,
-        fold: float | None = None,
-        hybrid: bool = False,
-        min_score: float | None = None,
+        **keywords: Any,
     ) -> Hits | Answers:
-        """The k pictures and videos that fit a text, a picture or a vector best.
+        """Find the images and videos nearest to a text, an image or a vector.
 
         Args:
             query: a text, or a vector float32 (E,) from `encode_text` or `encode_image`; several texts as a list, or
                 vectors float32 (Q, E), are searched at once.
-            k: how many hits each query gets.
-            image: a picture to search with instead: a path or a file's content, or several as a list.
-            where: SQL condition over the columns of `to_arrow()` but the vectors, as `"price < 10"`; k hits that
-                fulfil it are found wherever k exist.
-            group: one hit a video, its best segment, with the others' times in `Hit.segments`; else a hit a segment.
-            fold: fold hits under a better one where the cosine of their vectors reaches this, as 0.98.
-            hybrid: rank by the words of captions, too; for texts only.
-            min_score: least cosine of a hit.
+            options: see `SearchOptions`; a number alone is `k`.
+            image: an image to search with instead: a path or a file's content, or several as a list.
+            keywords: fields of `SearchOptions`, over those of `options`: `k=5, where="price < 10"`.
 
         Returns:
-            The hits, best first; of several queries, a list of them. A notebook shows them as pictures.
+            Hits, best first; of several queries, a list of them. A notebook shows them as images.
 
         Raises:
-            ConfigError: an option can't be fulfilled, a query is empty, or a picture can't be read.
+            ConfigError: an option can't be fulfilled, a query is empty, or an image can't be read.
             index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
+            TypeError: there is no option of that name.
         """
-        options = SearchOptions(k=k, where=where, group=group, fold=fold, hybrid=hybrid, min_score=min_score)
+        options = SearchOptions(options) if isinstance(options, int) else options
+        options = replace(options, **keywords)
         queries = read_queries(query, image)
-        if hybrid and queries.kind != "text":
-            raise ConfigError(f"hybrid search ranks by words, and a {queries.kind} has none; search with a text")
+        if options.hybrid and queries.kind != "text":
+            raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
         answers = self.searcher.search_batch(
             self._vectors(queries),
             options,
             texts=queries.values if queries.kind == "text" else None,
-            profile="image" if queries.kind == "picture" else "text",
+            profile="image" if queries.kind == "image" else "text",
         )
         for name, hits in zip(queries.names, answers, strict=True):
             hits.query, hits.version = name, self.version
         return answers[0] if queries.is_single else Answers(answers)
 
     def _vectors(self, queries: QueryBatch) -> Floats:
-        """All of some queries as vectors, float32 (Q, E); the model is run once, and not loaded for vectors."""
+        """Vectors of queries, float32 (Q, E); the model is run once, and not loaded for vectors."""
         if queries.kind == "text":
             return self.encode_text(queries.values)
-        if queries.kind == "picture":
+        if queries.kind == "image":
             return self.encode_image(queries.values)
         vectors: Floats = queries.values
         return vectors
 
     @property
     def version(self) -> str:
-        """What is open: the run that published it, and its index."""
+        """Name of the snapshot: the run that published it, and its index."""
         return f"{self.current.run_id}/{'exact' if self.current.index is None else f'index {self.current.index}'}"
 
     def prepare(self, before: "Store | None" = None) -> None:
-        """Read what searches need, so that none has to wait for it, or misses what a vacuum deleted.
+        """Load all that searches need, so that none waits for it, or misses files that a vacuum deleted.
 
         Args:
-            before: a store whose queries this one takes over: what they made it load is loaded here too, and its model
-                shared where that is the same.
+            before: a store whose queries this one takes over: the parts that it has loaded are loaded here too, and its
+                model is shared where it is the same.
         """
         self.searcher.prepare(before.searcher if before is not None else None)
         if before is None or "encoder" not in vars(before):
@@ -171,12 +161,12 @@ class Store:
 
     @locked_cached_property
     def searcher(self) -> Searcher:
-        """Searches this version."""
+        """Searcher of this snapshot."""
         return Searcher(self.files, self.current, self.info.model_fingerprint)
 
     @locked_cached_property
     def encoder(self) -> QueryEncoder:
-        """Encodes with the store's model.
+        """Encoder with the store's model.
 
         Raises:
             StoreError: the model folder now holds another model.

@@ -1,6 +1,6 @@
-"""A store as services use it that run for weeks: it follows what is published, and no query notices.
+"""Store that follows what is published, for services that run for weeks.
 
-A thread of its own looks and opens, so that no query waits while an index of gigabytes is read. The new publication is
+A thread of its own polls and opens, so that no query waits while an index of gigabytes is read. The new publication is
 opened beside the old one (both stand in memory meanwhile) and takes its place in one assignment: a query that began on
 the old one ends on it.
 """
@@ -17,7 +17,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_info import published
 
-MAX_DOUBLINGS = 5  # what can't be opened is tried again after 2, 4, ... 32 times the usual wait: it may be large
+MAX_DOUBLINGS = 5  # a failed opening is tried again after 2, 4, ... 32 times the usual wait: it may be large
 
 OnError = Callable[[Exception], object]
 
@@ -25,13 +25,13 @@ OnError = Callable[[Exception], object]
 def follow_store(
     uri: str | Path, *, every_s: float = 10.0, model: str | None = None, on_error: OnError | None = None
 ) -> "FollowingStore":
-    """Open what a store has published, and go on with whatever it publishes later.
+    """Open the published snapshot of a store, and replace it by each later one.
 
     Args:
-        uri: the store's folder or address.
-        every_s: how often to look, in seconds; a look reads one file of a kilobyte.
+        uri: folder or address of the store.
+        every_s: seconds between two polls; each reads one file of a kilobyte.
         model: as in `open_store`; a publication of another model is not served then.
-        on_error: is told, by the thread that looks, why a new publication can't be opened; once for each reason.
+        on_error: called on the polling thread with the error of a publication that can't be opened, once for each.
 
     Raises:
         StoreError: there is no store, nothing is published yet, or its format is unknown.
@@ -41,14 +41,14 @@ def follow_store(
 
 
 class FollowingStore:
-    """The newest publication that can be opened; has the methods of `Store`, each call on one publication.
+    """Newest publication that can be opened; has the methods of `Store`, each call on one publication.
 
     Close it, or use it in a `with` block. Several calls that belong together go to one `snapshot`: a vector from
     `encode_text` must not meet a publication of another model.
 
     Attributes:
         snapshot: the publication that is served now.
-        last_error: why a newer one is not, if that is so.
+        last_error: reason why a newer one is not, if there is one.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class FollowingStore:
         self._every_s, self._num_failures = every_s, 0
         self._looking, self._closed = Lock(), Event()
         self._thread = Thread(
-            target=_look_on, args=(weakref.ref(self), self._closed, every_s), name="follow-store", daemon=True
+            target=_poll, args=(weakref.ref(self), self._closed, every_s), name="follow-store", daemon=True
         )
         self._thread.start()
 
     def search(self, *arguments: Any, **options: Any) -> Any:
-        """As `Store.search`, of the publication that is served now; the hits' `version` tells which."""
+        """Search the publication that is served now, as `Store.search`; the hits' `version` names it."""
         return self.snapshot.search(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a `Store` has, of the publication that is served now."""
+        """Attribute of the publication that is served now."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.snapshot, name)
 
     def look(self) -> bool:
-        """Look now, and serve what is new; returns whether something was."""
+        """Poll now, and serve a newer publication; returns whether there was one."""
         with self._looking:
             try:
                 newer = self._open_newer()
-            except Exception as error:  # noqa: BLE001  # whatever is wrong with the new one, the old one is served
+            except Exception as error:  # noqa: BLE001  # any error of the new one leaves the old one served
                 self._failed(error)
                 return False
             self.last_error, self._num_failures = None, 0
@@ -89,11 +89,11 @@ class FollowingStore:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next poll."""
         return self._every_s * (1 << min(self._num_failures, MAX_DOUBLINGS))
 
     def close(self) -> None:
-        """Stop following; what is open stays usable. Waits for a look that is under way."""
+        """Stop following; the open snapshot stays usable. Waits for a poll that is under way."""
         self._closed.set()
         self._thread.join()
 
@@ -106,7 +106,7 @@ class FollowingStore:
         self.close()
 
     def _open_newer(self) -> Store | None:
-        current = read_current(self._files) or published(self._files)  # which tells what is missing
+        current = read_current(self._files) or published(self._files)  # which raises the reason
         held = current.model_copy(update={"hold": self.snapshot.current.hold})
         if held == self.snapshot.current:  # a hold that was released changes no row
             return None
@@ -122,8 +122,8 @@ class FollowingStore:
             self._on_error(error)
 
 
-def _look_on(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:
-    """Look until it is closed, or nobody holds it any more."""
+def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:
+    """Poll until the store is closed or garbage-collected."""
     while not closed.wait(wait_s):
         store = following()
         if store is None:

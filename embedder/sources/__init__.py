@@ -1,4 +1,4 @@
-"""What lists the items of a run, and what fetches their bytes.
+"""Listing of a run's items, and fetching of their bytes.
 
 `listing.list_sources` runs on the driver and yields Arrow tables; `fetch.Fetcher` runs where items are decoded. Nothing
 is imported here, so that a process pays only for the half it uses.

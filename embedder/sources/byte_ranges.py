@@ -3,25 +3,12 @@
 import io
 import os
 import stat
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from embedder.sources.errors import FetchError, from_os_error
-from embedder.sources.uris import is_remote
-from embedder.storage.file_adapter import RangeFile
+from embedder.storage.file_adapter import ByteRanges, RangeFile
+from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
-
-
-class ByteRanges(Protocol):
-    """A file that ranges are read from; `version` changes when the file was replaced."""
-
-    size: int
-    version: str
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where the file ends."""
-
-    def close(self) -> None:
-        """Let go of the file."""
 
 
 class LocalRanges:
@@ -59,9 +46,9 @@ def open_ranges(path: str) -> ByteRanges:
         FetchError: the file is missing, no regular file, or may not be read.
     """
     if is_remote(path):
-        from embedder.sources.object_listing import ObjectRanges
+        from embedder.sources.object_listing import open_object
 
-        return ObjectRanges(path)
+        return open_object(path)
     return LocalRanges(path)
 
 
@@ -100,7 +87,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
 
 
 def local_version(path: str) -> str:
-    """Tell the state of the local file that has this name now.
+    """Return the version of the local file that has this name now.
 
     Raises:
         FetchError: there is none, or it can't be looked at.

@@ -1,4 +1,4 @@
-"""What a caption file says: plain text, or one key of a JSON object."""
+"""Captions in files: plain text, or one key of a JSON object."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The emoji that ship with the package, as a source: for the demo, and where a run's own items are not at hand."""
+"""The emoji that ship with the package, as a source: for the demo, and where a run's own items are out of reach."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from embedder.config import SourceConfig
 
 @contextmanager
 def shipped_source(carryover: tuple[str, ...] = ()) -> Iterator[SourceConfig]:
-    """The shipped pictures with their captions; they are there as long as the block runs.
+    """Open the shipped images with their captions as a source, for as long as the block runs.
 
     Args:
         carryover: columns copied untouched into the embeddings table.

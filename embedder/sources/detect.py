@@ -1,28 +1,28 @@
-"""Whether a source is files, a table or tars, where its configuration does not say."""
+"""Detection of a source's kind where its configuration does not name it."""
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
+from embedder.config import SourceKind
 from embedder.errors import SourceError
 from embedder.sources.errors import FetchError
+from embedder.sources.file_names import is_hidden
 from embedder.sources.globbing import is_pattern, listing_error
+from embedder.sources.kinds import KINDS, OTHER_FILES
 from embedder.sources.local_listing import walk_folder
 from embedder.sources.selection import Selection
-from embedder.sources.uris import is_remote
+from embedder.storage.object_stores import is_remote
 
-Kind = Literal["files", "table", "webdataset"]
-TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
-PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-_DELTA_LOG = "_delta_log"
+Format = tuple[SourceKind, int]
+"""A kind, and which of its formats."""
 
 
-def detect_kind(path: str, selection: Selection) -> Kind:
-    """Tell the kind of a source from its path and, for a folder, from what it holds.
+def detect_kind(path: str, selection: Selection) -> SourceKind:
+    """Detect the kind of a source from its path and, for a folder, from its content.
 
     A folder with a transaction log is a Delta table; one of nothing but tars, or nothing but table files of one
-    format, is that; any other folder is files, and so is a single file of no other kind. Junk and what the run itself
-    writes tell nothing.
+    format, is that; any other folder is files, and so is a single file of no other kind. Junk and the run's own files
+    tell nothing.
 
     Args:
         path: as `normalise_source` gives it.
@@ -34,57 +34,44 @@ def detect_kind(path: str, selection: Selection) -> Kind:
     if is_pattern(path):
         return _kind_of_pattern(path)
     try:
-        if is_delta(path):
-            return "table"
+        for kind, entry in KINDS.items():
+            if entry.is_folder is not None and entry.is_folder(path):
+                return kind
         names = _names_below(path, selection)
-        return (_kind_of_name(path) or "files") if names is None else _kind_of_names(names)
+        if names is not None:
+            return _kind_of_names(names)
+        found = _format_of(path)
+        return found[0] if found else OTHER_FILES
     except FetchError as error:
         raise listing_error(error) from None
 
 
-def is_delta(path: str) -> bool:
-    """Whether a folder holds a Delta transaction log."""
-    if is_remote(path):
-        from embedder.sources.object_listing import stream_names
-
-        return next(stream_names(f"{path}/{_DELTA_LOG}"), None) is not None
-    return os.path.isdir(os.path.join(path, _DELTA_LOG))  # noqa: PTH112, PTH118
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a name is bookkeeping by the convention of Spark and Arrow: some part starts with `_` or `.`."""
-    return any(part.startswith(("_", ".")) for part in name.split("/"))
+def _kind_of_pattern(path: str) -> SourceKind:
+    found = _format_of(path)
+    if found is None:
+        *first, last = (f'"{kind}"' for kind in sorted(KINDS))
+        raise SourceError(f"{path}: the suffix of this pattern tells no kind; set kind = {', '.join(first)} or {last}")
+    return found[0]
 
 
-def _kind_of_pattern(path: str) -> Kind:
-    kind = _kind_of_name(path)
-    if kind is None:
-        raise SourceError(
-            f'{path}: the suffix of this pattern tells no kind; set kind = "files", "table" or "webdataset"'
-        )
-    return kind
-
-
-def _kind_of_name(name: str) -> Kind | None:
+def _format_of(name: str) -> Format | None:
+    """Find the format of a file by its suffix; None where the suffix tells none."""
     lower = name.lower()
-    if lower.endswith((".tar", *PACKED_TAR_SUFFIXES)):
-        return "webdataset"
-    return "table" if lower.endswith(TABLE_SUFFIXES) else None
+    formats = ((kind, number, suffixes) for kind in KINDS for number, suffixes in enumerate(KINDS[kind].formats))
+    return next(((kind, number) for kind, number, suffixes in formats if lower.endswith(suffixes)), None)
 
 
-def _kind_of_names(names: Iterable[str]) -> Kind:
-    """Stop at the first name that fits no kind: a folder of photographs is told by its first one."""
-    suffixes: set[str] = set()
+def _kind_of_names(names: Iterable[str]) -> SourceKind:
+    """Stop at the first name that fits no kind: a folder of photographs is recognised by its first one."""
+    formats: set[Format | None] = set()
     for name in names:
         if is_hidden(name):
             continue
-        kind = _kind_of_name(name)
-        suffixes.add("tar" if kind == "webdataset" else name.lower().rpartition(".")[2])
-        if kind is None or len(suffixes) > 1:
-            return "files"
-    if not suffixes:
-        return "files"
-    return "webdataset" if suffixes == {"tar"} else "table"
+        formats.add(_format_of(name))
+        if None in formats or len(formats) > 1:
+            return OTHER_FILES
+    found = formats.pop() if formats else None
+    return found[0] if found else OTHER_FILES
 
 
 def _names_below(path: str, selection: Selection) -> Iterator[str] | None:

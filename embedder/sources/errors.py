@@ -1,8 +1,10 @@
-"""Why the bytes of one item could not be had: a reject of that item, never the end of a run."""
+"""Errors of reading one item, and their names for what the operating system answered."""
 
 import errno
 
-# What a second attempt may cure: the disk, the network or the server had a bad moment.
+from embedder.storage.item_error import ItemError
+
+# A second attempt may succeed: the disk, the network or the server was busy or away for a moment.
 _TRANSIENT_ERRNOS = frozenset(
     {
         errno.EIO,
@@ -35,27 +37,12 @@ _NAMES = {
 }
 
 
-class FetchError(Exception):
-    """The bytes or the caption of one item could not be read.
-
-    Attributes:
-        error_type: a short name that rejects are counted by, such as `FileNotFound`.
-        message: one line for people.
-        transient: whether trying again later may help.
-    """
-
-    def __init__(self, error_type: str, message: str, transient: bool = False) -> None:
-        super().__init__(error_type, message, transient)
-        self.error_type = error_type
-        self.message = message
-        self.transient = transient
-
-    def __str__(self) -> str:
-        return f"{self.error_type}: {self.message}"
+class FetchError(ItemError):
+    """The bytes or the caption of one item could not be read."""
 
 
 def from_os_error(error: OSError, where: str) -> FetchError:
-    """Name what the operating system said about one file."""
+    """Name the error that the operating system reported for one file."""
     code = error.errno or 0
     message = f"{where}: {error.strerror or error}"
     return FetchError(_NAMES.get(code, "ReadError"), message, code in _TRANSIENT_ERRNOS)

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from embedder.sources.byte_ranges import ByteRanges, local_version, open_ranges, open_regular
+from embedder.sources.byte_ranges import local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
 from embedder.sources.errors import FetchError, from_os_error
 from embedder.sources.parquet_cells import ParquetCells
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
-from embedder.sources.uris import TableCell, TarMember, is_remote, split_uri
+from embedder.sources.uris import TableCell, TarMember, split_uri
+from embedder.storage.file_adapter import ByteRanges
+from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 
 __all__ = ["FetchError", "Fetched", "Fetcher"]
@@ -109,7 +111,7 @@ class Fetcher:
         return read_caption(caption_uri)
 
     def close(self) -> None:
-        """Let go of all open files."""
+        """Close all open files."""
         self._cells.close()
         if self._tar is not None:
             self._tar[1].close()

@@ -1,4 +1,4 @@
-"""What a file's name tells: a picture or a clip, something beside one, no media at all, or what systems leave behind.
+"""Sorts of files by name: media, a companion of media, no media at all, or junk that systems leave behind.
 
 A name decides only what need not be read. Everything else is an item, and its content tells what it is.
 """
@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 Sort = Literal["media", "unknown", "other", "sidecar", "junk"]
-"""`media`: a picture or clip by its suffix. `unknown`: the content tells. `other`: no media. `sidecar`: belongs to an
+"""`media`: an image or video by its suffix. `unknown`: the content tells. `other`: no media. `sidecar`: belongs to an
 item and is none. `junk`: left behind by a system or a program."""
 
 NO_SUFFIX = "no suffix"
@@ -27,7 +27,7 @@ _HEIF_SUFFIXES = _suffixes("heic heics heif heifs hif")
 _UNREADABLE_SUFFIXES = _suffixes(
     # camera raws
     "3fr arw cr2 cr3 crw dcr dng erf fff gpr iiq k25 kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf srw x3f"
-    # pictures
+    # images
     " jxl svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf"
     # clips
     " mpg mpeg mpe vob mts m2ts wmv asf flv rm rmvb ogv dv mxf insv insp"
@@ -140,13 +140,13 @@ def suffix_of(name: str) -> str:
 
 
 def shown_suffix(name: str) -> str:
-    """The suffix as people are told it: one that is strange is none."""
+    """Return the suffix for messages; an unusual one counts as none."""
     suffix = suffix_of(name)
     return suffix if _PLAIN_SUFFIX.fullmatch(suffix) else NO_SUFFIX
 
 
 def sort_of(name: str) -> Sort:
-    """Tell what a file's name says.
+    """Sort a file by its name.
 
     Args:
         name: relative to the source's root, POSIX.
@@ -166,13 +166,18 @@ def sort_of(name: str) -> Sort:
 
 
 def is_junk_name(base: str) -> bool:
-    """Whether a file of this name is what a system or a program leaves behind."""
+    """Whether a file of this name is left behind by a system or a program."""
     return base.startswith(_JUNK_STARTS) or base.lower() in _JUNK_NAMES
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name is bookkeeping by the convention of Spark and Arrow: some part starts with `_` or `.`."""
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
 @lru_cache(maxsize=1024)
 def in_junk_folder(folder: str) -> bool:
-    """Whether a folder, or one that it lies in, is what a system or a program keeps to itself."""
+    """Whether a folder, or one above it, belongs to a system or a program alone."""
     return any(part in _JUNK_FOLDERS or part.startswith(_TRASH) for part in folder.lower().split("/"))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import chain, groupby
 
+from embedder.config import SourceConfig
 from embedder.sources.globbing import GlobMatches, find_one
 from embedder.sources.listing_schema import Listing, Row, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
@@ -12,7 +13,7 @@ from embedder.sources.selection import MEDIA, Selection, Selects, find_selected
 from embedder.storage.printable import is_text, readable
 
 
-def list_files(path: str, selects: Selects) -> Listing:
+def list_files(source: SourceConfig, path: str, selects: Selects) -> Listing:
     """List a folder, a pattern, or a single file with its sidecar.
 
     `item_id` is the path relative to the root, suffix included. A caption belongs to every file of its stem in its
@@ -20,6 +21,7 @@ def list_files(path: str, selects: Selects) -> Listing:
     caption file, and `caption_uri` is null. A single file is an item, whatever its name says.
 
     Args:
+        source: its patterns are in the selection; nothing else of it counts.
         path: as `normalise_source` gives it.
         selects: makes the selection, once the folder that names are relative to is known.
 
@@ -37,7 +39,7 @@ def list_files(path: str, selects: Selects) -> Listing:
 
 
 def _selected(group: list[Entry], found: GlobMatches, selection: Selection) -> Iterator[Row]:
-    """Make the rows of those files of one stem that are items; a caption goes where its picture goes."""
+    """Make the rows of those files of one stem that are items; a caption is kept or left out with its image."""
     if len(group) == 1 and selection.judge(group[0].name) is MEDIA:
         yield _row(group[0], found, None)
         return

@@ -1,4 +1,4 @@
-"""Which files a path means: one file, a folder of them, or a pattern with braces and wildcards."""
+"""Files that a path means: one file, a folder of them, or a pattern with braces and wildcards."""
 
 import glob
 import math
@@ -12,7 +12,7 @@ from embedder.errors import SourceError
 from embedder.sources.errors import FetchError
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry, SkipsFolder, look_at, skips_nothing, walk_folder
-from embedder.sources.uris import is_remote
+from embedder.storage.object_stores import is_remote
 
 MAX_BRACE_NAMES = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -31,7 +31,7 @@ class GlobMatches:
     """Whether the path is that of this one file."""
 
     def uri(self, entry: Entry) -> str:
-        """Give the whole path of an entry."""
+        """Return the whole path of an entry."""
         return f"{self.root.rstrip('/')}/{entry.name}"
 
 
@@ -76,7 +76,7 @@ def find_one(root: str, name: str) -> Entry | None:
 
 
 def listing_error(error: FetchError) -> SourceError:
-    """Say in a source's name why it can't be listed."""
+    """Turn the error of reading a source into that of listing it."""
     cures = {
         "NetworkError": "; check endpoint, region and credentials, then run again",
         "FileNotFound": "; check the path, and that its disk is mounted",
@@ -164,7 +164,7 @@ def _found_by_pattern(path: str, find: Callable[[str, str], list[Entry]]) -> Glo
 
 
 def fixed_root(pattern: str) -> str:
-    """Give the folder above the first braces or wildcard: ids are relative to it."""
+    """Return the folder above the first braces or wildcard: ids are relative to it."""
     match = _MAGIC.search(pattern)
     return pattern[: match.start() if match else None].rpartition("/")[0] or "/"
 

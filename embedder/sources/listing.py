@@ -10,7 +10,7 @@ from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.detect import detect_kind
-from embedder.sources.files import list_files
+from embedder.sources.kinds import KINDS
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
 from embedder.sources.selection import LeftOut, Selection
 from embedder.sources.uris import normalise_source
@@ -30,14 +30,14 @@ def list_sources(
 ) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
-    The sources are looked at in the call: what is missing or of a wrong type is said before the first row. Each id is
-    unique: of several equal ones the first is the item, the others are rejects with the id `ID#duplicate-<n>`.
+    The sources are opened in the call: one that is missing or of a wrong type is an error before the first row. Each
+    id is unique: of several equal ones the first is the item, the others are rejects with the id `ID#duplicate-<n>`.
 
     Args:
         sources: with several, each needs a name of its own, which stands before its ids (`name:id`).
         rows_per_chunk: rows of every table but the last.
-        own: absolute paths and URIs of what the run itself writes, which is no item wherever it lies.
-        left_out: counts what is no item, while the tables are read.
+        own: absolute paths and URIs that the run itself writes; they are no items in any source.
+        left_out: counts the files that are no items, while the tables are read.
 
     Returns:
         Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
@@ -54,12 +54,12 @@ def list_sources(
 
 
 def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -> Listing:
-    """Find out what a source is, and start to list it.
+    """Detect the kind of a source, and start to list it.
 
     Args:
-        source: which.
-        own: of `list_sources`.
-        left_out: counts what is no item.
+        source: its configuration.
+        own: absolute paths and URIs that the run itself writes.
+        left_out: counts the files that are no items.
 
     Raises:
         SourceError: it is missing, or can't be listed as configured.
@@ -69,24 +69,17 @@ def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -
     uncounted = Selection(source, path, own, LeftOut())
     kind = source.kind if source.kind != "auto" else detect_kind(path, uncounted)
     selects = partial(_selection, source, own, left_out)
-    if kind != "table" and source.columns != Columns():
+    entry = KINDS[kind]
+    if "columns" not in entry.keys and source.columns != Columns():
         raise SourceError(f'{source.path}: `columns` name those of a table, and this is {kind}; set kind = "table"')
-    if kind != "files" and (source.include or source.exclude):
+    if (source.include and "include" not in entry.keys) or (source.exclude and "exclude" not in entry.keys):
         raise SourceError(
             f"{source.path}: `include` and `exclude` choose files of a folder, and this is {kind}; take them out, or "
             'set kind = "files"'
         )
-    if kind == "table":
-        from embedder.sources.tables import list_table
-
-        return list_table(source, path, selects)
-    if kind == "webdataset":
-        from embedder.sources.webdataset import list_tars
-
-        return list_tars(source, path, selects)
-    if source.carryover:
-        raise SourceError(f"{source.path}: files have no columns to carry over; use a table, or take `carryover` out")
-    return list_files(path, selects)
+    if source.carryover and "carryover" not in entry.keys:
+        raise SourceError(f"{source.path}: {kind} have no columns to carry over; use a table, or take `carryover` out")
+    return entry.list_source(source, path, selects)
 
 
 def _selection(source: SourceConfig, own: Collection[str], left_out: LeftOut, root: str) -> Selection:

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """What one source holds: known at once are its carryover columns, its rows come as they are read."""
+    """Content of one source: its carryover columns are known at once, its rows come as they are read."""
 
     tables: Iterator[pa.Table]
     carryover: pa.Schema = field(default_factory=lambda: pa.schema([]))

@@ -10,7 +10,7 @@ from embedder.sources.listing_schema import time_text
 
 SIDECAR_SUFFIXES = (".txt", ".json")
 SkipsFolder = Callable[[str], bool]
-"""Told a folder's path relative to the root, says whether to leave it alone; such a folder is not even opened."""
+"""Takes a folder's path relative to the root and returns whether to leave it out; such a folder is not even opened."""
 
 
 class Entry(NamedTuple):
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 def skips_nothing(folder: str) -> bool:
-    """Leave no folder alone."""
+    """Leave out no folder."""
     return False
 
 
@@ -87,7 +87,13 @@ def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
 
 
 def look_at(root: str, name: str, real_root: str) -> Entry | None:
-    """Look at one name below a root without opening it; None where there is nothing, or a folder."""
+    """Look at one name below a root without opening it; None where there is nothing, or a folder.
+
+    Args:
+        root: folder that the name is relative to.
+        name: relative path, POSIX.
+        real_root: the root with its links followed; a link must not lead out of it.
+    """
     path = f"{root.rstrip('/')}/{name}"
     try:
         status = os.lstat(path)

@@ -17,7 +17,7 @@ _MAGIC = re.compile(r"[*?\[\]]")
 
 @dataclass(frozen=True)
 class NamePatterns:
-    """Some patterns, made ready.
+    """Compiled patterns.
 
     Attributes:
         matcher: matches a path that one of them means, or that lies below a folder which one of them means.
@@ -37,11 +37,11 @@ class NamePatterns:
 
 
 def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None:
-    """Make patterns ready; None where there are none.
+    """Compile patterns; None where there are none.
 
     Args:
         patterns: as the configuration has them.
-        where: what messages call the place that they stand in.
+        where: their place, for messages.
 
     Raises:
         SourceError: one of them is empty, or can't be read.
@@ -55,7 +55,7 @@ def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None
     try:
         matcher = re.compile("|".join(_as_regex(each) for each in plain), re.IGNORECASE | re.DOTALL)
     except re.error as error:
-        raise SourceError(f"{where}: {' '.join(patterns)} can't be read ({error}); mend its brackets") from None
+        raise SourceError(f"{where}: {' '.join(patterns)} can't be read ({error}); correct its brackets") from None
     return NamePatterns(matcher, tuple(filter(None, map(_ending, plain))))
 
 

@@ -1,7 +1,8 @@
-"""Sources in object stores; their clients, credentials and errors are those of `shards.object_stores`."""
+"""Sources in object stores; `embedder.storage.object_stores` has their clients, credentials and errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -11,54 +12,19 @@ import pyarrow.compute as pc
 from embedder.sources.errors import FetchError
 from embedder.sources.local_listing import Entry
 from embedder.sources.uris import looks_like_part
+from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_version
+from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 from embedder.store.schema import MARKS
-from shards.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
-
-# One request reads this much ahead: a tar of small members is then streamed, one of large members is skipped through.
-BLOCK_BYTES = 4 << 20
 
 
-class ObjectRanges:
-    """One object, read by ranges of one version: a replaced object is an error, not a mixture."""
+def open_object(uri: str) -> ObjectRanges:
+    """Open an object to be read by ranges.
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self._store, self._key = _locate(uri)
-        with _named_errors(uri):
-            meta = self._store.head(self._key)
-        self.size: int = meta["size"]
-        self.version = _version(meta["e_tag"], meta["last_modified"])
-        self._etag: str | None = meta["e_tag"]
-        self._block_start = 0
-        self._block = b""
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where the object ends."""
-        stop = min(offset + length, self.size)
-        if stop <= offset:
-            return b""
-        if not self._block_start <= offset <= stop <= self._block_start + len(self._block):
-            if stop - offset >= BLOCK_BYTES:
-                return b"".join(
-                    self._get(start, min(start + BLOCK_BYTES, stop)) for start in range(offset, stop, BLOCK_BYTES)
-                )
-            self._block = self._get(offset, min(offset + BLOCK_BYTES, self.size))
-            self._block_start = offset
-        return self._block[offset - self._block_start : stop - self._block_start]
-
-    def _get(self, start: int, stop: int) -> bytes:
-        options: dict[str, Any] = {"range": (start, stop)}
-        if self._etag:
-            options["if_match"] = self._etag
-        with _named_errors(self._uri):
-            data = bytes(self._store.get(self._key, options=options).bytes())
-        if len(data) != stop - start:
-            raise FetchError("Truncated", f"{self._uri}: {len(data)} bytes came of {stop - start}", transient=True)
-        return data
-
-    def close(self) -> None:
-        """Forget the block; connections belong to the bucket's client."""
-        self._block = b""
+    Raises:
+        FetchError: there is no such object, or it may not be read.
+    """
+    store, key = _locate(uri)
+    return ObjectRanges(store, key, partial(_named_errors, uri), ahead_bytes=AHEAD_BYTES)
 
 
 def find_object(uri: str) -> Entry | None:
@@ -73,7 +39,7 @@ def find_object(uri: str) -> Entry | None:
         if error.error_type == "FileNotFound":
             return None
         raise
-    return _entry(key.rpartition("/")[2], uri, meta["size"], _version(meta["e_tag"], meta["last_modified"]))
+    return _entry(key.rpartition("/")[2], uri, meta["size"], object_version(meta["e_tag"], meta["last_modified"]))
 
 
 def stream_names(uri: str) -> Iterator[str]:
@@ -123,7 +89,7 @@ def _entries(batch: pa.RecordBatch, key: str, uri: str, folders: set[str]) -> It
         if size == 0 and path in folders:
             continue  # the empty object by which consoles draw a folder
         name = _relative(path, key)
-        yield _entry(name, f"{uri.rstrip('/')}/{name}", size, _version(etag, moment))
+        yield _entry(name, f"{uri.rstrip('/')}/{name}", size, object_version(etag, moment))
 
 
 def _entry(name: str, uri: str, size: int, version: str) -> Entry:
@@ -148,10 +114,6 @@ def _relative(path: str, key: str) -> str:
     return path[len(key) + 1 :] if key else path
 
 
-def _version(etag: str | None, moment: Any) -> str:
-    return etag.strip('"') if etag else str(moment.isoformat())
-
-
 def _locate(uri: str) -> tuple[Any, str]:
     with _named_errors(uri):
         root, key = split_place(uri)
@@ -160,7 +122,7 @@ def _locate(uri: str) -> tuple[Any, str]:
 
 @contextmanager
 def _named_errors(uri: str) -> Iterator[None]:
-    """Turn what obstore raises into a FetchError: what is missing or forbidden stays so, the rest may pass."""
+    """Turn the errors of obstore into FetchErrors: missing and forbidden objects stay so, other trouble may pass."""
     try:
         with named_errors(uri):
             yield

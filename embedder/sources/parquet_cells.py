@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from embedder.sources.byte_ranges import local_version, open_ranges
 from embedder.sources.errors import FetchError
-from embedder.sources.uris import TableCell, is_remote
+from embedder.sources.uris import TableCell
 from embedder.storage.file_adapter import RangeFile
+from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 
 # A row group's column is kept whole up to this size, so that its cells cost one read in any order; a larger one is
@@ -19,7 +20,7 @@ PAGE_BUFFER_BYTES = 1 << 20
 
 
 class _Window(NamedTuple):
-    """Consecutive cells at hand: rows `start` to `start + len(cells)` of the row group."""
+    """Consecutive cells in memory: rows `start` to `start + len(cells)` of the row group."""
 
     start: int
     cells: pa.Array
@@ -37,7 +38,7 @@ class ParquetCells:
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell) -> Any:
-        """Give the Arrow scalar of a cell.
+        """Return the Arrow scalar of a cell.
 
         Raises:
             FetchError: the file or the cell is missing, or can't be read.
@@ -82,7 +83,7 @@ class ParquetCells:
         self._place = place
 
     def _advance(self, path: str, cell: TableCell) -> Any:
-        """Read on until the row is at hand."""
+        """Read on until the row is in memory."""
         if cell.row >= self._num_rows:
             raise FetchError("TableChanged", f"{readable(path)}: row {cell.row} is gone; list again")
         while cell.row >= self._window.start + len(self._window.cells):
@@ -93,7 +94,7 @@ class ParquetCells:
         return self._window.cells[cell.row - self._window.start]
 
     def close(self) -> None:
-        """Let go of file and cells."""
+        """Close the file and drop its cells."""
         self._place = None
         self._batches = iter(())
         self._window = _Window(0, pa.nulls(0))

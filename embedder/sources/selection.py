@@ -1,4 +1,4 @@
-"""Which files of a source are items, and a count of those that are not."""
+"""Selection of the files of a source that are items, and a count of the others."""
 
 import os
 from collections import Counter
@@ -14,7 +14,8 @@ from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort
 from embedder.sources.globbing import GlobMatches, find_entries
 from embedder.sources.local_listing import Entry
 from embedder.sources.name_patterns import compile_patterns
-from embedder.sources.uris import is_remote, name_in
+from embedder.sources.uris import name_in
+from embedder.storage.object_stores import is_remote
 from embedder.store.schema import MARKS
 
 MAX_KINDS_SHOWN = 6
@@ -23,9 +24,9 @@ Verdict = Literal["item", "excluded", "own"] | Sort
 
 
 class FileVerdict(NamedTuple):
-    """What becomes of a file: an `item`, or why it is none.
+    """Verdict on a file: an `item`, or the reason why it is none.
 
-    `is_media` says that it must hold a picture, a clip or a caption, by its name or because the user named its kind.
+    `is_media`: it must hold an image, a video or a caption, by its name or because the user named its kind.
     """
 
     verdict: Verdict
@@ -37,15 +38,15 @@ MEDIA = FileVerdict("item", is_media=True)
 
 @dataclass
 class LeftOut:
-    """What listings and the reading of contents left out, counted.
+    """Counts of the files that listings and the reading of contents left out.
 
     Attributes:
         num_junk: names of files and folders that systems and programs leave behind.
         num_sidecars: files that belong to an item and are no caption.
-        num_excluded: names that `exclude` means, or `include` does not.
+        num_excluded: names that `exclude` matches, or `include` does not.
         num_own: stores of embeddings, and files that the run itself writes.
         others: files that are no media, by suffix.
-        unreadable: pictures and clips of kinds that this version can't read, by kind.
+        unreadable: images and videos of kinds that this version can't read, by kind.
     """
 
     num_junk: int = 0
@@ -69,7 +70,7 @@ class LeftOut:
             self.num_own += 1
 
     def with_read(self, rows: pa.Table) -> "LeftOut":
-        """Give these counts and those of items that were left out once they had been read.
+        """Return these counts and those of items that were left out once they had been read.
 
         Args:
             rows: `uri`, `error_type` and `error` of the items.
@@ -86,19 +87,19 @@ class LeftOut:
                 self.others[shown_suffix(name_in(row["uri"]))] += 1
 
     def lines(self) -> list[str]:
-        """What a person should know: nothing of junk, sidecars and what was excluded on purpose."""
+        """Lines for the user; junk, sidecars and files excluded on purpose are not worth one."""
         lines = []
         if self.others:
             lines.append(f"{_files(self.others, 'other')} left out: {counted(self.others)}")
         if self.unreadable:
             lines.append(
                 f"{_files(self.unreadable)} of kinds that this version can't read left out: "
-                f"{counted(self.unreadable)}; convert them (pictures to JPEG, clips to MP4): the next run embeds them"
+                f"{counted(self.unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
             )
         return lines
 
     def as_counts(self) -> dict[str, Any]:
-        """The counts by name, as a report has them."""
+        """Return the counts by name, as a report has them."""
         return {
             "other_files": dict(self.others),
             "unreadable": dict(self.unreadable),
@@ -127,13 +128,13 @@ class Selection:
     """Judges the names of one source, and counts what it leaves out."""
 
     def __init__(self, source: SourceConfig, root: str, own: Collection[str], left_out: LeftOut) -> None:
-        """Make the patterns ready.
+        """Compile the patterns.
 
         Args:
             source: its `include` and `exclude` count.
             root: folder or URI that names are relative to.
-            own: absolute paths and URIs of what the run itself writes: files, and folders whole.
-            left_out: counts.
+            own: absolute paths and URIs of the files and whole folders that the run itself writes.
+            left_out: counts the files that are no items.
 
         Raises:
             SourceError: a pattern can't be read.
@@ -145,7 +146,7 @@ class Selection:
         self._own = tuple(_relative_to(self._root, own))
 
     def skips(self, folder: str) -> bool:
-        """Whether a folder is left alone as a whole; it is then counted as one name."""
+        """Whether a folder is left out as a whole; it is then counted as one name."""
         verdict = self._folder_verdict(folder)
         if verdict is not None:
             self.left_out.count(verdict, folder)
@@ -159,7 +160,7 @@ class Selection:
         return "junk" if in_junk_folder(folder) else None
 
     def judge(self, name: str) -> FileVerdict:
-        """Say what becomes of a file. Junk is never an item; other files are where `include` names their kind."""
+        """Judge a file. Junk is never an item; other files are where `include` names their kind."""
         if self._own and self._is_own(name):
             return FileVerdict("own")
         if self._exclude is not None and self._exclude.match(name):
@@ -174,7 +175,7 @@ class Selection:
         return FileVerdict("item", name[-4:].lower() == ".txt") if sort == "unknown" else FileVerdict(sort)
 
     def without_junk(self, found: GlobMatches) -> Iterator[Entry]:
-        """Yield what was found, without junk and without what the run itself writes; a file that is named stays."""
+        """Yield the found files, without junk and without the run's own; a file that is named stays."""
         for entry in found.entries:
             verdict = self.judge(entry.name).verdict
             if verdict in ("own", "junk") and not found.is_named:
@@ -192,11 +193,11 @@ class Selection:
 
 
 Selects = Callable[[str], Selection]
-"""Given the folder or URI that names are relative to, makes the selection."""
+"""Takes the folder or URI that names are relative to and makes the selection."""
 
 
 def take_all(root: str) -> Selection:
-    """Make the selection that leaves out nothing but junk and what no name needs to be read for."""
+    """Make the selection that leaves out only what names alone show to be no item."""
     return Selection(SourceConfig(path=root), root, (), LeftOut())
 
 
@@ -215,7 +216,7 @@ def find_selected(path: str, selects: Selects) -> tuple[GlobMatches, Selection]:
 
 
 def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:
-    """Those of the places that lie below the root, relative to it; also where the root is reached through a link."""
+    """Yield the places below the root, relative to it; also where the root is reached through a link."""
     roots = {root} if is_remote(root) else {root, os.path.realpath(root)}
     for place in places:
         also = {place} if is_remote(place) else {place, os.path.realpath(place)}

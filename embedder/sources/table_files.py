@@ -1,4 +1,4 @@
-"""Which files make up a table: one, a folder, a pattern, or what a Delta log names."""
+"""Files of a table: one, a folder, a pattern, or those that a Delta log names."""
 
 import os
 from collections.abc import Mapping
@@ -9,13 +9,16 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from embedder.errors import SourceError
-from embedder.sources.detect import TABLE_SUFFIXES, is_delta, is_hidden
+from embedder.sources.file_names import is_hidden
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry
 from embedder.sources.selection import Selects, find_selected, take_all
-from embedder.sources.uris import file_url_path, is_remote, is_uri
+from embedder.sources.table_formats import FORMATS
+from embedder.sources.uris import file_url_path, is_uri
+from embedder.storage.object_stores import explain, is_remote, storage_options
 from embedder.storage.printable import is_text, readable
-from shards.object_stores import explain, storage_options
+
+_DELTA_LOG = "_delta_log"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class TableFile:
     """One file of a table.
 
     Attributes:
-        uri: where it lies.
+        uri: its path or URI.
         name: its path relative to the source, for ids of rows that have none.
         modified: its time or ETag.
         constants: columns that all its rows share and that are not in it (Delta partitions).
@@ -40,7 +43,7 @@ class Table:
     """The files of one table, all of one format.
 
     Attributes:
-        folder: what relative picture URIs are relative to.
+        folder: base of relative image URIs.
         suffix: of the format, such as `.parquet`.
         schema: the table's own, where it has one apart from its files (Delta); files may then lack columns.
     """
@@ -68,15 +71,22 @@ def find_table(path: str, selects: Selects = take_all) -> Table:
     files = tuple(_table_file(entry, found.uri(entry)) for entry in entries)
     suffixes = {_suffix(file) for file in files}
     if not suffixes:
-        raise SourceError(
-            f"{path}: the folder holds no table; give a {', '.join(TABLE_SUFFIXES)} file or a Delta table"
-        )
+        raise SourceError(f"{path}: the folder holds no table; give a {', '.join(FORMATS)} file or a Delta table")
     if len(suffixes) > 1:
         raise SourceError(
             f"{path}: the folder mixes {' and '.join(sorted(suffixes))} files; name one format by a pattern, "
             f"such as {path}/*{min(suffixes)}"
         )
     return Table(found.root, suffixes.pop(), files)
+
+
+def is_delta(path: str) -> bool:
+    """Whether a folder holds a Delta transaction log."""
+    if is_remote(path):
+        from embedder.sources.object_listing import stream_names
+
+        return next(stream_names(f"{path}/{_DELTA_LOG}"), None) is not None
+    return os.path.isdir(os.path.join(path, _DELTA_LOG))  # noqa: PTH112, PTH118
 
 
 def _table_file(entry: Entry, uri: str) -> TableFile:
@@ -88,9 +98,9 @@ def _table_file(entry: Entry, uri: str) -> TableFile:
 
 def _suffix(file: TableFile) -> str:
     suffix = os.path.splitext(file.name)[1].lower()  # noqa: PTH122
-    if suffix not in TABLE_SUFFIXES:
+    if suffix not in FORMATS:
         raise SourceError(
-            f"{file.uri}: this is no table by its suffix; known are {', '.join(TABLE_SUFFIXES)} (unpacked); "
+            f"{file.uri}: this is no table by its suffix; known are {', '.join(FORMATS)} (unpacked); "
             "rename it, unpack it, or take it out of the source"
         )
     return suffix
@@ -118,7 +128,7 @@ def _delta_table(path: str) -> Table:
         if is_remote(path) and (problem := explain(error, path)).kind != "NetworkError":
             raise SourceError(problem.message) from None
         raise SourceError(
-            f"{path}: not readable as a Delta table ({str(error).splitlines()[0]}); mend its log"
+            f"{path}: not readable as a Delta table ({str(error).splitlines()[0]}); repair its log"
         ) from None
     files = [_delta_file(path, action, partitions) for action in actions]
     return Table(path, ".parquet", tuple(sorted(files, key=lambda file: file.name)), schema)

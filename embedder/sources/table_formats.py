@@ -1,4 +1,4 @@
-"""How Parquet, CSV and JSON Lines files are read: only the wanted columns, a few thousand rows at a time."""
+"""Reading of Parquet, CSV and JSON Lines files: only the wanted columns, a few thousand rows at a time."""
 
 import csv
 import io
@@ -43,13 +43,20 @@ class Chunk(NamedTuple):
 
 
 class TableFormat(Protocol):
-    """One file format: what columns a file has, and their values."""
+    """One file format: the columns of a file, and their values."""
 
     def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
-        """Tell names and types; ids, URIs and captions (`text_columns`) are strings where the format leaves it open."""
+        """Return names and types; ids, URIs and captions (`text_columns`) are strings where the format has no types."""
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read the wanted columns, cast to the wanted types; missing ones are null or a SourceError."""
+        """Read the wanted columns, cast to the wanted types.
+
+        Args:
+            uri: the file.
+            wanted: names and types of the columns to read.
+            text_columns: names of ids, URIs and captions.
+            fill_missing: whether a missing column is null; else it is a SourceError.
+        """
 
 
 class ParquetFormat:
@@ -61,7 +68,10 @@ class ParquetFormat:
             return file.schema_arrow
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read row group by row group; bytes of columns that are not wanted are never touched."""
+        """Read row group by row group; bytes of columns that are not wanted are never touched.
+
+        Args: see `TableFormat.chunks`.
+        """
         with readable_table(uri, "Parquet file"), _parquet(uri) as file:
             present = [name for name in wanted.names if name in file.schema_arrow.names]
             if len(present) < len(wanted) and not fill_missing:
@@ -106,7 +116,7 @@ def _as_wanted(columns: dict[str, pa.Array], num_rows: int, wanted: pa.Schema) -
 
 @dataclass(frozen=True)
 class TextFormat:
-    """CSV or JSON Lines; the types of carryover columns are told from the first rows and then kept to.
+    """CSV or JSON Lines; the types of carryover columns follow from the first rows and then stay.
 
     Attributes:
         open_rows: gives the columns' names, where the format has a header, and the rows with their line numbers.
@@ -130,7 +140,10 @@ class TextFormat:
         )
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read line by line, so that an error can name its line."""
+        """Read line by line, so that an error can name its line.
+
+        Args: see `TableFormat.chunks`.
+        """
         with readable_table(uri, "text table"):
             header, rows = self.open_rows(uri)
             if header and (missing := sorted(set(wanted.names) - set(header))):
@@ -150,7 +163,7 @@ class TextFormat:
         try:
             return {field.name: self.convert(row.get(field.name), field.type) for field in wanted}
         except ValueError as error:
-            raise SourceError(f"{where}: {error}; mend that row, or write the column as text") from None
+            raise SourceError(f"{where}: {error}; correct that row, or write the column as text") from None
 
 
 def _open_csv(delimiter: str) -> Callable[[str], tuple[list[str], Rows]]:
@@ -174,7 +187,7 @@ def _csv_rows(reader: Any, header: list[str], uri: str, text: io.TextIOWrapper) 
             if row and len(row) != len(header):
                 raise SourceError(
                     f"{readable(uri)}:{reader.line_num}: {len(row)} fields where the header has {len(header)}; "
-                    "mend or quote that row"
+                    "correct or quote that row"
                 )
             if row:  # a blank line is no row
                 yield reader.line_num, dict(zip(header, row, strict=True))
@@ -184,7 +197,7 @@ def _next_row(reader: Any, uri: str) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:
-        raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); mend that row") from None
+        raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); correct that row") from None
     except UnicodeDecodeError as error:
         raise SourceError(
             f"{readable(uri)}:{reader.line_num + 1}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8"
@@ -213,7 +226,7 @@ def _json_row(text: bytes, where: str) -> dict[str, Any] | None:
     try:
         row = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where}: no valid JSON ({error}); mend that line") from None
+        raise SourceError(f"{where}: no valid JSON ({error}); correct that line") from None
     if not isinstance(row, dict):
         raise SourceError(f"{where}: a {type(row).__name__} where a JSON object is due; write one object a line")
     return row
@@ -221,7 +234,7 @@ def _json_row(text: bytes, where: str) -> dict[str, Any] | None:
 
 @contextmanager
 def readable_table(uri: str, what: str) -> Iterator[None]:
-    """Name the file in whatever goes wrong while it is read."""
+    """Name the file in every error of reading it."""
     try:
         yield
     except FetchError as error:
@@ -229,7 +242,7 @@ def readable_table(uri: str, what: str) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         detail = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise SourceError(
-            f"{readable(uri)}: not readable as a {what} ({detail}); mend it, or take it out of the source"
+            f"{readable(uri)}: not readable as a {what} ({detail}); repair it, or take it out of the source"
         ) from None
 
 

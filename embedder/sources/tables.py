@@ -1,4 +1,4 @@
-"""The rows of a table as items: the configuration names the columns, and no picture's bytes are read."""
+"""The rows of a table as items: the configuration names the columns, and no image's bytes are read."""
 
 import difflib
 import os
@@ -16,20 +16,20 @@ from embedder.sources.listing_schema import Listing, Row, table_of_rows, time_te
 from embedder.sources.selection import Selects
 from embedder.sources.table_files import Table, TableFile, find_table
 from embedder.sources.table_formats import FORMATS, Chunk
-from embedder.sources.uris import cell_prefix, file_url_path, is_remote, is_uri, row_uri
-from shards.object_stores import without_credentials
+from embedder.sources.uris import cell_prefix, file_url_path, is_uri, row_uri
+from embedder.storage.object_stores import is_remote, without_credentials
 
 _MISSING = "missing"  # `modified` of a file that is not there: it changes when the file comes
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What is read of a table, and what becomes of it; made once, from the first file.
+    """Columns to read of a table, and their use; made once, from the first file.
 
     Attributes:
         read: fields to read from each file.
         carryover: fields to copy.
-        cells: whether pictures are bytes inside the table (else URIs, or there are none).
+        cells: whether images are bytes inside the table (else URIs, or there are none).
     """
 
     columns: Columns
@@ -41,9 +41,9 @@ class TablePlan:
 def list_table(source: SourceConfig, path: str, selects: Selects) -> Listing:
     """List the rows of a Parquet, CSV, JSON Lines or Delta table.
 
-    Picture columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
+    Image columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
     paths, `s3://`, `gs://`, `file://`, or paths relative to the table's folder. `..` is allowed there, as absolute
-    paths are: a table is the user's own word, and only what decodes as a picture leaves a trace.
+    paths are: a table is the user's own word, and only bytes that decode as an image leave a trace.
 
     Args:
         source: its columns and `carryover` count.
@@ -69,7 +69,12 @@ def _text_columns(columns: Columns) -> frozenset[str]:
 
 
 def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> TablePlan:
-    """Check the named columns against those that exist; decide what is read.
+    """Check the named columns against those that exist, and choose those to read.
+
+    Args:
+        source: names the columns.
+        path: of the table, for messages.
+        schema: the table's own.
 
     Raises:
         SourceError: a column is missing or of a wrong type, or none can give ids.
@@ -209,18 +214,25 @@ def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
 
 def _caption_row(uri: str, caption: str | None, file: TableFile) -> Row:
     if caption is None:
-        error = "neither a picture nor a caption in this row"
+        error = "neither an image nor a caption in this row"
         return Row("", uri, None, file.modified, error_type="Empty", error=error)
     return Row("", uri, None, _digest(caption), caption)
 
 
 def image_row(reference: str, caption: str | None, file: TableFile, folder: str) -> Row:
-    """Make the row of a picture that a table names by a URI; a bad URI is a reject, a missing file is for fetch."""
+    """Make the row of an image that a table names by a URI; a bad URI is a reject, a missing file is for fetch.
+
+    Args:
+        reference: the URI or path, as the table has it.
+        caption: of the row, if any.
+        file: of the table.
+        folder: base of relative references.
+    """
     uri = _resolve(reference, folder)
     if uri is None or "\0" in uri:
         reference = without_credentials(reference)
         message = (
-            f"{reference[:100]!r}: pictures are named by a path, file://, s3://, gs:// or az://, without credentials; "
+            f"{reference[:100]!r}: images are named by a path, file://, s3://, gs:// or az://, without credentials; "
             "download others first"
         )
         return Row("", reference, None, file.modified, caption, error_type="UnsupportedUri", error=message)

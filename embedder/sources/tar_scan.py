@@ -10,9 +10,10 @@ import tarfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from embedder.sources.byte_ranges import ByteRanges
+from embedder.storage.file_adapter import ByteRanges
 
 BLOCK_BYTES = 512
+PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MAX_EXTENDED_BYTES = 1 << 20  # a long name or a pax header; real ones have some hundred bytes
 MAX_TAIL_BYTES = 1 << 20  # looked at behind the end marker; writers pad to 10 KiB
 _GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
@@ -43,7 +44,7 @@ class BrokenTarError(Exception):
 
 
 def compression_of(ranges: ByteRanges) -> str | None:
-    """Tell by its first bytes whether a file is compressed, and with what."""
+    """Detect by its first bytes the compression of a file; None for none."""
     start = ranges.read_at(0, 8)
     return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
 
@@ -79,7 +80,13 @@ def scan_members(ranges: ByteRanges) -> Iterator[Member]:
 
 
 def check_member(header_block: bytes, name: str, size: int) -> bool:
-    """Whether the block before a member's data is still its header; false after the tar was rewritten."""
+    """Whether the block before a member's data is still its header; false after the tar was rewritten.
+
+    Args:
+        header_block: the 512 bytes before the data.
+        name: of the member, as it was listed.
+        size: of its data in bytes, as it was listed.
+    """
     try:
         header = tarfile.TarInfo.frombuf(header_block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:

@@ -1,4 +1,4 @@
-"""Arrow types for carryover values that come as text or JSON, told from a sample and then kept to."""
+"""Arrow types for carryover values that come as text or JSON, inferred from a sample and then kept."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def infer_json_type(values: Iterable[Any]) -> pa.DataType:
-    """Tell the type of JSON values, None left out: bool, int64, double, else string (other values as JSON text)."""
+    """Infer the type of JSON values, None left out: bool, int64, double, else string (other values as JSON text)."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.bool_()
@@ -27,7 +27,7 @@ def infer_json_type(values: Iterable[Any]) -> pa.DataType:
 
 
 def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
-    """Tell the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
+    """Infer the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
     texts = [value for value in values if value]
     if not texts:
         return pa.string()
@@ -84,7 +84,7 @@ def text_value(text: str | None, kind: pa.DataType) -> Any:
 
 
 def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str, pa.Array]:
-    """Turn converted values into one array a field."""
+    """Turn converted values into one array per field."""
     return {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
 
 

@@ -1,4 +1,4 @@
-"""How a `uri` names bytes: a whole file, a byte range of a tar, a cell of a table, or a row without bytes.
+"""The `uri` of an item: a whole file, a byte range of a tar, a cell of a table, or a row without bytes.
 
 The path stands as it is, not percent-encoded; only the values inside a fragment are encoded. So `#`, `%`, `?`, spaces
 and newlines in file names need no care, and the last `#` of a uri that ends in a known fragment starts that fragment.
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 from urllib.request import url2pathname
 
 from embedder.errors import SourceError
-from shards.object_stores import OBJECT_STORES, ObjectStoreError, split_place, without_credentials
+from embedder.storage.object_stores import ObjectStoreError, is_remote, split_place, without_credentials
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MEMBER = re.compile(r"#member=([^#&]*)&offset=(\d+)&size=(\d+)\Z")
@@ -45,12 +45,25 @@ Part = TarMember | TableCell | TableRow
 
 
 def member_uri(path: str, name: str, offset: int, size: int) -> str:
-    """Name the bytes of a tar member: `offset` and `size` in bytes, from the start of the tar."""
+    """Name the bytes of a tar member.
+
+    Args:
+        path: of the tar.
+        name: of the member.
+        offset: of its data in bytes, from the start of the tar.
+        size: of its data in bytes.
+    """
     return f"{path}#member={quote(name)}&offset={offset}&size={size}"
 
 
 def cell_prefix(path: str, column: str, row_group: int) -> str:
-    """Start the uri of a Parquet cell; the row within its row group completes it."""
+    """Start the uri of a Parquet cell; the row within its row group completes it.
+
+    Args:
+        path: of the Parquet file.
+        column: of the cell.
+        row_group: its number in the file.
+    """
     return f"{path}#column={quote(column)}&row_group={row_group}&row="
 
 
@@ -73,7 +86,7 @@ def split_uri(uri: str) -> tuple[str, Part | None]:
 
 
 def name_in(uri: str) -> str:
-    """Give the name of the file or of the tar's member whose bytes a uri names."""
+    """Return the name of the file or of the tar's member whose bytes a uri names."""
     path, part = split_uri(uri)
     return part.name if isinstance(part, TarMember) else path
 
@@ -91,11 +104,6 @@ def _parse_fragment(uri: str) -> Part | None:
     if match := _ROW.search(uri):
         return TableRow(int(match[1]))
     return None
-
-
-def is_remote(path: str) -> bool:
-    """Whether the path lies in an object store."""
-    return path.startswith(OBJECT_STORES)
 
 
 def is_uri(path: str) -> bool:

@@ -9,18 +9,18 @@ import pyarrow as pa
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
-from embedder.sources.byte_ranges import ByteRanges, open_ranges
-from embedder.sources.detect import PACKED_TAR_SUFFIXES
+from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.errors import FetchError
 from embedder.sources.file_names import sort_of
 from embedder.sources.globbing import GlobMatches, listing_error
 from embedder.sources.listing_schema import ROWS_PER_TABLE, Listing, Row, table_of_rows
 from embedder.sources.local_listing import Entry
 from embedder.sources.selection import LeftOut, Selects, find_selected
-from embedder.sources.tar_scan import BrokenTarError, compression_of, scan_members
+from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES, BrokenTarError, compression_of, scan_members
 from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
 from embedder.sources.uris import member_uri, row_uri
 from embedder.sources.webdataset_samples import MemberProblem, Samples, TarSample
+from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.printable import is_text, readable
 
 RowWithMetadata = tuple[Row, dict[str, Any]]
@@ -35,7 +35,14 @@ class Tar:
     entry: Entry
 
     def reject(self, item_id: str, error_type: str, error: str, uri: str | None = None) -> Row:
-        """Make a row that is not fetched."""
+        """Make a row that is not fetched.
+
+        Args:
+            item_id: of the row.
+            error_type: short name that rejects are counted by.
+            error: one line for people.
+            uri: of the member; by default the tar's.
+        """
         return Row(item_id, uri or self.uri, None, self.entry.modified, error_type=error_type, error=error)
 
     def member_reject(self, problem: MemberProblem) -> Row:
@@ -56,7 +63,7 @@ def list_tars(source: SourceConfig, path: str, selects: Selects) -> Listing:
     Args:
         source: its `carryover` counts.
         path: as `normalise_source` gives it.
-        selects: makes the selection. Files among the tars that are no media are left out, pictures there are rejects.
+        selects: makes the selection. Files among the tars that are no media are left out, images there are rejects.
 
     Raises:
         SourceError: nothing is there, or a tar is compressed or may not be read.
@@ -163,14 +170,14 @@ def _item_row(tar: Tar, key: str, sample: TarSample, number: int) -> Row:
         return Row(item_id, uri, size, modified, sample.caption, is_media=sort_of(name) == "media")
     if sample.caption:
         return Row(item_id, row_uri(tar.uri, number), None, modified, sample.caption)
-    return tar.reject(item_id, "Empty", "neither a picture, a video nor a caption under this key")
+    return tar.reject(item_id, "Empty", "neither an image, a video nor a caption under this key")
 
 
 def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iterator[Row]:
     """Make a reject of each member of a key that its item does not use."""
     media = sample.ranked_media()
     for extra in media[1:]:
-        error = f"a second picture or video under one key; the item is {media[0].name!r}"
+        error = f"a second image or video under one key; the item is {media[0].name!r}"
         yield tar.member_reject(MemberProblem(extra, "ExtraMember", error))
     if sample.json_problem and (wanted or not sample.text):
         yield tar.member_reject(sample.json_problem)

@@ -9,11 +9,11 @@ import posixpath
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from embedder.sources.byte_ranges import ByteRanges
 from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text, json_object
 from embedder.sources.errors import FetchError
 from embedder.sources.file_names import sort_of
 from embedder.sources.tar_scan import Member
+from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.printable import is_text
 
 # The member that is the item, where a key has several; what is not in the list comes after, and content decides.
@@ -54,7 +54,7 @@ COMPANIONS = frozenset(
 
 
 class MemberProblem(NamedTuple):
-    """Why a member can't be used."""
+    """A member that can't be used, and the reason."""
 
     member: Member
     error_type: str
@@ -63,7 +63,7 @@ class MemberProblem(NamedTuple):
 
 @dataclass
 class TarSample:
-    """What one key has gathered while the headers went by.
+    """Members of one key, gathered while the headers are read.
 
     Attributes:
         media: candidates for the item, by rank.
@@ -80,7 +80,7 @@ class TarSample:
 
     @property
     def caption(self) -> str | None:
-        """Give the caption: `.txt` before `.json`."""
+        """Return the caption: `.txt` before `.json`."""
         return self.text or self.json_caption or None
 
     def ranked_media(self) -> list[Member]:
@@ -97,7 +97,7 @@ class Samples:
     problems: list[MemberProblem] = field(default_factory=list)
 
     def take(self, member: Member, ranges: ByteRanges) -> None:
-        """Put one member to its key; captions and metadata are read at once, while their block is at hand."""
+        """Put one member to its key; captions and metadata are read at once, while their block is in memory."""
         if member.kind == "a folder" or sort_of(member.name) == "junk":
             return
         if problem := _name_problem(member):

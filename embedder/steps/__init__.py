@@ -1,1 +1,1 @@
-"""What the pipeline does to each batch: decode and tokenise, then one stage after another."""
+"""Steps of the pipeline for each batch: decode and tokenise, then one stage after another."""

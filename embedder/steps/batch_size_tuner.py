@@ -1,6 +1,6 @@
-"""How many rows a stage computes together, found by trying: its first batches are of several sizes, and are real work.
+"""Tuning of a stage's batch size by trial: its first batches, which are real work, are of several sizes.
 
-What is best depends on the layers, the dtype, the caches and what else runs, and no table knows all of that.
+The best size depends on the layers, the dtype, the caches and other processes; no table covers all of that.
 """
 
 import statistics
@@ -13,17 +13,17 @@ MIN_GAIN = 0.03  # less is noise, and the first size stays
 
 
 class BatchSize:
-    """Says the size of the next batch, and learns from what each one cost.
+    """Size of the next batch, chosen from measured costs.
 
     Attributes:
-        chosen: rows; None as long as sizes are tried.
+        chosen: rows; None during the trials.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Begin.
+        """Start the trials.
 
         Args:
-            sizes: rows, the one first that is kept where others are no better; a single one is not tried.
+            sizes: candidates in rows, the default first; a single one needs no trial.
         """
         self._costs: dict[int, list[float]] = {size: [] for size in sizes}
         self._spent_s = 0.0
@@ -36,7 +36,7 @@ class BatchSize:
         return self.chosen or min(self._costs, key=lambda size: len(self._costs[size]))
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Learn what a batch cost; one of another size, as at the end of a block, tells nothing."""
+        """Record the cost of a batch; other sizes, as at the end of a block, are ignored."""
         if self.chosen is not None or num_rows not in self._costs:
             return
         with self._lock:

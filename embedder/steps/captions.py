@@ -1,19 +1,19 @@
-"""The one door for captions: text in, token ids out."""
+"""Tokenisation of captions: text in, token ids out."""
 
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-# The tokeniser cuts after it has tokenised all, and a word of a megabyte takes it seconds. A token has some 16
-# characters at most, and no tower takes more than some hundred of them.
+# The tokeniser truncates after it has tokenised everything, and a word of a megabyte takes it seconds. A token has at
+# most about 16 characters, and no tower takes more than a few hundred tokens.
 MAX_CHARACTERS = 1 << 16
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class CaptionEncoder:
-    """A model folder's tokeniser, cut at the model's caption limit."""
+    """Tokeniser of a model folder, which truncates at the model's caption limit."""
 
     def __init__(self, tokenizer_json: str, max_tokens: int) -> None:
         """Read the tokeniser.

@@ -1,8 +1,9 @@
-"""The CPU step of the pipeline: listed items in; pixels and token ids out, or the reason why not."""
+"""CPU step of the pipeline: listed items in; pixels and token ids out, or the reason of a failure."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from embedder.store.step_metrics import Measurement, measure, trace_column
 TOKEN_BYTES = 4  # int32
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
-VERSIONS = ("known_version", "held_version")  # contents whose vectors there are
+VERSIONS = ("known_version", "held_version")  # content versions that have vectors already
 CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
+RAY_NICENESS = 19  # the lowest priority: what is decoded ahead waits anyway, and a stage without input leaves its core
+RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 
@@ -34,26 +37,43 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 
     Args:
         listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version` or `held_version`,
             an item whose content is of that version is not decoded.
-        spec: what to make of them.
-        run: asked before each item whether to stop; items not begun by then give no row.
-        table_bytes: of pixels in a table, at least; one batch suffices where it is 0.
+        spec: how to decode them.
+        run: checked before each item for a stop request; later items give no row.
+        table_bytes: least bytes of pixels in a table; 0: one batch per table.
     """
     yield from _reader_for(spec).decode(listing, run.stop_requested, table_bytes)
 
 
+def decode_at_low_priority(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Table]:
+    """Run `decode` as a Ray task: at a lower CPU priority than any stage, with large output tables.
+
+    Args:
+        listing: listed items.
+        spec: how to decode them.
+        run: checked before each item for a stop request.
+    """
+    _lower_priority()
+    yield from decode(listing, spec=spec, run=run, table_bytes=RAY_TABLE_BYTES)
+
+
+@cache
+def _lower_priority() -> None:
+    os.nice(RAY_NICENESS)
+
+
 @lru_cache(maxsize=1)
 def _reader_for(spec: DecodeSpec) -> "ItemReader":
-    """The process's reader: tasks that follow each other in one worker share its child process and tokeniser."""
+    """Reader of this process: consecutive tasks of a worker share its sandbox process and tokeniser."""
     return ItemReader(spec)
 
 
 def forget_reader() -> None:
-    """Let the next task of this process begin with a reader of its own."""
+    """Give the next task of this process a new reader."""
     _reader_for.cache_clear()
 
 
 class ItemReader:
-    """Fetches listed items and decodes them."""
+    """Reader that fetches listed items and decodes them."""
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
@@ -61,7 +81,13 @@ class ItemReader:
         self.decoder = ItemDecoder(spec)
 
     def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
-        """Tables of decoded rows."""
+        """Yield tables of decoded rows.
+
+        Args:
+            listing: listed items.
+            should_stop: called before each item.
+            table_bytes: least bytes of pixels in a table; 0: one batch per table.
+        """
         rows = self._rows(listing, should_stop)
         while True:
             with measure("decode", self.decoder.cpu_s) as measurement:
@@ -74,7 +100,7 @@ class ItemReader:
             yield table.append_column("trace", trace_column(len(batch), measurement))
 
     def _take(self, rows: Iterator[tuple[int, Values]], table_bytes: int) -> list[tuple[int, Values]]:
-        """One batch of the stages after the other, until they are large enough together or there are no more rows."""
+        """Take whole batches of the stages until they are large enough together or there are no more rows."""
         taken: list[tuple[int, Values]] = []
         num_bytes = 0
         while batch := list(islice(rows, self.spec.rows_per_batch)):
@@ -91,7 +117,7 @@ class ItemReader:
                 return
             for row in self._item_rows(item):
                 yield number, row
-                if row.get("segment") and should_stop():  # an hour of video; what lacks segments is done again
+                if row.get("segment") and should_stop():  # an hour of video; an item that lacks segments is done again
                     return
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
@@ -122,18 +148,18 @@ class ItemReader:
                 yield {"content_version": version, "unchanged": True, "num_vectors": 0}
                 return
             for row in self.decoder.rows(content):
-                yield _of_raw(item["uri"], row) | {"content_version": version}
+                yield _raw_file_row(item["uri"], row) | {"content_version": version}
 
     def _version(self, fetched: Fetched, content: ItemContent) -> str | None:
-        """Hash of what the item's vectors are made from; not of terabytes of which none will be made."""
+        """Hash of the content that the item's vectors are made from; None where there is none to hash."""
         if content.media is None and not content.caption:
             return None
-        is_picture = content.kind == "image" and fetched.size_bytes > self.spec.limits.max_file_bytes
-        media_hash = "too large" if is_picture else self.fetcher.content_hash(fetched)
+        is_image = content.kind == "image" and fetched.size_bytes > self.spec.limits.max_file_bytes
+        media_hash = "too large" if is_image else self.fetcher.content_hash(fetched)
         return content_version(media_hash, content.caption)
 
     def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
-        """The caption from the listing or from the file beside the item."""
+        """Caption from the listing or from the file beside the item."""
         if item["caption_uri"] is None:
             return item["caption"], None
         try:
@@ -142,7 +168,7 @@ class ItemReader:
             return None, _read_problem(error)
 
     def _content(self, item: Values, fetched: Fetched, caption: str | None, problem: ItemProblem | None) -> ItemContent:
-        """Tell by the first bytes what the item is; a text file without a picture is a caption."""
+        """Classify the item by its first bytes; a text file without an image is a caption."""
         if fetched.content is None:
             return ItemContent("text", None, caption, problem)
         head = _head(fetched.content)
@@ -161,7 +187,7 @@ def _known(listing: pa.Table, names: Iterable[str]) -> list[str]:
 
 
 def _caption_content(item: Values, caption: str | None, problem: ItemProblem | None) -> ItemContent:
-    """A caption without a picture; a `.json` that holds none, and need not, is some other file."""
+    """Content of a caption without an image; a `.json` without a caption that need not have one is some other file."""
     is_claimed = item.get("is_media") is not False or (problem is not None and problem.transient)
     if not caption and not is_claimed:
         return ItemContent(
@@ -171,32 +197,32 @@ def _caption_content(item: Values, caption: str | None, problem: ItemProblem | N
 
 
 def no_media(item: Values, head: bytes) -> ItemProblem:
-    """Say why an item is left out or rejected, whose bytes are no picture, video or caption that can be read.
+    """Reason for which an item is left out or rejected whose bytes are no readable image, video or caption.
 
     Args:
         item: values of the listing.
-        head: how its bytes begin.
+        head: first bytes of the item.
     """
     kind = unreadable_kind(head) or UNREADABLE_SUFFIXES.get(suffix_of(name_in(item["uri"])))
     begins = f"it begins with {head[:16]!r}"
     if kind is not None:
         return ItemProblem("decode", UNREADABLE_KIND, f"{kind}: this version can't read that kind; {CONVERT}")
     if item.get("is_media") is False:
-        return ItemProblem("decode", OTHER_FILE, f"neither a picture, a video nor a caption: {begins}")
-    return ItemProblem("decode", "UnknownKind", f"neither a picture, a video nor a caption: {begins}")
+        return ItemProblem("decode", OTHER_FILE, f"neither an image, a video nor a caption: {begins}")
+    return ItemProblem("decode", "UnknownKind", f"neither an image, a video nor a caption: {begins}")
 
 
-def _of_raw(uri: str, row: Values) -> Values:
-    """The row of a camera's raw file that is a TIFF, of which Pillow reads the preview or nothing."""
+def _raw_file_row(uri: str, row: Values) -> Values:
+    """Row of a camera's raw file that is a TIFF, of which Pillow reads the preview or nothing."""
     suffix = suffix_of(name_in(uri))
     if suffix not in RAW_SUFFIXES or row.get("step") != "decode" or row.get("transient"):
         return row
-    said = f"{UNREADABLE_SUFFIXES[suffix]}: this version can't read that kind ({row['error']}); {CONVERT}"
-    return row | {"error_type": UNREADABLE_KIND, "error": said}
+    message = f"{UNREADABLE_SUFFIXES[suffix]}: this version can't read that kind ({row['error']}); {CONVERT}"
+    return row | {"error_type": UNREADABLE_KIND, "error": message}
 
 
 def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
-    """Listing columns of the rows' items, and the decoded values beside them, as one contiguous table."""
+    """Join the listing columns of the rows' items with the decoded values, as one contiguous table."""
     numbers = [number for number, _ in rows]
     carried = carried.take(pa.array(numbers, pa.int64())).combine_chunks()
     values = [row for _, row in rows]
@@ -211,7 +237,13 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
 
 
 def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) -> None:
-    """Count what the towers will see of a table, batch by batch."""
+    """Count the images, captions and tokens that the towers will compute, batch by batch.
+
+    Args:
+        measurement: receives the counts.
+        table: decoded rows.
+        spec: how they were decoded.
+    """
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
     measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.fit.image_size**2)
@@ -222,7 +254,7 @@ def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) ->
 
 
 def content_version(media_hash: str, caption: str | None) -> str:
-    """Hash of all that an item's vectors are made from."""
+    """Hash of everything that an item's vectors are made from."""
     return hashlib.blake2b(f"{media_hash}\n{caption or ''}".encode(), digest_size=16).hexdigest()
 
 
@@ -237,5 +269,5 @@ def _head(content: bytes | Path) -> bytes:
 
 
 def _read_problem(error: FetchError) -> ItemProblem:
-    """What was listed and is gone may come back, as a disk does: the next listing tells whether it is gone for good."""
+    """Problem of a failed read; transient for a missing file, as only the next listing shows whether it is gone."""
     return ItemProblem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")

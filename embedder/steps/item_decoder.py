@@ -1,4 +1,4 @@
-"""One item -> its rows: a picture, the segments of a video, a caption, a pair; or what was wrong with it."""
+"""Decoding of one item to its rows: an image, the segments of a video, a caption, a pair; or the problem."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """All that a decode task needs to know; plain values, so that equal specs share one decoder in a process."""
+    """Configuration of a decode task; plain values, so that equal specs share one decoder in a process."""
 
     fit: ResizeSpec
     limits: DecodeLimits
@@ -31,7 +31,7 @@ class DecodeSpec:
 
 @dataclass(frozen=True)
 class ItemProblem:
-    """Why an item, or one side of it, could not be embedded."""
+    """Reason why an item, or one side of it, could not be embedded."""
 
     step: str
     error_type: str
@@ -41,7 +41,7 @@ class ItemProblem:
 
 @dataclass(frozen=True)
 class ItemContent:
-    """What an item holds: a picture or video, a caption, or both; and a problem found while reading it."""
+    """Content of an item: an image or video, a caption, or both; and a problem found while reading it."""
 
     kind: str | None = None
     media: bytes | Path | None = None
@@ -50,29 +50,29 @@ class ItemContent:
 
 
 class ItemDecoder:
-    """Pixels through the decoding door, token ids through the tokeniser."""
+    """Decoder of items: pixels from the sandbox, token ids from the tokeniser."""
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
-        self.door = SandboxedDecoder(spec.limits)
+        self.sandbox = SandboxedDecoder(spec.limits)
         self.captions = CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens)
 
     def cpu_s(self) -> float:
-        """CPU seconds of this thread and of the decoding child."""
-        return time.thread_time() + self.door.child_cpu_s()
+        """CPU seconds of this thread and of the sandbox process."""
+        return time.thread_time() + self.sandbox.child_cpu_s()
 
     def rows(self, content: ItemContent) -> Iterator[Values]:
-        """The item's rows in order; the last one bears `num_vectors` and, where there was one, the problem."""
+        """Item's rows in order; the last one has `num_vectors` and the problem, if any."""
         if content.kind == "video" and content.media is not None:
             return self._video_rows(content, content.media)
-        return iter([self._picture_row(content)])
+        return iter([self._image_row(content)])
 
-    def _picture_row(self, content: ItemContent) -> Values:
+    def _image_row(self, content: ItemContent) -> Values:
         row = self._caption_values(content.caption)
         problem = content.problem
         if content.kind == "image" and content.media is not None:
             try:
-                row["pixels"] = self.door.picture(content.media, self.spec.fit)
+                row["pixels"] = self.sandbox.image(content.media, self.spec.fit)
             except DecodeError as error:
                 problem = _decode_problem(error)
         modality = _modality(content)
@@ -80,27 +80,27 @@ class ItemDecoder:
         if has_vector:
             row |= {"segment": 0, "modality": modality}
         elif problem is None:
-            problem = ItemProblem("read", "Empty", "the item has neither a picture nor a caption")
+            problem = ItemProblem("read", "Empty", "the item has neither an image nor a caption")
         return row | {"num_vectors": int(has_vector)} | _problem_values(problem)
 
     def _video_rows(self, content: ItemContent, media: bytes | Path) -> Iterator[Values]:
-        """One row a segment; the caption's tokens stand in the first."""
+        """One row per segment; the first has the caption's tokens."""
         caption = self._caption_values(content.caption)
-        num_vectors, held, problem = 0, None, content.problem
+        num_vectors, last_row, problem = 0, None, content.problem
         try:
             for segment in self._segments(media):
-                if held is not None:
-                    yield held
-                held = (caption if num_vectors == 0 else {"caption": content.caption}) | segment
+                if last_row is not None:
+                    yield last_row
+                last_row = (caption if num_vectors == 0 else {"caption": content.caption}) | segment
                 num_vectors += 1
         except DecodeError as error:
             problem = _decode_problem(error)
-        if held is None and "token_ids" in caption:
-            held, num_vectors = caption | {"segment": 0, "modality": "video"}, 1
-        yield (held or {}) | {"num_vectors": num_vectors} | _problem_values(problem)
+        if last_row is None and "token_ids" in caption:
+            last_row, num_vectors = caption | {"segment": 0, "modality": "video"}, 1
+        yield (last_row or {}) | {"num_vectors": num_vectors} | _problem_values(problem)
 
     def _segments(self, media: bytes | Path) -> Iterator[Values]:
-        for segment in self.door.video(
+        for segment in self.sandbox.video(
             media,
             self.spec.fit,
             segment_s=self.spec.segment_s,

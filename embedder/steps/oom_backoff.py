@@ -1,4 +1,4 @@
-"""Batches that don't fit into memory: halved until they do, and no such batch is tried whole again."""
+"""Back-off for batches that don't fit into memory: halved until they do; later batches start at that size."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +8,7 @@ import torch
 from embedder.errors import RunFailedError
 
 # Torch has a type of its own for devices only; its allocator for the CPU and oneDNN raise plain RuntimeErrors, and
-# oneDNN doesn't say that it was memory it lacked.
+# oneDNN doesn't say that memory was the cause.
 CPU_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
@@ -22,24 +22,24 @@ Encode = Callable[[pa.RecordBatch], pa.Table]
 
 
 class OomBackoffEncoder:
-    """Encodes batches with a function, in as many pieces as its memory asks for.
+    """Encoder of batches in pieces that fit into memory.
 
-    Rows don't depend on their neighbours, so the pieces give what the whole batch would have given.
+    Rows don't depend on each other, so the pieces give the same result as the whole batch.
     """
 
     def __init__(self, name: str, encode: Encode) -> None:
-        """Begin with whole batches.
+        """Start with whole batches.
 
         Args:
-            name: of the stage, for the message.
-            encode: one batch in, one table out.
+            name: name of the stage, for the message.
+            encode: function from one batch to one table.
         """
         self.max_rows: int | None = None
         self._problem = ""
         self._name, self._encode = name, encode
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
-        """The batch's table, or the tables of its pieces in order.
+        """Yield the batch's table, or the tables of its pieces in order.
 
         Raises:
             RunFailedError: one row alone does not fit.
@@ -55,7 +55,7 @@ class OomBackoffEncoder:
                 yield table
 
     def _try(self, batch: pa.RecordBatch) -> pa.Table | None:
-        """Encode; None where memory did not suffice. The error is gone by then, and with it what its frames hold."""
+        """Encode; None when out of memory. The error is freed first, and with it the tensors that its frames hold."""
         try:
             return self._encode(batch)
         except (MemoryError, RuntimeError) as error:
@@ -72,11 +72,11 @@ class OomBackoffEncoder:
             )
         self.max_rows = -(-num_rows // 2)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # pieces of another size find no use for the blocks that are kept
+            torch.cuda.empty_cache()  # pieces of another size can't use the cached blocks
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory, of the machine or of a device, did not suffice."""
+    """Whether an error means that the machine or a device is out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_MESSAGES)

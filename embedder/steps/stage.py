@@ -1,4 +1,4 @@
-"""One stage of the pipeline: a plain callable around a shard; Arrow table in, Arrow table out."""
+"""Stage of the pipeline: a plain callable around a shard; Arrow table in, Arrow table out."""
 
 import platform
 import time
@@ -16,11 +16,11 @@ from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_spec import StageSpec
+from embedder.storage.model_download import resolve_model
 from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
 from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
-from shards.model_folder import resolve_model
 from shards.shard import Shard, load_shard
 from shards.timing import has_own_clock
 from shards.towers import TwinTower, load_towers
@@ -31,18 +31,18 @@ EMBEDDINGS = {"vision": "image_embedding", "text": "text_embedding"}
 
 
 class Stage:
-    """Holds a shard and moves each batch one shard further."""
+    """Holder of one shard, which applies its layers to each batch."""
 
     def __init__(self, spec: StageSpec, start: Measurement | None = None) -> None:
         """Load the shard.
 
         Args:
-            spec: what to load.
-            start: the measurement of a start that this is a part of; told instead of the loading alone.
+            spec: configuration of the stage.
+            start: measurement of the whole start, reported instead of the loading alone.
 
         Raises:
             ConfigError: torch can't compute on the stage's device.
-            shards.ModelError: there is no model, or its weights are others.
+            shards.ModelError: there is no model, or its weights do not match.
         """
         check_device(spec)
         torch.set_num_threads(spec.num_threads)
@@ -51,24 +51,24 @@ class Stage:
         self.config = load_model_config(folder)
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
-        self._load_to_tell = iter([start or load])
+        self._unreported_load = iter([start or load])
         self._batch_size = BatchSize(spec.batch_sizes)
-        self._fitting = OomBackoffEncoder(f"stage {spec.index}", self.encode)
+        self._oom_backoff = OomBackoffEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
 
     def _load(self, folder: Path) -> Shard | TwinTower:
         return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Encode the table batch by batch, of the size that proves best; columns that no layer reads stay whole."""
+        """Encode the table in batches of the tuned size; columns that no layer reads are not split."""
         if table.num_rows == 0:
             return table
         read = [self._input_column(table, tower) for tower in INPUTS if self._output_kind(tower)]
         batches = self._batches(table.select([*read, "trace"]))
-        encoded = pa.concat_tables([part for batch in batches for part in self._fitting(batch)])
+        encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch)])
         block = table.drop_columns([*read, "trace"]).combine_chunks()
         for name, column in zip(encoded.column_names, encoded.columns, strict=True):
-            # Ray hands on each chunk of each column by itself: only the tensors are so large that a copy costs more.
+            # Ray passes on each chunk of each column separately; only of the tensors would a copy cost more than that.
             block = block.append_column(name, column if column.type == TENSOR else column.combine_chunks())
         return block
 
@@ -81,7 +81,7 @@ class Stage:
                 start += batch.num_rows
 
     def encode(self, batch: pa.RecordBatch) -> pa.Table:
-        """Replace the columns of the towers that this shard works on; the others pass through untouched."""
+        """Replace the columns of this shard's towers; the others pass through unchanged."""
         with measure(f"stage {self.spec.index}", _cpu_clock()) as measurement:
             columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
@@ -95,21 +95,21 @@ class Stage:
                     table = table.drop_columns([columns[tower]]).append_column(*output)
                     measurement.bytes_out += output[1].nbytes
         self._note_cost(measurement)
-        trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._load_to_tell, None))
+        trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
     def _note_cost(self, measurement: Measurement) -> None:
-        """Tell what a batch cost; on one thread by its own clock, which the rest of the machine hardly touches."""
+        """Record the cost of a batch; on one thread by its own clock, which other processes hardly influence."""
         if torch.get_num_threads() == self.spec.num_threads:
             is_alone = has_own_clock(self.spec.device, self.spec.num_threads)
             self._batch_size.note(measurement.num_rows, measurement.cpu_s if is_alone else measurement.wall_s)
 
     def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:
-        """The column that holds this tower's state, before or after its first layers."""
+        """Name of the column that holds this tower's state, before or after its first layers."""
         return INPUTS[tower] if INPUTS[tower] in batch.schema.names else ACTIVATIONS[tower]
 
     def _state(self, batch: pa.RecordBatch, tower: str, column: str) -> TowerState | None:
-        """The tower's packed tensor, a view of the column's buffer; None where this shard has none of its layers."""
+        """Tower's packed tensor, a view of the column's buffer; None where this shard has none of its layers."""
         if self._output_kind(tower) is None:
             return None
         flat, sizes_bytes = unpack(batch.column(column))
@@ -135,7 +135,7 @@ class Stage:
         return self.shard.vision_output if tower == "vision" else self.shard.text_output
 
     def _column(self, tower: str, state: TowerState | None) -> tuple[str, pa.Array] | None:
-        """Name and content of the column that takes the place of the tower's input."""
+        """Name and content of the column that replaces the tower's input."""
         kind = self._output_kind(tower)
         if kind is None or state is None:
             return None
@@ -163,7 +163,7 @@ def check_device(spec: StageSpec) -> None:
 
 
 def cuda_problem() -> str | None:
-    """Why torch can't use a GPU in this process, in its own words; none where it can."""
+    """Torch's reason why it can't use a GPU in this process; None if it can."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
@@ -172,12 +172,12 @@ def cuda_problem() -> str | None:
 
 
 def _cpu_clock() -> Callable[[], float]:
-    """CPU seconds of what computes here: of this thread, where it has no helpers and may have neighbours."""
+    """Clock of the CPU seconds of a batch: of this thread alone, where torch uses no other."""
     return time.thread_time if torch.get_num_threads() == 1 else time.process_time
 
 
 class UnsplitStage(Stage):
-    """The whole model in float32 by the libraries' own forward functions: what stages are verified against."""
+    """Whole model in float32 by the libraries' own forward functions: the reference for verifying stages."""
 
     def _load(self, folder: Path) -> TwinTower:
         return load_towers(folder, device=self.spec.device)

@@ -1,4 +1,4 @@
-"""A stage as Ray starts it: the process that builds the graph names it without importing torch (2 s of CPU)."""
+"""Ray actor of a stage; the process that builds the graph refers to it without importing torch (2 s of CPU)."""
 
 import os
 
@@ -12,18 +12,18 @@ from embedder.store.step_metrics import LOAD, measure
 
 
 class StageActor:
-    """A `Stage`, imported where it runs.
+    """Actor around a `Stage`, which is imported where it runs.
 
-    Of an exception in an actor's constructor Ray keeps the text alone, so a mistake of the user's (no model on this
-    node, a GPU without a driver) waits for the first block, and is then raised as itself.
+    Ray reduces an exception in an actor's constructor to its text, so a mistake of the user's (no model on this node,
+    a GPU without a driver) is kept and raised with the first block.
     """
 
     def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
         """Load the shard.
 
         Args:
-            spec: what to load.
-            run: asked before each block whether to stop; blocks not begun by then give no row.
+            spec: configuration of the stage.
+            run: checked before each block for a stop request; later blocks give no row.
         """
         self._run = run
         with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
@@ -36,11 +36,11 @@ class StageActor:
         os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Move a block one shard further.
+        """Apply the stage to a block.
 
         Raises:
             EmbedderError: the stage could not start.
-            shards.ModelError: the same.
+            shards.ModelError: likewise.
         """
         if isinstance(self._stage, Exception):
             raise self._stage

@@ -1,4 +1,4 @@
-"""What one replica of a stage is told when it starts; apart from the stage, which needs torch."""
+"""Configuration of a stage's replica; apart from the stage, which needs torch."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from shards.plan import ShardSpec
 
 @dataclass(frozen=True)
 class StageSpec:
-    """What one replica of a stage is told when it starts.
+    """Configuration of one replica of a stage.
 
     Attributes:
-        index: of the stage.
+        index: number of the stage.
         model: folder or URI.
-        shard: its layers of both towers.
+        shard: layers of both towers.
         dtype: compute dtype.
         device: torch device.
-        num_threads: of torch.
-        batch_sizes: rows that it may compute together; of several, it finds the best one itself.
-        niceness: steps that its process gives way to others on the same cores.
+        num_threads: torch threads.
+        batch_sizes: candidates in rows; among several, the stage finds the best one by trial.
+        niceness: added to that of the process: its priority among the processes on the same cores.
     """
 
     index: int

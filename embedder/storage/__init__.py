@@ -1,1 +1,1 @@
-"""Access to bytes: file adapters and the names of files, below everything that stores or lists."""
+"""Access to bytes, below everything that lists or stores: clients of buckets, ranged reads, atomic writes, names."""

@@ -1,39 +1,40 @@
-"""A Python file over whatever gives bytes by ranges."""
+"""Bytes that are read by ranges, as a Python file."""
 
 import io
 from typing import Protocol
 
 
-class RangeReader(Protocol):
-    """Bytes that are read by ranges."""
+class ByteRanges(Protocol):
+    """A file that ranges are read from; `version` changes when the file was replaced."""
 
     size: int
+    version: str
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where they end."""
+        """Read up to `length` bytes; fewer only where the file ends."""
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release the file."""
 
 
 class RangeFile(io.RawIOBase):
     """A Python file over ranges, for readers that want one (pyarrow, text)."""
 
-    def __init__(self, ranges: RangeReader) -> None:
+    def __init__(self, ranges: ByteRanges) -> None:
         super().__init__()
         self._ranges = ranges
         self._position = 0
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Return true."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return true."""
         return True
 
     def tell(self) -> int:
-        """Give the position, in bytes."""
+        """Return the position, in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -50,7 +51,7 @@ class RangeFile(io.RawIOBase):
         return data
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stub's type has no length
-        """Fill the buffer; what `io.BufferedReader` calls."""
+        """Fill the buffer; `io.BufferedReader` calls this."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

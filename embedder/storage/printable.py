@@ -1,6 +1,6 @@
-r"""Text as a person may see it: what controls a terminal or can't be seen is written as an escape (`\x1b`, `\u202e`).
+r"""Text made visible: characters that control a terminal or can't be seen become escapes (`\x1b`, `\u202e`).
 
-For eyes alone: JSON and tables of the store keep every character as it is.
+For display alone: JSON and tables of the store keep every character as it is.
 """
 
 import re
@@ -10,12 +10,12 @@ _UNSEEN = (
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-_PICTURES = r"\u2190-\u2bff\U0001f000-\U0001faff"
+_EMOJI = r"\u2190-\u2bff\U0001f000-\U0001faff"
 _JOINING_LETTERS, _INDIC_LETTERS = r"\u0620-\u08ff\u0900-\u1cff", r"\u0900-\u0dff"
 # Joiners are spelling in Persian and Indic words and hold families of emoji together; tags tell the flag of a region.
 _SPELLING = "|".join(
     (
-        rf"(?<=[{_PICTURES}\ufe0f])\u200d(?=[{_PICTURES}])",
+        rf"(?<=[{_EMOJI}\ufe0f])\u200d(?=[{_EMOJI}])",
         rf"(?<=[{_JOINING_LETTERS}])[\u200c\u200d](?=[{_JOINING_LETTERS}])",
         rf"(?<=[{_INDIC_LETTERS}])\u200d",
         r"(?<=\U0001f3f4)[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f",

@@ -1,1 +1,1 @@
-"""The store: two Delta tables, numbered indexes, one journal a run, and CURRENT.json, which says what is published."""
+"""Store: two Delta tables, numbered indexes, one journal per run, and CURRENT.json, which names what is published."""

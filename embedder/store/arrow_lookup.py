@@ -1,6 +1,6 @@
-"""Looking items up by their ids. Pure: Arrow columns in, Arrow columns out.
+"""Look-up of items by their ids. Pure: Arrow columns in, Arrow columns out.
 
-A join would copy all columns of both sides: for a million items that is most of a night's memory. The offsets of large
+A join would copy all columns of both sides: for a million items that is most of a run's memory. The offsets of large
 strings have 64 bits, as all ids together may pass 2 GiB.
 """
 
@@ -11,19 +11,19 @@ LARGE = pa.large_string()
 
 
 def positions(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
-    """At which row each id stands among others, which are unique; null where it does not."""
+    """Row number of each id among others, which are unique; null where it is missing."""
     return pc.index_in(ids.cast(LARGE), value_set=among.cast(LARGE))
 
 
-def take_or_null(column: pa.ChunkedArray, place: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column at the rows that `positions` gave; null where it gave none."""
+def take_or_null(column: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values of a column at the rows that `positions` returned; null where there is none."""
     if not pa.types.is_string(column.type):
-        return column.take(place)
-    return column.cast(LARGE).take(place).cast(pa.string())
+        return column.take(rows)
+    return column.cast(LARGE).take(rows).cast(pa.string())
 
 
 def without_items(rows: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
-    """The rows of all other items."""
+    """Rows of all other items."""
     if not len(ids):
         return rows
     return rows.filter(pc.invert(pc.is_in(rows["item_id"].cast(LARGE), value_set=ids.cast(LARGE))))

@@ -1,4 +1,4 @@
-"""Tensors as Arrow values: one `large_binary` value a row, whose value buffer is the packed tensor."""
+"""Tensors as Arrow values: one `large_binary` value per row, whose value buffer is the packed tensor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def pack(values: Sequence[Array | None]) -> pa.Array:
-    """One value a row, None as null; the arrays' bytes are copied once, into one buffer."""
+    """Pack one value per row, None as null; the arrays' bytes are copied once, into one buffer."""
     present = [value for value in values if value is not None]
     flat = np.concatenate([value.reshape(-1).view(np.uint8) for value in present]) if present else np.empty(0, np.uint8)
     return pack_flat(flat, np.array([0 if value is None else value.nbytes for value in values], np.int64))
 
 
 def pack_flat(flat: Array, sizes_bytes: Array) -> pa.Array:
-    """A `large_binary` column over a buffer that already holds all rows one after the other, without a copy.
+    """Build a `large_binary` column over a buffer that already holds all rows in order, without a copy.
 
     Args:
         flat: the values of all rows, contiguous, any dtype.
@@ -32,10 +32,10 @@ def pack_flat(flat: Array, sizes_bytes: Array) -> pa.Array:
 
 
 def unpack(column: pa.Array) -> tuple[Array, Array]:
-    """The bytes of all rows, uint8 (num_bytes,) and read-only, and each row's size in bytes; without a copy.
+    """Bytes of all rows, uint8 (num_bytes,) and read-only, and each row's size in bytes; without a copy.
 
     Raises:
-        TypeError: the column is no `large_binary`: something on the way has changed its type.
+        TypeError: the column is no `large_binary`: something upstream has changed its type.
     """
     if column.type != TENSOR:
         raise TypeError(f"a tensor column must be {TENSOR}, this one is {column.type}")
@@ -46,7 +46,7 @@ def unpack(column: pa.Array) -> tuple[Array, Array]:
 
 
 def pack_vectors(vectors: Array, present: Array) -> pa.Array:
-    """A nullable `list<float>` column.
+    """Build a nullable `list<float>` column.
 
     Args:
         vectors: float32 (R, E), one for each row that has one.
@@ -59,7 +59,7 @@ def pack_vectors(vectors: Array, present: Array) -> pa.Array:
 
 
 def unpack_vectors(column: pa.ChunkedArray | pa.Array) -> Array:
-    """The vectors of a `list<float>` column without nulls, float32 (rows, E); without a copy where it is one chunk.
+    """Vectors of a `list<float>` column without nulls, float32 (rows, E); without a copy where it is one chunk.
 
     Raises:
         ValueError: the vectors have different widths.

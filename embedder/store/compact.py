@@ -1,4 +1,4 @@
-"""Many small part files become few larger ones; no row changes."""
+"""Compaction of many small part files into few larger ones; no row changes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from embedder.store.part_writer import rewritten_name, store_part
 from embedder.store.runs import unfinished_runs
 
 MIN_SAVED = 32
-"""Files fewer, over both tables, from which a nightly run compacts: below, rewriting costs more than it saves."""
+"""Reduction of files, over both tables, from which a refresh compacts: below, rewriting costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class PartTarget:
-    """How large a part file shall become; a group of this size stands in memory while it is rewritten.
+    """Target size of a part file; a group of this size is held in memory while it is rewritten.
 
-    Larger files make reading faster and nightly changes dearer: a changed row rewrites its whole file.
+    Larger files make reading faster and changes more expensive: a changed row rewrites its whole file.
     """
 
     num_rows: int = 50_000
@@ -28,7 +28,7 @@ class PartTarget:
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction did to one table."""
+    """Result of a compaction for one table."""
 
     table: str
     num_files_before: int
@@ -37,9 +37,13 @@ class Compaction:
 
 
 def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[PartFile]]:
-    """Which files are put together: neighbours by name, so by age, none of them more than half of the target; pure.
+    """Groups of files to merge: neighbours by name, so by age, none of them more than half of the target; pure.
 
-    Files of more than half are left as they are, so that what was rewritten once is not rewritten every night.
+    Larger files stay as they are, so that a merged file is not rewritten by every compaction.
+
+    Args:
+        parts: part files of one table.
+        target: size of the new files.
     """
     groups: list[list[PartFile]] = []
     rows = size_bytes = 0
@@ -55,24 +59,30 @@ def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[Part
 
 
 def compact(files: StoreFiles, target: PartTarget, say: Say) -> tuple[Published | None, list[Compaction]]:
-    """Put small part files together and publish the same rows as a new version, with the same index.
+    """Merge small part files and publish the same rows as a new version, with the same index.
 
     Args:
         files: the store, held by the write lock.
         target: size of the new files.
-        say: is told what happens.
+        say: receives progress messages.
 
     Returns:
-        The new publication, none where nothing was to be done; and what happened to each table.
+        The new publication, None where there was nothing to do; and the result for each table.
 
     Raises:
-        StoreError: a run is not finished: what it embedded would be given up.
+        StoreError: a run is not finished, and its work would be lost.
     """
     return _compact(files, target, say, min_saved=1)
 
 
 def compact_if_needed(files: StoreFiles, say: Say, target: PartTarget | None = None) -> Published | None:
-    """After a run has published, under its lock: compact where that saves many files."""
+    """Compact where that saves many files; called under the lock of a run that has published.
+
+    Args:
+        files: the store, held by the write lock.
+        say: receives progress messages.
+        target: size of the new files.
+    """
     return _compact(files, target or PartTarget(), say, min_saved=MIN_SAVED)[0]
 
 

@@ -1,4 +1,4 @@
-"""The last step of whatever publishes: the run's record, CURRENT.json, and store.json, which follows it."""
+"""Replacement of CURRENT.json, the last step of every publication; the run's record precedes it, store.json follows."""
 
 from collections import Counter
 
@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
+    CURRENT_FILE,
     PUBLISHED_FILE,
     STORE_FILE,
     Current,
@@ -19,28 +20,40 @@ from embedder.store.layout import (
     utc_now,
     write_record,
 )
-from embedder.store.lock import write_current
 from embedder.store.store_info import served_info
 from embedder.store.tables import RecordTable
 
 
-def swap_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: bool = False) -> Published:
+def write_current(files: StoreFiles, current: Current) -> None:
+    """Replace CURRENT.json, through the lock where this process holds it.
+
+    Raises:
+        LeaseLostError: another run has taken the store over; nothing was changed.
+    """
+    data = current.model_dump_json(indent=2).encode()
+    if files.lease is None:
+        files.write(CURRENT_FILE, data)
+    else:
+        files.lease.swap_current(data)
+
+
+def publish_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: bool = False) -> Published:
     """Make `current` what readers see.
 
-    Its record stands in the run's folder before readers see it, so that history has no gap. A crash after the swap
-    leaves store.json behind; the next writer brings it up to date, and readers take CURRENT.json's word.
+    Its record is written into the run's folder before readers see it, so that history has no gap. After a crash between
+    CURRENT.json and store.json the next writer updates store.json; readers use CURRENT.json.
 
     Args:
         files: the store, held by the write lock.
-        current: versions that are committed, and whose model they are of.
-        kind: what publishes.
-        ends_hold: whether all that a rollback had left, and that is still wanted, is in `current`.
+        current: versions that are committed, and their model.
+        kind: kind of the run that publishes.
+        ends_hold: whether `current` includes everything still wanted of what a rollback had removed.
 
     Returns:
-        The record, with what the tables hold.
+        The record, with the row counts of the tables.
 
     Raises:
-        LeaseLostError: another run has taken the store over; readers see what they saw.
+        LeaseLostError: another run has taken the store over; nothing changes for readers.
     """
     before = read_current(files)
     if before is not None:
@@ -58,14 +71,14 @@ def swap_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: 
 
 
 def _hold_after(hold: Hold | None, kind: Kind) -> Hold | None:
-    """What is left of a hold: a run that published had to be forced; what else publishes brings no other rows."""
+    """Hold after a publication: released by an embed or refresh, which had to be forced; other kinds change no rows."""
     if hold is None or hold.released_at is not None or kind not in ("embed", "refresh"):
         return hold
     return hold.model_copy(update={"released_at": utc_now()})
 
 
 def swap_index(files: StoreFiles, number: int) -> None:
-    """Give what is published another index; it stays the same publication, and remembers the one it had."""
+    """Give the current publication another index; its record keeps the number of the earlier one."""
     current = read_current(files)
     if current is None:
         return
@@ -79,12 +92,12 @@ def swap_index(files: StoreFiles, number: int) -> None:
 
 
 def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[str]]) -> dict[str, int]:
-    """Count what the tables of a publication hold; the states of items are read file by file.
+    """Count the rows of a publication's tables; the states of items are read file by file.
 
     Args:
         files: the store.
         version: the publication.
-        states: how many items of each state a part file has, where that is known already; what is read is added.
+        states: part file -> number of items by state, where known already; results are added.
     """
     items = RecordTable(files, "items", version.items) if version.items >= 0 else None
     embeddings = RecordTable(files, "embeddings", version.embeddings) if version.embeddings >= 0 else None

@@ -1,4 +1,4 @@
-"""A table's log read once from its beginning: which part files its versions hold, and whether all of them are there."""
+"""Replay of a table's log in one pass: the part files of its versions, and whether all of them exist."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -11,16 +11,16 @@ LOG_FOLDER = "_delta_log"
 
 
 def whole_versions(files: StoreFiles, table: str, wanted: Collection[int], there: Collection[str]) -> set[int] | None:
-    """Which versions of a table have all their files; opening each by itself would replay the log for each.
+    """Versions of a table whose files all exist; opening each separately would replay the log for each.
 
     Args:
         files: the store.
         table: its name.
-        wanted: versions to judge.
-        there: part files that are there, relative to the table's folder.
+        wanted: versions to check.
+        there: part files that exist, relative to the table's folder.
 
     Returns:
-        Those of the wanted versions that are whole; none where the log does not reach back to its first entry.
+        Those of the wanted versions that are whole; None where the log does not reach back to its first entry.
     """
     last = max(wanted, default=-1)
     if not _reaches_back(files, table, last):
@@ -40,16 +40,16 @@ def whole_versions(files: StoreFiles, table: str, wanted: Collection[int], there
 def held_at(
     files: StoreFiles, table: str, wanted: Collection[int], among: Collection[str]
 ) -> dict[int, set[str]] | None:
-    """Which of some part files each version of a table holds.
+    """Part files, among some, that each version of a table holds.
 
     Args:
         files: the store.
         table: its name.
         wanted: the versions.
-        among: part files, relative to the table's folder.
+        among: part files to look for, relative to the table's folder.
 
     Returns:
-        Version -> those of the part files; none where the log does not reach back to its first entry.
+        Version -> those of the part files; None where the log does not reach back to its first entry.
     """
     last = max(wanted, default=-1)
     if not _reaches_back(files, table, last):

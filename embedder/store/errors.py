@@ -1,11 +1,11 @@
-"""What goes wrong with a store's files, told as the user can mend it, or as passing trouble."""
+"""Errors of a store's files, as mistakes that the user can repair or as transient failures."""
 
 import errno
 import os
 import re
 
 from embedder.errors import RunFailedError, StoreError
-from shards.object_stores import ObjectStoreError
+from embedder.storage.object_stores import ObjectStoreError
 
 _OS_ERROR = re.compile(r"os error (\d+)")
 _CURES = {
@@ -18,21 +18,21 @@ _CURES = {
 
 
 class StoreUnavailableError(RunFailedError):
-    """The store's server did not answer, many times over; what is finished is kept."""
+    """Failure of the store's server after many retries; finished work is kept."""
 
 
 def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailableError:
-    """A request to a bucket failed for good, or often enough to give up."""
+    """Error of a request to a bucket that failed permanently, or after all retries."""
     if error.transient:
         return StoreUnavailableError(
-            f"store {error.message}: it did not answer as it should, however often it was asked; "
+            f"store {error.message}: it failed or did not answer, even after many retries; "
             "what is finished is kept, and the same command goes on"
         )
     return StoreError(f"store {error.message}")
 
 
 def local_problem(error: Exception, where: str) -> Exception:
-    """A disk refused; an error that no user could mend stays as it is."""
+    """Error of a local disk; one that no user could repair stays as it is."""
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(where)
     number = error.errno if isinstance(error, OSError) else None

@@ -1,6 +1,6 @@
 """The store's files, by path relative to its root; every write appears whole or not at all.
 
-The one door to a store, on a disk or in a bucket: nothing else knows where it lies. Object stores other than S3 (`gs://`,
+The only access to a store, on a disk or in a bucket: nothing else knows its place. Object stores other than S3 (`gs://`,
 `az://`) go the same way, through the same library, and are not tested here.
 """
 
@@ -22,10 +22,17 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from embedder.errors import StoreError
 from embedder.storage.file_adapter import RangeFile
+from embedder.storage.object_ranges import PIECE_BYTES, TAIL_BYTES, ObjectRanges
+from embedder.storage.object_stores import (
+    ObjectStoreError,
+    explain,
+    is_remote,
+    open_place,
+    split_place,
+    storage_options,
+)
 from embedder.storage.printable import is_text
 from embedder.store.errors import local_problem, remote_problem
-from embedder.store.object_ranges import BLOCK_BYTES, ObjectTail
-from shards.object_stores import ObjectStoreError, explain, is_remote, open_place, split_place, storage_options
 
 NUM_READERS = 16
 
@@ -33,7 +40,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Tag = dict[str, Any]
-"""Which version of a file was read or written; opaque."""
+"""Version of a file that was read or written; opaque."""
 
 
 class FileInfo(NamedTuple):
@@ -49,7 +56,7 @@ class HeldLock(Protocol):
     lost: bool
 
     def confirm(self) -> None:
-        """Make sure that it still is ours."""
+        """Confirm that this process still holds it."""
 
     def swap_current(self, data: bytes) -> None:
         """Replace CURRENT.json."""
@@ -63,13 +70,13 @@ class StoreFiles:
     """A store's root; pickles by its address, so that tasks on other machines open their own, with their credentials.
 
     Attributes:
-        address: what messages call the store; holds no credentials.
+        address: the name of the store in messages; holds no credentials.
         folder: its folder where it lies on a disk, else None.
         lease: the lock on it that this process holds, if any (`embedder.store.lock`); not pickled.
     """
 
     def __init__(self, root: str | Path) -> None:
-        """Name the root; nothing is made before something is written.
+        """Name the root; nothing is made before the first write.
 
         Raises:
             StoreError: the URI is of no known kind, is not UTF-8, or there are credentials in it.
@@ -105,11 +112,12 @@ class StoreFiles:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """How deltalake reaches the store beside `uri`; may hold the keys of a profile, so it is never shown."""
-        return storage_options(self.address)
+        """Options for deltalake beside `uri`; they may hold the keys of a profile, so they are never shown."""
+        with self._named_errors(""):
+            return storage_options(self.address)
 
     def confirm_lease(self) -> None:
-        """Before a commit: make sure that the lock, where this process took it, still is ours.
+        """Confirm before a commit that this process still holds the lock, where it took one.
 
         Raises:
             LeaseLostError: another run has taken the store over.
@@ -118,14 +126,14 @@ class StoreFiles:
             self.lease.confirm()
 
     def uri(self, path: str) -> str:
-        """The address under which other readers find `path`, and which messages quote."""
+        """Return the address of `path` for other readers and for messages."""
         return f"{self.address}/{path}"
 
     def exists(self, path: str, max_age_s: float = 0.0) -> bool:
         """Whether there is such a file.
 
         Args:
-            path: which.
+            path: of the file, relative to the root.
             max_age_s: in a bucket, an answer up to this old will do: asking costs a request.
         """
         if self.folder is not None:
@@ -145,25 +153,25 @@ class StoreFiles:
         return True
 
     def open(self, path: str) -> Any:
-        """The file, open for reading at any place (mapped into memory, or by ranges), as pyarrow takes it.
+        """Open the file for random access (mapped into memory, or by ranges), as pyarrow takes it.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
         if self.folder is not None:
             return pa.memory_map(str(self.folder / path))
-        ranges = ObjectTail(self._store, path, partial(self._named_errors, path))
+        ranges = ObjectRanges(self._store, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
         return pa.PythonFile(RangeFile(ranges), mode="r")
 
     def each(self, read: Callable[[T], S], of: Iterable[T]) -> list[S]:
-        """What `read` gives for each file, in order; in a bucket, where an answer takes its time, many at once."""
+        """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer."""
         if self.folder is not None:
             return [read(each) for each in of]
         with ThreadPoolExecutor(NUM_READERS) as pool:
             return list(pool.map(read, of))
 
     def read(self, path: str) -> bytes:
-        """The file's content.
+        """Read the file.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -171,7 +179,7 @@ class StoreFiles:
         return self.read_tagged(path)[0]
 
     def read_tagged(self, path: str) -> tuple[bytes, Tag]:
-        """The file's content, and which version of it this is, for `replace`.
+        """Read the file's content and its version, for `replace`.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -205,11 +213,11 @@ class StoreFiles:
             FileNotFoundError: there is no such file.
         """
         with self.open(path) as source, target.open("wb") as file:
-            while piece := source.read(BLOCK_BYTES):
+            while piece := source.read(PIECE_BYTES):
                 file.write(piece)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write the file unless it is there already; says whether this call wrote it."""
+        """Write the file unless it is there already; returns whether this call wrote it."""
         try:
             self.replace(path, data, None)
         except WriteConflictError:
@@ -217,12 +225,12 @@ class StoreFiles:
         return True
 
     def replace(self, path: str, data: bytes, tag: Tag | None) -> Tag:
-        """Write the file if it still is the version that was read; returns which version it is now.
+        """Write the file if it still is the version that was read; returns its new version.
 
         On a disk only the holder of the store's lock may call this: comparing and writing are two steps there.
 
         Args:
-            path: which.
+            path: of the file, relative to the root.
             data: its new content.
             tag: of the version that is to be replaced; None where there must be no file.
 
@@ -253,7 +261,7 @@ class StoreFiles:
         raise WriteConflictError(path)
 
     def list(self, folder: str) -> Iterator[FileInfo]:
-        """All files below `folder`, at any depth; none where there is no such folder."""
+        """Yield all files below `folder`, at any depth; none where there is no such folder."""
         if self.folder is not None and not self.folder.exists():
             return
         with self._named_errors(folder):
@@ -271,7 +279,7 @@ class StoreFiles:
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
-        """What may go wrong, as the caller is to hear it; refused conditions go through, they are answers."""
+        """Turn errors of clients into those for the user; refused conditions pass, they are answers."""
         try:
             yield
         except (AlreadyExistsError, PreconditionError):
@@ -282,7 +290,7 @@ class StoreFiles:
             raise self.problem(error, path) from None
 
     def problem(self, error: Exception, path: str) -> Exception:
-        """What an error of a client of the store (obstore, deltalake) means, as the user can mend it."""
+        """Translate an error of a client of the store (obstore, deltalake) into one that names its cure."""
         if self.folder is not None:
             return local_problem(error, self.uri(path))
         problem = explain(error, self.uri(path))
@@ -292,7 +300,7 @@ class StoreFiles:
 
 
 def parquet_bytes(content: pa.Table, **options: Any) -> bytes:
-    """A table as a Parquet file."""
+    """Return a table as the bytes of a Parquet file."""
     buffer = BytesIO()
     pq.write_table(content, buffer, compression="zstd", **options)
     return buffer.getvalue()
@@ -318,7 +326,7 @@ def _bucket_address(uri: str) -> str:
 
 
 def _tag(meta: Any) -> Tag:
-    """What S3 (`e_tag`) and Google (`version`) compare."""
+    """Pick the fields that S3 (`e_tag`) and Google (`version`) compare."""
     return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 

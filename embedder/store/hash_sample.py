@@ -1,7 +1,7 @@
-"""A sample that is the same every night, from tables too large to hold: the keys with the lowest hashes.
+"""Sample that is the same in every run, from tables too large for memory: the keys with the lowest hashes.
 
 Keys are read piece by piece (one part file each) and only the lowest are kept; then vectors are read of the pieces
-that hold them. An item that was in yesterday's sample is in today's, unless it left or lower hashes came.
+that hold them. An item of the last sample is in the next one, unless it was removed or lower hashes were added.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, read_keys
 from embedder.store.tables import RecordTable
 
-PENDING = 4096  # keys that may wait until the lowest are picked anew
+PENDING = 4096  # keys that are collected before the lowest are selected again
 
 
 @dataclass(frozen=True)
 class SampledPart:
-    """One part file of the embeddings table: published, or still in a run's journal."""
+    """Part file of the embeddings table: published, or still in a run's journal."""
 
     files: StoreFiles
     path: str
@@ -27,20 +27,20 @@ class SampledPart:
     table: RecordTable | None = None
 
     def read(self, columns: list[str]) -> pa.Table:
-        """Some columns of it; of a part file in the journal, `session` and `path` too."""
+        """Read some columns; of a part file in the journal, `session` and `path` too."""
         if self.table is not None:
             return self.table.read(columns, [self.path])
         return read_keys(self.files, [self.entry] if self.entry else [], "embeddings", columns)
 
 
 def published_pieces(files: StoreFiles, version: int) -> Iterator[SampledPart]:
-    """The part files of a version of the embeddings table."""
+    """Part files of a version of the embeddings table."""
     table = RecordTable(files, "embeddings", version)
     return (SampledPart(files, path, table=table) for path in table.paths())
 
 
 def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterator[SampledPart]:
-    """The part files with vectors that a run has finished."""
+    """Part files with vectors that a run has finished."""
     return (
         SampledPart(files, part.path, entry=entry)
         for entry in entries
@@ -50,7 +50,7 @@ def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterat
 
 
 def lowest_keys(keys_by_piece: Iterable[Iterable[str]], num_keys: int) -> dict[str, set[int]]:
-    """The keys with the lowest hashes, in that order, each with the numbers of the pieces in which it stands."""
+    """Keys with the lowest hashes, in that order, each with the numbers of the pieces that hold it."""
     found: dict[str, set[int]] = {}
     bound = b"\xff" * 9  # above every hash
     for number, keys in enumerate(keys_by_piece):
@@ -66,7 +66,7 @@ def lowest_keys(keys_by_piece: Iterable[Iterable[str]], num_keys: int) -> dict[s
 
 
 def hash_of(key: str) -> bytes:
-    """Where the key stands among all others; equally likely anywhere."""
+    """Hash by which keys are ordered; uniformly distributed."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 

@@ -1,4 +1,4 @@
-"""What a store has published, from first to last, and what of it can still be read."""
+"""History of a store: its publications from first to last, and those that can still be read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 SAME_ROWS = ("compaction", "migration", "index", "purge")
-"""Kinds of publication before which the same was published; a purge takes its items from there, too."""
+"""Kinds of publication with the same rows as the one before; a purge removes its items from that, too."""
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run as history tells it; of runs from before there were records, little is known.
+    """Run in the history; of runs older than the records, little is known.
 
     Attributes:
-        run_id: names the run.
-        started_at: when it began.
-        record: what it published; None where it left no record.
+        run_id: id of the run.
+        started_at: time of its start.
+        record: its publication; None where it left no record.
         is_current: whether readers see it now.
-        can_be_read: whether all files of its version are there.
+        can_be_read: whether all files of its version exist.
     """
 
     run_id: str
@@ -36,7 +36,7 @@ class PastRun:
 
 
 def publications(files: StoreFiles) -> list[Published]:
-    """The records of what was published, oldest first; a run killed before its swap is not among them."""
+    """Records of all publications, oldest first; without runs killed before they replaced CURRENT.json."""
     current = read_current(files)
     if current is None:
         return []
@@ -46,9 +46,9 @@ def publications(files: StoreFiles) -> list[Published]:
 
 
 def published_chain(current_id: str, records: Iterable[Published]) -> list[Published]:
-    """Follow the records from the current one back, each to the one that it replaced; pure.
+    """Follow the records back from the current one, each to the one that it replaced; pure.
 
-    A run that was killed between its record and the swap left a record that no other one names.
+    A run killed between its record and CURRENT.json left a record that no other one names.
     """
     by_id = {record.run_id: record for record in records}
     chain: list[Published] = []
@@ -60,10 +60,10 @@ def published_chain(current_id: str, records: Iterable[Published]) -> list[Publi
 
 
 def find_publication(files: StoreFiles, run_id: str) -> Published:
-    """One publication of the store.
+    """Find one publication of the store.
 
     Raises:
-        StoreError: the store never published a run of that name, or from before there were records.
+        StoreError: the store never published a run of that name, or did so before it kept records.
     """
     for record in publications(files):
         if record.run_id == run_id:
@@ -75,7 +75,7 @@ def find_publication(files: StoreFiles, run_id: str) -> Published:
 
 
 def check_readable(files: StoreFiles, version: Current) -> None:
-    """Refuse a publication of which a file is gone.
+    """Refuse a publication that has lost a file.
 
     Raises:
         StoreError: some of its files were deleted.
@@ -88,12 +88,12 @@ def check_readable(files: StoreFiles, version: Current) -> None:
 
 
 def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[str] = ()) -> set[str]:
-    """The run ids of those publications all of whose part files are there.
+    """Run ids of those publications whose part files all exist.
 
     Args:
         files: the store.
-        versions: the publications.
-        without: files, relative to the store, that count as gone.
+        versions: publications to check.
+        without: files, relative to the store, that count as deleted.
     """
     versions, gone = list(versions), set(without)
     whole = {name: _whole(files, name, {getattr(version, name) for version in versions}, gone) for name in TABLES}
@@ -101,7 +101,7 @@ def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[s
 
 
 def part_files(files: StoreFiles, name: str) -> dict[str, int]:
-    """The part files in a table's folder, whoever needs them: path relative to the folder -> size in bytes."""
+    """All part files in a table's folder, needed or not: path relative to the folder -> size in bytes."""
     return {
         info.path.removeprefix(f"{name}/"): info.size_bytes
         for info in files.list(name)
@@ -110,7 +110,7 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
 
 
 def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str]) -> set[int]:
-    """Which versions of a table can be read."""
+    """Versions of a table that can be read."""
     there = {path: size for path, size in part_files(files, name).items() if f"{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
     whole = whole_versions(files, name, numbers - never, there)
@@ -127,7 +127,7 @@ def _is_whole(files: StoreFiles, name: str, number: int, there: dict[str, int]) 
 
 
 def past_runs(files: StoreFiles) -> list[PastRun]:
-    """Everything that was published, oldest first, beside runs from before there were records.
+    """All publications, oldest first, and runs older than the records.
 
     Raises:
         StoreError: a record is damaged, or of an unknown format.
@@ -153,7 +153,7 @@ def past_runs(files: StoreFiles) -> list[PastRun]:
 def _without_record(
     files: StoreFiles, current: Current | None, started: dict[str, datetime], first: str | None
 ) -> list[PastRun]:
-    """Runs up to what is published that are older than the first record; some may have failed."""
+    """Runs up to the current publication that are older than the first record; some may have failed."""
     if current is None:
         return []
     older = [run_id for run_id in sorted(started) if run_id <= current.run_id and (first is None or run_id < first)]
@@ -165,10 +165,10 @@ def _without_record(
 
 
 def one_before(history: list[Published]) -> Published | None:
-    """What a rollback goes back to unless told: the last publication with other rows; pure.
+    """Default target of a rollback: the last publication with other rows; pure.
 
-    Compactions and the like change no row, so they are stepped over. A rollback stands where it went back to: rolling
-    back twice goes back by two.
+    Compactions and the like change no row, so they are skipped. A rollback counts as its target: rolling back twice
+    goes back by two.
 
     Args:
         history: publications, oldest first; the last is the current one.
@@ -182,7 +182,7 @@ def one_before(history: list[Published]) -> Published | None:
 
 
 def same_rows(history: list[Published]) -> set[int]:
-    """The versions of embeddings that hold the rows of what is published, and so may lend it an index; pure.
+    """Versions of embeddings that hold the published rows, so that their indexes fit; pure.
 
     Args:
         history: publications, oldest first; the last is the current one.

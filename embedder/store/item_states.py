@@ -1,4 +1,4 @@
-"""Finished rows -> one record an item: its state, and whether its own rows or the published ones stand from now on."""
+"""Records of items from finished rows: each item's state, and whether its new or its published rows are valid. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,28 +7,28 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import LEFT_OUT
 
-# What a listing may say of items that are published already, or were and may be taken over; rows carry it through all
-# steps.
+# Columns of a listing about items that are published already, or were and may be taken over; rows carry them through
+# all steps.
 KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
 HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
 
 
 @dataclass(frozen=True)
 class ItemStates:
-    """Item records of one part: those whose rows stand beside them, and those whose published rows stay."""
+    """Item records of one part: those with new rows, and those whose published rows stay."""
 
     own: pa.Table
     kept: pa.Table
 
 
 def split_records(rows: pa.Table) -> ItemStates:
-    """Decide, for each item whose last row is here (the row that knows `num_vectors`), which rows stand.
+    """Decide, for each item whose last row is here (the one with `num_vectors`), which rows are valid.
 
     The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
     whole any more, or one that had some can't be embedded at all: such an item is `stale`.
 
-    An item whose content is equal to `held_version` has a record of its own and no rows beside it, so it is not whole
-    until they are copied.
+    An item whose content is equal to `held_version` has a new record without rows, so it is not whole until they are
+    copied.
 
     Args:
         rows: finished rows (`embedder.batch_schema`); where they have them, with `known_version` (content of the
@@ -44,7 +44,7 @@ def split_records(rows: pa.Table) -> ItemStates:
     num_published = pc.fill_null(num_published, 0)
     has_more = pc.or_(pc.is_valid(version), pc.equal(rows["num_vectors"], 0))
     stale = pc.and_(is_reject, pc.and_(pc.greater(num_published, 0), has_more))
-    # A file that was a picture before, and is none now, is not what the user put there: that is a reject.
+    # A file that was an image and no longer is one was damaged or replaced: that is a reject.
     is_left_out = pc.and_(pc.is_in(rows["error_type"], value_set=pa.array(LEFT_OUT)), pc.invert(stale))
     held_version, num_held = (_optional(rows, name, kind) for name, kind in HELD_COLUMNS.items())
     unchanged = pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False)

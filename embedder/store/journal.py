@@ -1,4 +1,4 @@
-"""The journal of a run: one small JSON file for each finished write task, and what they add up to."""
+"""Journal of a run: one small JSON file for each finished write task, and their sum."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Record, journal_folder, read_record, write_record
 from embedder.store.schema import TABLES, with_nulls
 
-TASK_DIGITS = 6  # of a write task's number in file names
+TASK_DIGITS = 6  # of a write task's number, in file names
 
 
 class PartFile(BaseModel):
-    """One Parquet file in a table's folder, not yet in its log."""
+    """Parquet file in a table's folder, not yet in its log."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,7 +32,7 @@ class PartFile(BaseModel):
 
 
 class JournalEntry(Record):
-    """What one write task left behind."""
+    """Record of one finished write task."""
 
     name: str
     parts: tuple[PartFile, ...]
@@ -44,18 +44,24 @@ class JournalEntry(Record):
 
 
 def write_entry(files: StoreFiles, run_id: str, entry: JournalEntry) -> None:
-    """Record that the entry's part files are whole."""
+    """Write an entry: its part files are whole.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        entry: the record.
+    """
     write_record(files, f"{journal_folder(run_id)}/{entry.name}.json", entry)
 
 
 def read_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
-    """All entries of a run, in the order of their names."""
+    """Read all entries of a run, in the order of their names."""
     paths = sorted(info.path for info in files.list(journal_folder(run_id)))
     return files.each(lambda path: read_entry(files, path), [path for path in paths if path.endswith(".json")])
 
 
 def read_entry(files: StoreFiles, path: str) -> JournalEntry:
-    """One entry.
+    """Read one entry.
 
     Raises:
         FileNotFoundError: there is no such entry.
@@ -67,12 +73,19 @@ def read_entry(files: StoreFiles, path: str) -> JournalEntry:
 
 
 def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[PartFile]:
-    """The part files of one table."""
+    """Part files of one table."""
     return (part for entry in entries for part in entry.parts if part.table == table)
 
 
 def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, columns: list[str]) -> pa.Table:
-    """A few columns of a table's part files, with `session`, `path` and `kept` of the file that each row stands in."""
+    """Read a few columns of a table's part files, with `session`, `path` and `kept` of each row's file.
+
+    Args:
+        files: the store.
+        entries: entries of the journal.
+        table: name of the table.
+        columns: columns of the table.
+    """
     own = TABLES[table]
     place = {"session": pa.string(), "path": pa.string(), "kept": pa.bool_()}
     empty = pa.schema([*(own.field(name) for name in columns), *map(pa.field, place, place.values())])
@@ -87,7 +100,7 @@ def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, co
 
 
 def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
-    """Some columns of a finished part file.
+    """Read some columns of a finished part file.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -112,12 +125,12 @@ def _entry_of(part: PartFile) -> str:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run's journal adds up to.
+    """Finished work of a run, by its journal.
 
     Attributes:
-        records: item records, of all sessions: `item_id`, `num_vectors`, what else was asked for, and their place.
-        vectors: rows of embeddings: `item_id`, `segment`, and their place.
-        whole: of `whole_items`.
+        records: item records, of all sessions: `item_id`, `num_vectors`, further columns, and their session and file.
+        vectors: rows of embeddings: `item_id`, `segment`, and their session and file.
+        whole: result of `whole_items`.
     """
 
     records: pa.Table
@@ -126,12 +139,12 @@ class Finished:
 
 
 def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: Iterable[str] = ()) -> Finished:
-    """Read which items a run has finished.
+    """Read the items that a run has finished.
 
     Args:
         files: the store.
         entries: the run's journal.
-        columns: further ones of the item records.
+        columns: further columns of the item records.
     """
     entries = list(entries)
     records = read_keys(files, entries, "items", ["item_id", "num_vectors", *columns])
@@ -140,12 +153,12 @@ def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: I
 
 
 def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
-    """The items that are all there, each with the last session that finished it.
+    """Items that are complete, each with the last session that finished it.
 
-    A video's rows may stand in several part files, of which a kill can leave some; such an item is not whole and is
-    done again. An item that changed between two sessions is whole in both, and the later one counts.
+    A video's rows may be spread over several part files, of which a kill can leave some; such an item is not whole and
+    is done again. An item that changed between two sessions is whole in both, and the later one counts.
 
-    An item whose published rows are kept needs none of its own, and any that it has do not count.
+    An item whose published rows are kept needs no new ones, and any that it has are ignored.
 
     Args:
         records: item records: `item_id`, `session`, `kept`, `num_vectors`.

@@ -1,4 +1,4 @@
-"""Which file stands where in a store, and what the two small JSON files hold."""
+"""Layout of a store: paths of its files, and the records in its small JSON files."""
 
 from datetime import UTC, datetime
 from shlex import quote
@@ -12,17 +12,17 @@ from embedder.store.schema import MARKS
 
 FORMAT_VERSION = 2
 READABLE_FORMATS = (1, FORMAT_VERSION)
-"""In 1, `items` had no `stale` and CURRENT.json no model; such a store is read as it is, and written once migrated."""
+"""In 1, `items` had no `stale` and CURRENT.json no model; such a store can be read, and written after a migration."""
 STORE_FILE, RUNS_FOLDER = MARKS
 CURRENT_FILE = "CURRENT.json"
 PUBLISHED_FILE = "published.json"
 
 Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration", "index"]
-"""What a publication was made by."""
+"""Kind of run that made a publication."""
 
 
 class Record(BaseModel):
-    """A small JSON file of the store; newer writers may add keys, which older readers keep and ignore."""
+    """Small JSON file of the store; newer writers may add keys, which older readers keep and ignore."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -30,7 +30,7 @@ class Record(BaseModel):
 
 
 class StoreInfo(Record):
-    """`store.json`: whose vectors these are, so that search finds the model."""
+    """`store.json`: the model of the vectors, so that search finds it."""
 
     model: str = Field(description="URI of the model folder")
     model_fingerprint: str
@@ -41,7 +41,7 @@ class StoreInfo(Record):
 
 
 class Hold(BaseModel):
-    """That a rollback lasts: `embed` and `refresh` publish nothing over it until it is released."""
+    """Hold of a rollback: `embed` and `refresh` publish nothing over it until it is released."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -52,14 +52,14 @@ class Hold(BaseModel):
 
 
 class Current(Record):
-    """`CURRENT.json`: the versions that belong together; what our readers open."""
+    """`CURRENT.json`: the versions that belong together, which our readers open."""
 
     run_id: str
     embeddings: int = Field(description="version of the Delta table embeddings/")
     items: int = Field(description="version of the Delta table items/")
     index: int | None = Field(None, description="number of the index version built from that embeddings version")
     published_at: datetime
-    # Whose vectors those are; where a file of an older format lacks them, store.json's count.
+    # Model of the vectors; where a file of an older format lacks these, store.json's are used.
     model: str | None = Field(None, description="URI of the model folder")
     model_fingerprint: str | None = None
     preprocess_fingerprint: str | None = None
@@ -73,12 +73,12 @@ class Current(Record):
 
     @property
     def is_held(self) -> bool:
-        """Whether a rollback lasts."""
+        """Whether a rollback is in force."""
         return self.hold is not None and self.hold.released_at is None
 
 
 class Published(Current):
-    """`runs/<run_id>/published.json`: what CURRENT.json said from then on, and what it came to; the store's history."""
+    """`runs/<run_id>/published.json`: CURRENT.json at that time, and its row counts; the store's history."""
 
     kind: Kind
     num_items: int
@@ -90,7 +90,7 @@ class Published(Current):
 
 
 class RunInfo(Record):
-    """`runs/<run_id>/run.json`: what a run set out to do, so that a later one can go on with it."""
+    """`runs/<run_id>/run.json`: parameters of a run, so that a later session can continue it."""
 
     run_id: str
     started_at: datetime
@@ -101,7 +101,7 @@ class RunInfo(Record):
 
 
 def describe_hold(address: str, hold: Hold) -> str:
-    """Say in one clause what holds a store, and how it is released."""
+    """Describe in one clause which hold a store is under, and how it is released."""
     return (
         f"store {address}: `embedder rollback` holds it at run {hold.to_run} since {hold.since:%Y-%m-%d %H:%M}: "
         f"embed and refresh publish nothing until `embedder rollback --release --store {quote(address)}`"
@@ -112,22 +112,27 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def run_file(run_id: str, name: str) -> str:
-    """A file of one run: run.json, report.json or STOP."""
+    """Path of a file of one run: run.json, report.json or STOP."""
     return f"{RUNS_FOLDER}/{run_id}/{name}"
 
 
 def journal_folder(run_id: str) -> str:
-    """Where a run's journal entries stand."""
+    """Folder of a run's journal entries."""
     return f"{RUNS_FOLDER}/{run_id}/journal"
 
 
 def utc_now() -> datetime:
-    """The wall clock, in UTC."""
+    """Current time, in UTC."""
     return datetime.now(UTC)
 
 
 def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | None:
-    """Read one record; none where the file does not exist.
+    """Read one record; None where the file does not exist.
+
+    Args:
+        files: the store.
+        path: path of the file.
+        kind: class of the record.
 
     Raises:
         StoreError: the file is damaged, or of a format that this version does not know.
@@ -151,10 +156,16 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
 
 
 def write_record(files: StoreFiles, path: str, record: Record) -> None:
-    """Write or replace one record, atomically."""
+    """Write or replace one record, atomically.
+
+    Args:
+        files: the store.
+        path: path of the file.
+        record: its content.
+    """
     files.write(path, record.model_dump_json(indent=2).encode())
 
 
 def read_current(files: StoreFiles) -> Current | None:
-    """What is published, none before the first publication."""
+    """Read what is published, None before the first publication."""
     return read_record(files, CURRENT_FILE, Current)

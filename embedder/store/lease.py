@@ -1,9 +1,9 @@
-"""The lock of a store in a bucket: an object that its holder writes anew every few seconds, each time on condition.
+"""Lease of a store in a bucket: a lock object that its holder rewrites every few seconds with conditional writes.
 
-A lock file in a bucket does not go away with its process, and the clocks of other machines are not to be trusted. So
-who finds a lock watches it: a holder that lives changes it within its lease; one that does not for so long, by the
-watcher's own clock, is dead, and its lock is taken over by a write on condition that it still is the same. Whoever was
-only asleep finds its next write refused and stops before it publishes.
+A lock file in a bucket does not go away with its process, and the clocks of other machines are not to be trusted. So a
+process that finds a lock watches it: a live holder changes it within its lease; one that does not, by the watcher's
+own clock, is dead, and its lock is taken over by a write on condition that it is unchanged. A holder that was only
+asleep finds its next write refused and stops before it publishes.
 
 Source: leases and fencing as in C. Gray and D. Cheriton, "Leases" (SOSP 1989); conditional writes as S3 defines them.
 """
@@ -34,10 +34,10 @@ class LeaseLostError(RunFailedError):
 
 
 class Lease:
-    """That this process holds a store's lock; what is published goes through here.
+    """Lock on a store held by this process, through which it publishes.
 
     Attributes:
-        lost: another process has taken the lock; whoever works should stop.
+        lost: another process has taken the lock; work should stop.
     """
 
     lost = False
@@ -47,24 +47,24 @@ class Lease:
         self._current: Tag | None = None
 
     def begin(self) -> None:
-        """Look at what is published, once nobody else can publish."""
+        """Read what is published, once no other process can publish."""
         try:
             self._current = self.files.read_tagged(CURRENT_FILE)[1]
         except FileNotFoundError:
             self._current = None
 
     def confirm(self) -> None:
-        """Make sure that the lock still is ours; before every commit.
+        """Check, before every commit, that this process still holds the lock.
 
         Raises:
-            LeaseLostError: it is not.
+            LeaseLostError: it does not.
         """
 
     def swap_current(self, data: bytes) -> None:
-        """Replace CURRENT.json, if it still is what it was when the lock was taken.
+        """Replace CURRENT.json, if it is unchanged since the lock was taken.
 
         Raises:
-            LeaseLostError: somebody else published meanwhile, or holds the lock.
+            LeaseLostError: another process published meanwhile, or holds the lock.
         """
         self.confirm()
         try:
@@ -76,14 +76,18 @@ class Lease:
             ) from None
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
 
 
 class BucketLease(Lease):
-    """The lock object of a store in a bucket, written anew by a thread as long as this is held."""
+    """Lock object of a store in a bucket, rewritten by a thread while this process holds it."""
 
     def __init__(self, files: StoreFiles, say: Say) -> None:
         """Take the lock.
+
+        Args:
+            files: the store.
+            say: receives the reason for a delay.
 
         Raises:
             StoreError: another run holds it.
@@ -104,17 +108,17 @@ class BucketLease(Lease):
         self._tag = self._take(say)
 
     def begin(self) -> None:
-        """Keep the lock alive from now on.
+        """Start to renew the lock.
 
         Raises:
-            StoreError: the server overlooks the conditions of writes.
+            StoreError: the server ignores the conditions of writes.
         """
         self._thread.start()
         self._check_conditions()
         super().begin()
 
     def confirm(self) -> None:
-        """Write the lock anew; refused where it is no longer ours."""
+        """Renew the lock; refused where another process has taken it."""
         with self._guard:
             self._holder["beat"] += 1
             try:
@@ -129,7 +133,7 @@ class BucketLease(Lease):
             )
 
     def release(self) -> None:
-        """Say that nobody holds it; where that fails, the lock is stale after its lease."""
+        """Mark the lock as free; where that fails, it expires after its lease."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -147,7 +151,7 @@ class BucketLease(Lease):
             except LeaseLostError:
                 return
             except (StoreError, StoreUnavailableError):
-                continue  # a server that is away now may be back before anybody has watched for a whole lease
+                continue  # the server may be back before another process has watched for a whole lease
 
     def _take(self, say: Say) -> Tag:
         data = _bytes(self._holder)
@@ -164,10 +168,10 @@ class BucketLease(Lease):
             raise _held(self.files, read_holder(self.files)) from None
 
     def _watch(self, holder: dict[str, Any], tag: Tag, say: Say) -> Tag:
-        """Return the version to replace once the holder has been silent for its lease, or has let go.
+        """Wait until the holder has been silent for its lease, or has released the lock; return the version to replace.
 
         Raises:
-            StoreError: it lives.
+            StoreError: the holder is alive.
         """
         lease_s = float(holder.get("lease_s", LEASE_S))
         say(f"the store is locked by {describe(holder)}; watching for {lease_s:g} s whether that run lives")
@@ -183,7 +187,7 @@ class BucketLease(Lease):
         return tag
 
     def _check_conditions(self) -> None:
-        """A server that overlooks the conditions would let two runs in: better none."""
+        """Refuse a server that ignores the conditions: two runs could hold the lock."""
         if not self.files.create(LOCK_FILE, b"{}"):
             if not self.files.address.startswith("s3://"):
                 return  # Google compares generations, and has done so from the beginning
@@ -192,18 +196,18 @@ class BucketLease(Lease):
             except WriteConflictError:
                 return
         raise StoreError(
-            f"store {self.files.address}: its server overlooks If-Match or If-None-Match, so two runs could publish at "
+            f"store {self.files.address}: its server ignores If-Match or If-None-Match, so two runs could publish at "
             "once; keep the store on a server with conditional writes (S3, MinIO, R2), or on a disk"
         )
 
 
 def clock_s() -> float:
-    """A clock that goes on while the machine sleeps, where there is one."""
+    """Monotonic clock that includes the machine's sleep, where there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def read_holder(files: StoreFiles) -> dict[str, Any]:
-    """What the lock says of its holder; empty where nobody ever held it."""
+    """Read the holder from the lock; empty where there never was one."""
     try:
         return _parse(files.read(LOCK_FILE))
     except FileNotFoundError:
@@ -211,7 +215,7 @@ def read_holder(files: StoreFiles) -> dict[str, Any]:
 
 
 def describe(holder: dict[str, Any]) -> str:
-    """Who holds it, since when."""
+    """Describe the holder, and since when it holds the lock."""
     if "token" not in holder and "pid" not in holder:
         return "unknown"
     return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"

@@ -1,6 +1,6 @@
-"""One writer a store, and one way to publish: who holds the lock may replace CURRENT.json.
+"""Write lock of a store: one writer at a time.
 
-On a disk the operating system drops the lock when its holder dies, however it dies; in a bucket it is a lease
+On a disk the operating system releases the lock when its holder dies, for whatever reason; in a bucket it is a lease
 (`embedder.store.lease`).
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from embedder.errors import RunFailedError, StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, Current, utc_now
+from embedder.store.layout import utc_now
 from embedder.store.lease import LOCK_FILE, BucketLease, Lease, Say
 
 
@@ -23,8 +23,8 @@ def write_lock(files: StoreFiles, say: Say = lambda message: None) -> Iterator[L
     """Hold the store for writing.
 
     Args:
-        files: the store; knows of the lock while it is held, and asks it before each commit.
-        say: is told why this takes long, where it does.
+        files: the store; refers to the lock while it is held, and checks it before each commit.
+        say: receives the reason for a delay.
 
     Raises:
         StoreError: another process holds it, or the store can't be written.
@@ -36,24 +36,11 @@ def write_lock(files: StoreFiles, say: Say = lambda message: None) -> Iterator[L
         try:
             yield lease
         except RunFailedError:
-            if lease.lost:  # whatever the run says of its end, this is the reason
+            if lease.lost:  # whatever error ended the run, this is the cause
                 lease.confirm()
             raise
         finally:
             files.lease = None
-
-
-def write_current(files: StoreFiles, current: Current) -> None:
-    """Make a state what readers see: the last step of a publication.
-
-    Raises:
-        LeaseLostError: another run has taken the store over; nothing was changed.
-    """
-    data = current.model_dump_json(indent=2).encode()
-    if files.lease is None:
-        files.write(CURRENT_FILE, data)
-    else:
-        files.lease.swap_current(data)
 
 
 @contextmanager

@@ -1,13 +1,13 @@
-"""What rollback, compaction, purge and migration share: a run of their own, one set of files a table, one swap.
+"""Common steps of rollback, compaction, purge and migration: a run of their own, one set of files per table, one swap.
 
-Each can be done again after a crash: a table's commit is what its newest version lacks of the wanted files, so that it
-also mends what an unfinished commit of somebody else left behind.
+Each can be repeated after a crash: a table's commit is the difference between its newest version and the wanted files,
+so that it also repairs what an unfinished operation left.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from embedder.store.current import swap_current
+from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Kind, Published, RunInfo, utc_now
@@ -17,13 +17,13 @@ from embedder.store.store_info import MODEL_FIELDS, check_writable, published, r
 from embedder.store.tables import RecordTable
 
 IndexChoice = Callable[[Current], int | None]
-"""Given a publication whose tables are committed, its `index` a proposal, gives the number of its index."""
+"""Function from a publication whose tables are committed, with a proposed `index`, to the number of its index."""
 
 Say = Callable[[str], None]
 
 
 def writable(files: StoreFiles) -> Current:
-    """What is published, of a store that may be written to.
+    """Read what is published, and check that the store may be written to.
 
     Raises:
         StoreError: there is no store, nothing is published, or the store is of an older format.
@@ -33,18 +33,30 @@ def writable(files: StoreFiles) -> Current:
 
 
 def parts_at(files: StoreFiles, version: Current) -> dict[str, list[PartFile]]:
-    """The files that hold a publication, by table."""
+    """Part files of a publication, by table."""
     return {name: table_at(files, name, version).parts() for name in TABLES}
 
 
 def table_at(files: StoreFiles, name: str, version: Current) -> RecordTable:
-    """One table of a publication; one without files where nothing was ever committed to it."""
+    """Open one table of a publication; one without files where nothing was ever committed to it.
+
+    Args:
+        files: the store.
+        name: name of the table.
+        version: the publication.
+    """
     number = getattr(version, name)
     return RecordTable(files, name, number if number >= 0 else None)
 
 
 def begin(files: StoreFiles, kind: Kind, version: Current) -> RunInfo:
-    """Start the run that will publish a successor of some version; unfinished runs before it are given up by that."""
+    """Start the run that will publish a successor of some version; earlier unfinished runs are abandoned by that.
+
+    Args:
+        files: the store, held by the write lock.
+        kind: kind of the operation.
+        version: the publication whose model it keeps.
+    """
     return begin_operation(files, kind, served_info(read_store_info(files), version))
 
 
@@ -54,17 +66,17 @@ def publish_files(
     like: Current,
     wanted: Mapping[str, Sequence[PartFile]],
     choose_index: IndexChoice,
-    **said: Any,
+    **fields: Any,
 ) -> Published:
-    """Commit the wanted files and make them what readers see.
+    """Commit the wanted files and make them visible to readers.
 
     Args:
         files: the store, held by the write lock.
         run: the operation.
-        like: the publication whose model, figures and index the new one has.
-        wanted: by table, the files that the new version holds, no other; they exist.
-        choose_index: is asked between the tables and the swap.
-        said: what CURRENT.json says beside.
+        like: the publication whose model, R@k and index the new one keeps.
+        wanted: by table, the complete list of files of the new version; they exist.
+        choose_index: called between the commits and CURRENT.json.
+        fields: further fields of CURRENT.json.
 
     Returns:
         The new publication.
@@ -78,7 +90,7 @@ def publish_files(
         published_at=utc_now(),
         **{name: getattr(info, name) for name in MODEL_FIELDS},
         retrieval=like.retrieval,
-        **said,
+        **fields,
     )
     candidate = candidate.model_copy(update={"index": choose_index(candidate)})
-    return swap_current(files, candidate, run.kind)
+    return publish_current(files, candidate, run.kind)

@@ -1,7 +1,7 @@
-"""Items whose content stayed and whose place or carried columns may not have: their rows get these, and keep the rest.
+"""Metadata updates of items whose content is unchanged: their rows get the new URI and carried columns, nothing else.
 
-A table or a tar that was written anew moves all its rows: the picture of an item lies at another offset, its price
-changed. Such rows keep vector and run, and must not point to another item's picture.
+A table or a tar that was rewritten moves all its rows: the image of an item lies at another offset, its price changed.
+Such rows keep vector and run, and must not point to another item's image.
 """
 
 from collections.abc import Iterable
@@ -21,23 +21,30 @@ MOVED = pa.schema([EMBEDDINGS.field("item_id"), EMBEDDINGS.field("uri")])
 
 
 def moves_file(run_id: str, name: str) -> str:
-    """Where the moves of one journal entry stand: beside it."""
+    """Path of the moves of one journal entry, beside it."""
     return f"{journal_folder(run_id)}/{name}-moved.parquet"
 
 
 def write_moves(files: StoreFiles, run_id: str, name: str, moves: pa.Table) -> None:
-    """Write the moves that belong to a journal entry, before the entry itself."""
+    """Write the moves that belong to a journal entry, before the entry itself.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        name: name of the entry.
+        moves: `item_id`, `uri` and carried columns.
+    """
     files.write_table(moves_file(run_id, name), moves)
 
 
 def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], whole: pa.Table) -> pa.Table:
-    """The moves of the items whose published rows stay; held in memory: ids, uris and carried columns.
+    """Read the moves of the items whose published rows stay, into memory: ids, uris and carried columns.
 
     Args:
         files: the store.
-        run_id: whose.
+        run_id: id of the run.
         entries: its journal.
-        whole: of `whole_items`: which session's word counts.
+        whole: result of `whole_items`, with the valid session of each item.
     """
     kept = whole.filter(whole["kept"])
     tables = [_of_entry(files, run_id, entry, kept) for entry in entries if entry.num_moves]
@@ -52,7 +59,7 @@ def _of_entry(files: StoreFiles, run_id: str, entry: JournalEntry, kept: pa.Tabl
 
 
 def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:
-    """Rows of embeddings with the place and the carried columns that their items have now."""
+    """Rows of embeddings with the current URI and carried columns of their items."""
     place = positions(rows["item_id"], moves["item_id"])
     for name in moves.schema.names:
         if name == "item_id" or name not in rows.schema.names:

@@ -1,4 +1,4 @@
-"""Bring a store of an older format up to this one, without touching a vector."""
+"""Migration of a store of an older format to this one, without touching a vector."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from embedder.store.tables import RecordTable
 
 @dataclass(frozen=True)
 class Migration:
-    """What a migration did: whether the store was of an older format, and the same rows' new publication if any."""
+    """Result of a migration: whether the store was of an older format, and the new publication, if any."""
 
     was_older: bool
     published: Published | None
@@ -22,12 +22,12 @@ class Migration:
 def migrate(files: StoreFiles, say: Say) -> Migration:
     """Add the columns and records that the store's format lacks; does nothing where it lacks none.
 
-    store.json says the new format last, so a store whose migration was killed is still of the old one: readers read it
-    as before, writers ask for the migration again.
+    store.json is written last, so a store whose migration was killed is still of the old format: readers read it as
+    before, writers ask for the migration again.
 
     Args:
         files: the store, held by the write lock.
-        say: is told what happens.
+        say: receives progress messages.
 
     Raises:
         StoreError: there is no store, or its format is unknown.

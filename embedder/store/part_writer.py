@@ -1,6 +1,6 @@
-"""Finished rows -> one part file for each table and one journal entry, which is written last.
+"""Writer of finished rows: a part file for each table and one journal entry, which is written last.
 
-A part file that no journal entry names does not exist for anyone; Delta readers see only what is committed.
+A part file that no journal entry names is ignored; Delta readers see only what is committed.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from embedder.store.metadata_updates import MOVED, moves_file, write_moves
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 from embedder.store.step_metrics import measure
 
-LAST_TASK = 10**TASK_DIGITS - 1  # of what a stopped run has left over; no write task comes as far
+LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
-"""What a write task makes: vectors, records of items with their own rows, and of those whose published rows stay."""
+"""Files of a write task: vectors, records of items with new rows, and of those whose published rows stay."""
 
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """What every row of a run carries."""
+    """Values that every row of a run has."""
 
     run_id: str
     session: str
@@ -43,29 +43,29 @@ class RunMetadata:
     carryover: pa.Schema
 
 
-def write_part(files: StoreFiles, stamp: RunMetadata, task: int, rows: pa.Table) -> JournalEntry:
+def write_part(files: StoreFiles, metadata: RunMetadata, task: int, rows: pa.Table) -> JournalEntry:
     """Write the finished rows as part files and journal them; the same task again replaces the same files.
 
     Args:
         files: the store.
-        stamp: the run's constants.
-        task: number of the write task, the same when the same rows are tried again.
-        rows: one row a vector row or item record (`embedder.batch_schema`), with both embedding columns.
+        metadata: the run's constants.
+        task: number of the write task, the same when the same rows are retried.
+        rows: one row per vector row or item record (`embedder.batch_schema`), with both embedding columns.
     """
-    name = f"{stamp.session}-{task:0{TASK_DIGITS}d}"
-    with _undone_on_failure(files, stamp, name), measure("write") as measurement:
+    name = f"{metadata.session}-{task:0{TASK_DIGITS}d}"
+    with _undone_on_failure(files, metadata, name), measure("write") as measurement:
         rows = reject_non_finite(rows)
         records = split_records(rows)
-        own, kept = (item_records(each, stamp) for each in (records.own, records.kept))
-        own_vectors = vector_rows(without_items(rows, kept["item_id"]), stamp)
-        path = f"part-{stamp.run_id}-{name}"
+        own, kept = (item_records(each, metadata) for each in (records.own, records.kept))
+        own_vectors = vector_rows(without_items(rows, kept["item_id"]), metadata)
+        path = f"part-{metadata.run_id}-{name}"
         parts = [
-            store_part(files, table, path + suffix, content, stamp.session, kept=content is kept)
+            store_part(files, table, path + suffix, content, metadata.session, kept=content is kept)
             for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
             if content.num_rows
         ]
         if kept.num_rows:
-            write_moves(files, stamp.run_id, name, _project(records.kept, MOVED, stamp.carryover, {}))
+            write_moves(files, metadata.run_id, name, _project(records.kept, MOVED, metadata.carryover, {}))
         measurement.num_rows = rows.num_rows
         measurement.bytes_out = sum(part.size_bytes for part in parts)
     entry = JournalEntry(
@@ -76,28 +76,28 @@ def write_part(files: StoreFiles, stamp: RunMetadata, task: int, rows: pa.Table)
         num_moves=kept.num_rows,
         trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
     )
-    with _undone_on_failure(files, stamp, name):
-        write_entry(files, stamp.run_id, entry)
+    with _undone_on_failure(files, metadata, name):
+        write_entry(files, metadata.run_id, entry)
     return entry
 
 
 def write_copies(
-    files: StoreFiles, stamp: RunMetadata, task: int, copies: Mapping[str, pa.Table], taken_from: str
+    files: StoreFiles, metadata: RunMetadata, task: int, copies: Mapping[str, pa.Table], taken_from: str
 ) -> JournalEntry:
-    """Write rows and records of another publication as they are, and journal them.
+    """Write rows and records of another publication unchanged, and journal them.
 
     Args:
         files: the store.
-        stamp: the run's constants.
-        task: number of the write task, another for each call.
-        copies: by table.
-        taken_from: run whose publication they are of.
+        metadata: the run's constants.
+        task: number of the write task, different for each call.
+        copies: rows by table.
+        taken_from: run that published them.
     """
-    name = f"{stamp.session}-{task:0{TASK_DIGITS}d}"
+    name = f"{metadata.session}-{task:0{TASK_DIGITS}d}"
     items = copies.get("items", ITEMS.empty_table())
-    with _undone_on_failure(files, stamp, name):
-        path = f"part-{stamp.run_id}-{name}.parquet"
-        parts = [store_part(files, table, path, content, stamp.session) for table, content in copies.items()]
+    with _undone_on_failure(files, metadata, name):
+        path = f"part-{metadata.run_id}-{name}.parquet"
+        parts = [store_part(files, table, path, content, metadata.session) for table, content in copies.items()]
         entry = JournalEntry(
             name=name,
             parts=tuple(parts),
@@ -106,36 +106,36 @@ def write_copies(
             trace=[],
             taken_from=taken_from,
         )
-        write_entry(files, stamp.run_id, entry)
+        write_entry(files, metadata.run_id, entry)
     return entry
 
 
 @contextmanager
-def _undone_on_failure(files: StoreFiles, stamp: RunMetadata, name: str) -> Iterator[None]:
-    """Delete a write task's part files when the block fails: nobody would ever name them, and a full disk stay full.
+def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str) -> Iterator[None]:
+    """Delete a write task's part files when the block fails; otherwise a full disk would stay full of unused files.
 
-    They stay where an earlier try of the task has left its journal entry.
+    They stay where an earlier attempt of the task has left its journal entry.
     """
     try:
         yield
     except Exception:
         with suppress(OSError, BaseError, StoreError):
-            if not files.exists(f"{journal_folder(stamp.run_id)}/{name}.json"):
+            if not files.exists(f"{journal_folder(metadata.run_id)}/{name}.json"):
                 for table, suffix in PART_FILES:
-                    files.delete(f"{table}/part-{stamp.run_id}-{name}{suffix}")
-                files.delete(moves_file(stamp.run_id, name))
+                    files.delete(f"{table}/part-{metadata.run_id}-{name}{suffix}")
+                files.delete(moves_file(metadata.run_id, name))
         raise
 
 
-def vector_rows(rows: pa.Table, stamp: RunMetadata) -> pa.Table:
-    """The rows of the embeddings table; rows that only report on an item (no modality) are left out."""
+def vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
+    """Rows of the embeddings table; rows that only report on an item (no modality) are left out."""
     rows = rows.filter(pc.is_valid(rows["modality"]))
-    return _project(rows, EMBEDDINGS, stamp.carryover, _constants(stamp, "embedded_at"))
+    return _project(rows, EMBEDDINGS, metadata.carryover, _constants(metadata, "embedded_at"))
 
 
-def item_records(records: pa.Table, stamp: RunMetadata) -> pa.Table:
-    """The rows of the items table."""
-    return _project(records, ITEMS, pa.schema([]), _constants(stamp, "updated_at"))
+def item_records(records: pa.Table, metadata: RunMetadata) -> pa.Table:
+    """Rows of the items table."""
+    return _project(records, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
 
 
 def _num_rejected(items: pa.Table) -> int:
@@ -151,7 +151,7 @@ NON_FINITE = {
 
 
 def reject_non_finite(rows: pa.Table) -> pa.Table:
-    """Take out vectors with NaN or infinity, and mark their items as rejected in the step `embed`."""
+    """Remove vectors with NaN or infinity, and mark their items as rejected in the step `embed`."""
     bad = np.zeros(rows.num_rows, bool)
     for name in VECTOR_COLUMNS:
         bad |= _non_finite_rows(rows[name].combine_chunks())
@@ -172,7 +172,7 @@ def _overwrite(rows: pa.Table, name: str, value: object, mask: pa.Array) -> pa.T
 
 
 def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows of a list<float> column hold a value that is no finite number; shape (rows,)."""
+    """Mask of the rows of a list<float> column with a non-finite value; shape (rows,)."""
     bad = np.zeros(len(column), bool)
     values = column.flatten().to_numpy()
     finite = np.isfinite(values)
@@ -181,17 +181,17 @@ def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return bad
 
 
-def _constants(stamp: RunMetadata, time_column: str) -> dict[str, object]:
+def _constants(metadata: RunMetadata, time_column: str) -> dict[str, object]:
     return {
-        "run_id": stamp.run_id,
-        "model_fingerprint": stamp.model_fingerprint,
-        "preprocess_fingerprint": stamp.preprocess_fingerprint,
+        "run_id": metadata.run_id,
+        "model_fingerprint": metadata.model_fingerprint,
+        "preprocess_fingerprint": metadata.preprocess_fingerprint,
         time_column: utc_now(),
     }
 
 
 def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: dict[str, object]) -> pa.Table:
-    """Bring the rows to a table's own columns and the carried ones; constants replace columns of the same name."""
+    """Select a table's own columns and the carried ones; constants replace columns of the same name."""
     schema = with_carryover(own, carryover)
     columns = []
     for column in schema:
@@ -203,16 +203,31 @@ def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: di
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def rewritten_name(run_id: str, why: str, paths: Iterable[str]) -> str:
-    """Name of the part file that takes the place of others: the same each time, of one length however often."""
+def rewritten_name(run_id: str, reason: str, paths: Iterable[str]) -> str:
+    """Name of the part file that replaces others; deterministic, and of constant length however often it is rewritten.
+
+    Args:
+        run_id: run that rewrites them.
+        reason: one word: compact, purge, rewrite.
+        paths: files that are replaced.
+    """
     digest = hashlib.blake2b("\n".join(paths).encode(), digest_size=8).hexdigest()
-    return f"part-{run_id}-{why}-{digest}.parquet"
+    return f"part-{run_id}-{reason}-{digest}.parquet"
 
 
 def store_part(
     files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> PartFile:
-    """Write one Parquet file into a table's folder; nobody reads it before it is journaled or committed."""
+    """Write one Parquet file into a table's folder; it is not read before it is journaled or committed.
+
+    Args:
+        files: the store.
+        table: name of the table.
+        path: path of the file, relative to the table's folder.
+        content: rows.
+        session: session that writes it.
+        kept: whether it has item records whose published embeddings stay.
+    """
     part, data = encode_part(table, path, content, session, kept=kept)
     files.write(f"{table}/{path}", data)
     return part
@@ -221,7 +236,15 @@ def store_part(
 def encode_part(
     table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> tuple[PartFile, bytes]:
-    """One Parquet file of a table, and what a log or a journal says of it; nothing is written."""
+    """Encode one Parquet file of a table, with its entry for a log or a journal; nothing is written.
+
+    Args:
+        table: name of the table.
+        path: path of the file, relative to the table's folder.
+        content: rows.
+        session: session that writes it.
+        kept: whether it has item records whose published embeddings stay.
+    """
     # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
     plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
     data = parquet_bytes(content, use_dictionary=plain)
@@ -238,7 +261,7 @@ def encode_part(
 
 
 def _delta_stats(content: pa.Table) -> str:
-    """Delta's per-file statistics: row count, and the range of ids, by which readers skip files."""
+    """Statistics of a file for Delta: row count, and the range of ids, by which readers skip files."""
     ids = pc.min_max(content["item_id"]).as_py()
     return json.dumps(
         {

@@ -1,8 +1,8 @@
-"""What a run's journal adds up to, committed: embeddings, items, then CURRENT.json, which makes it visible.
+"""Publication of a run's finished work: commits of embeddings and items, then CURRENT.json, which makes it visible.
 
 Every step can be repeated: a commit bears its run's id and is made once, and the files a step writes have names that
-follow from what they hold. What is to be published is written down before the first commit, so a crash between any two
-steps is mended by doing all of them again, whatever has changed in the source or the journal since.
+follow from their content. The intent is written down before the first commit, so a crash between any two steps is
+repaired by doing all of them again, whatever has changed in the source or the journal since.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedder.store.arrow_lookup import without_items
-from embedder.store.current import swap_current
+from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, PartFile, parts_of, read_entries, read_finished
 from embedder.store.layout import (
@@ -25,6 +25,7 @@ from embedder.store.layout import (
     Record,
     RunInfo,
     StoreInfo,
+    read_current,
     read_record,
     run_file,
     utc_now,
@@ -32,31 +33,30 @@ from embedder.store.layout import (
 )
 from embedder.store.metadata_updates import MOVED, moved, moves_file, read_moves
 from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
-from embedder.store.recover import settle
 from embedder.store.runs import Run, is_published, last_run
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.store_info import MODEL_FIELDS
 from embedder.store.tables import RecordTable, TableChange
 
 IndexBuilder = Callable[[int], int | None]
-"""Given the embeddings version that is about to be published, makes an index of it and returns its number."""
+"""Function from the embeddings version that is about to be published to the number of an index of it."""
 
-ORDER_FILE = "publication.json"
+INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
 NO_IDS = pa.chunked_array([], pa.string())
 
 
 class PublishIntent(Record):
-    """`runs/<run_id>/publication.json`: what is to be published, as it was decided before the first commit."""
+    """`runs/<run_id>/publication.json`: the publication as it was decided before the first commit."""
 
     kind: Kind = "embed"
     info: StoreInfo | None = None
-    """Whose vectors these are."""
+    """Model of the vectors."""
     replaces_all: bool = False
-    """Whether nothing of what was published before stays: another model's vectors can't stand beside these."""
+    """Whether all published rows leave: another model's vectors can't be mixed with these."""
     retrieval: dict[str, Any] | None = None
     ends_hold: bool = False
-    """Whether all that a rollback had left, and that is still wanted, is taken over."""
+    """Whether everything still wanted of what a rollback had removed is included."""
     session: str = ""
     entries: tuple[str, ...] = ()
     """Names of the journal entries that count."""
@@ -64,91 +64,91 @@ class PublishIntent(Record):
 
 @dataclass(frozen=True)
 class Publication:
-    """A run's finished work, on its way into the tables."""
+    """Finished work of a run, with the decisions on its publication."""
 
     files: StoreFiles
     run_id: str
-    order: PublishIntent
+    intent: PublishIntent
     entries: list[JournalEntry]
     whole: pa.Table
     retired: pa.ChunkedArray
     moves: pa.Table
 
     def replaced_ids(self, table: str) -> pa.Array:
-        """Items whose older rows leave a table."""
+        """Ids of the items whose older rows leave a table."""
         whole = self.whole
-        if table == "embeddings":  # an item that brings no rows keeps those that it had
+        if table == "embeddings":  # an item without new rows keeps those that it had
             whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
         return pa.chunked_array([*whole["item_id"].chunks, *self.retired.chunks], pa.string()).combine_chunks()
 
 
 def publish(
     run: Run,
-    stamp: RunMetadata,
+    metadata: RunMetadata,
     build_index: IndexBuilder,
-    order: PublishIntent | None = None,
+    intent: PublishIntent | None = None,
     retired: pa.ChunkedArray = NO_IDS,
 ) -> Published:
-    """Commit what the run finished and make it what readers see.
+    """Commit the finished work of a run and make it visible to readers.
 
     Args:
         run: the run, all of whose tasks have ended.
-        stamp: its constants; the carried columns among them.
+        metadata: its constants; the carried columns among them.
         build_index: called between the tables and CURRENT.json, so that the three belong together.
-        order: what kind of publication this is; session and entries are filled in here.
-        retired: ids of items that leave both tables, and of those that the run finished but that are gone since.
+        intent: intent of this publication; session and entries are filled in here.
+        retired: ids of items that leave both tables, and of finished items that have disappeared since.
 
     Returns:
         The record of what is published.
     """
     entries = run.entries()
     names = tuple(entry.name for entry in entries)
-    order = (order or PublishIntent()).model_copy(update={"session": run.session, "entries": names})
+    intent = (intent or PublishIntent()).model_copy(update={"session": run.session, "entries": names})
     run.files.confirm_lease()
     run.files.write_table(run_file(run.run_id, RETIRED_FILE), pa.table({"item_id": retired}))
-    write_record(run.files, run_file(run.run_id, ORDER_FILE), order)
-    return _carry_out(run.files, run.run_id, order, entries, retired, stamp.carryover, build_index)
+    write_record(run.files, run_file(run.run_id, INTENT_FILE), intent)
+    return _carry_out(run.files, run.run_id, intent, entries, retired, metadata.carryover, build_index)
 
 
 def finish_publication(
     files: StoreFiles, build_index: Callable[[int, StoreInfo | None], int | None]
 ) -> Published | None:
-    """Bring to its end a publication that was cut off after its first commit, as it was decided then.
+    """Complete a publication that was interrupted after its first commit, as it was decided then.
 
-    Whoever writes to the store calls this first: later work must not mix with half a publication.
+    Every writer calls this first: later work must not mix with half a publication.
 
     Args:
         files: the store, held by the write lock.
-        build_index: as in `publish`, and told whose vectors they are; None: those that are served.
+        build_index: as in `publish`, with the model of the vectors as second argument; None: the served model.
 
     Returns:
-        What was published; none where nothing was cut off.
+        The publication; None where nothing was interrupted.
     """
     last = last_run(files)
-    order = _open_order(files, last)
-    if last is None or order is None:
+    intent = _open_intent(files, last)
+    if last is None or intent is None:
         settle(files)
         return None
     retired = pq.read_table(BytesIO(files.read(run_file(last.run_id, RETIRED_FILE))))["item_id"]
-    entries = [entry for entry in read_entries(files, last.run_id) if entry.name in set(order.entries)]
+    entries = [entry for entry in read_entries(files, last.run_id) if entry.name in set(intent.entries)]
     return _carry_out(
-        files, last.run_id, order, entries, retired, pa.schema([]), lambda version: build_index(version, order.info)
+        files, last.run_id, intent, entries, retired, pa.schema([]), lambda version: build_index(version, intent.info)
     )
 
 
-def _open_order(files: StoreFiles, last: RunInfo | None) -> PublishIntent | None:
-    """The order of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
+def _open_intent(files: StoreFiles, last: RunInfo | None) -> PublishIntent | None:
+    """Intent of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
     if last is None or is_published(files, last):
         return None
     if not any(RecordTable(files, name).committed(last.run_id) for name in TABLES):
         return None
-    return read_record(files, run_file(last.run_id, ORDER_FILE), PublishIntent)
+    return read_record(files, run_file(last.run_id, INTENT_FILE), PublishIntent)
 
 
 def _carry_out(
     files: StoreFiles,
     run_id: str,
-    order: PublishIntent,
+    intent: PublishIntent,
     entries: list[JournalEntry],
     retired: pa.ChunkedArray,
     carryover: pa.Schema,
@@ -156,7 +156,7 @@ def _carry_out(
 ) -> Published:
     finished = read_finished(files, entries)
     whole = without_items(finished.whole, retired)
-    work = Publication(files, run_id, order, entries, whole, retired, read_moves(files, run_id, entries, whole))
+    work = Publication(files, run_id, intent, entries, whole, retired, read_moves(files, run_id, entries, whole))
     settle(files, run_id)
     embeddings = _commit(work, "embeddings", finished.vectors, carryover)
     items = _commit(work, "items", finished.records, pa.schema([]))
@@ -166,10 +166,10 @@ def _carry_out(
         items=items,
         index=build_index(embeddings),
         published_at=utc_now(),
-        retrieval=order.retrieval,
-        **(order.info.model_dump(include=set(MODEL_FIELDS)) if order.info else {}),
+        retrieval=intent.retrieval,
+        **(intent.info.model_dump(include=set(MODEL_FIELDS)) if intent.info else {}),
     )
-    record = swap_current(files, current, order.kind, ends_hold=order.ends_hold)
+    record = publish_current(files, current, intent.kind, ends_hold=intent.ends_hold)
     sweep(files, run_id)
     for entry in entries:
         if entry.num_moves:
@@ -183,7 +183,7 @@ def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) 
     if table.committed(work.run_id):
         return table.version
     change = TableChange(adds=_own_parts(work, name, keys))
-    if work.order.replaces_all:
+    if work.intent.replaces_all:
         change.removes += table.paths()
     else:
         _replace_older(work, table, change)
@@ -191,7 +191,7 @@ def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) 
 
 
 def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
-    """The run's part files, those with rows that do not count (torn or outdated items) written anew without them."""
+    """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
     whole = work.whole
     if name == "embeddings":
         whole = whole.filter(pc.invert(whole["kept"]))
@@ -211,7 +211,7 @@ def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
 
 
 def _replace_older(work: Publication, table: RecordTable, change: TableChange) -> None:
-    """Copy-on-write: files with older rows of the same items leave; what else they hold joins again."""
+    """Copy-on-write: remove files with older rows of the same items, and add their other rows as new files."""
     replaced = work.replaced_ids(table.name)
     moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
     if not (len(replaced) or moves.num_rows):
@@ -227,20 +227,20 @@ def _replace_older(work: Publication, table: RecordTable, change: TableChange) -
 
 
 def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:
-    """A part file without, or with nothing but (`keep`), the rows of some items."""
+    """Read a part file without, or with nothing but (`keep`), the rows of some items."""
     content = table.read(paths=[path])
     listed = pc.is_in(content["item_id"], value_set=ids)
     return content.filter(listed if keep else pc.invert(listed))
 
 
 def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
-    """Write what stays of a part file as a new one."""
+    """Write the remaining rows of a part file as a new one."""
     new_path = rewritten_name(work.run_id, "rewrite", [path])
-    return store_part(work.files, table.name, new_path, content, work.order.session)
+    return store_part(work.files, table.name, new_path, content, work.intent.session)
 
 
 def sweep(files: StoreFiles, run_id: str) -> None:
-    """Delete the run's part files that no version holds: of write tasks that were cut off, and rewritten ones."""
+    """Delete the run's part files that no version holds: of interrupted write tasks, and rewritten ones."""
     for name in TABLES:
         table = RecordTable(files, name)
         kept = set(table.paths())
@@ -248,3 +248,23 @@ def sweep(files: StoreFiles, run_id: str) -> None:
             path = info.path.removeprefix(f"{name}/")
             if path.startswith(f"part-{run_id}-") and path not in kept:
                 files.delete(info.path)
+
+
+def settle(files: StoreFiles, run_id: str | None = None) -> None:
+    """Revert the tables' newest versions to the published rows, so that changes start from there.
+
+    An operation that was killed between its commits and CURRENT.json leaves newer versions.
+
+    Args:
+        files: the store, held by the write lock.
+        run_id: a run that is about to publish; a commit that it has made already stays.
+    """
+    current = read_current(files)
+    if current is None:
+        return
+    for name in TABLES:
+        newest, number = RecordTable(files, name), getattr(current, name)
+        if newest.version <= number or (run_id is not None and newest.committed(run_id)):
+            continue
+        mark = f"settled-{current.run_id}-{newest.version}"
+        newest.commit_files(mark, RecordTable(files, name, number).parts())

@@ -1,4 +1,4 @@
-"""A command that refuses leaves nothing behind: what it had made until then is taken away again."""
+"""Clean-up after a refused command: whatever it had created so far is removed."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from embedder.store.runs import last_run
 
 @dataclass(frozen=True)
 class StoreBefore:
-    """What there was before the command touched the store."""
+    """State of a store before the command touched it."""
 
     has_store: bool
     has_lock: bool
@@ -26,7 +26,7 @@ class StoreBefore:
 
 
 def look(files: StoreFiles) -> StoreBefore:
-    """Look at a store that is about to be locked."""
+    """Record the state of a store that is about to be locked."""
     has_store = files.exists(STORE_FILE)
     last = last_run(files) if has_store else None
     return StoreBefore(has_store, files.exists(LOCK_FILE), last.run_id if last else None)
@@ -34,16 +34,16 @@ def look(files: StoreFiles) -> StoreBefore:
 
 @contextmanager
 def taken_back(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
-    """Take away what the block has made when it ends with a mistake of the user's; what it finished stays.
+    """Remove what the block has created when it ends with a mistake of the user's; finished items stay.
 
     Args:
         files: the store, held by the write lock.
-        before: of `look`.
+        before: result of `look`.
     """
     try:
         yield
     except USER_MISTAKES:
-        with suppress(OSError, BaseError, StoreError):  # the mistake is what counts
+        with suppress(OSError, BaseError, StoreError):  # the mistake is to be reported
             _take_back(files, before)
         raise
 
@@ -73,12 +73,12 @@ def _delete_folder(files: StoreFiles, path: str) -> None:
 
 @contextmanager
 def no_empty_folders(folder: Path | None) -> Iterator[None]:
-    """Remove folders that the block has made, and that are empty, when it ends with a mistake of the user's."""
+    """Remove empty folders that the block has created when it ends with a mistake of the user's."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()] if folder is not None else []
     try:
         yield
     except USER_MISTAKES:
-        for each in missing:  # the innermost first; what holds something stays
+        for each in missing:  # the innermost first; a folder with content stays
             with suppress(OSError):
                 each.rmdir()
         raise

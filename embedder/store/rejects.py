@@ -1,4 +1,4 @@
-"""What could not be embedded, and why: of what is published, or of one run; and the reasons, counted."""
+"""Rejected items of a publication or of one run, and the counts of their reasons."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from embedder.store.schema import ITEMS, with_nulls
 from embedder.store.store_info import published, read_store_info
 from embedder.store.tables import RecordTable
 
-MAX_REASONS = 3  # told in one line
+MAX_REASONS = 3  # in one line
 MAX_ID_CHARACTERS = 80
 MAX_ERROR_CHARACTERS = 120
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A run that is newer than what is published and is not published itself; it may still be at work."""
+    """Unpublished run that is newer than the publication; it may still be at work."""
 
     run_id: str
     num_rejects: int
@@ -32,13 +32,13 @@ class Pending:
 
 @dataclass(frozen=True)
 class Rejects:
-    """Rejected items, and whose they are.
+    """Rejected items, and their run.
 
     Attributes:
         items: rows of `items`.
-        run_id: the run that published them, or whose journal they stand in.
+        run_id: the run that published them, or whose journal has them.
         is_published: whether readers see that run, or a later one.
-        pending: where what is published was asked for, a newer run with rejects of its own.
+        pending: for the rejects of the publication, a newer run with rejects of its own.
     """
 
     items: pa.Table
@@ -49,7 +49,7 @@ class Rejects:
 
 @dataclass(frozen=True)
 class RejectReason:
-    """One reason, how many items it has cost, and one of them."""
+    """Reason of rejects, the number of its items, and one of them."""
 
     step: str
     error_type: str
@@ -65,13 +65,11 @@ class RejectReason:
 def find_rejects(
     files: StoreFiles, run_id: str | None = None, wanted: Mapping[str, str | bool] | None = None
 ) -> Rejects:
-    """Items that could not be embedded, rejected or left out.
-
-    They are those of what is published, of the newest run where nothing is, or of the run that is asked for.
+    """Find the items that could not be embedded, rejected or left out.
 
     Args:
         files: the store.
-        run_id: of which run.
+        run_id: run whose items are wanted; None: the publication, or the newest run before the first publication.
         wanted: values that columns of `items` must have.
 
     Raises:
@@ -112,7 +110,7 @@ def _of_run(files: StoreFiles, run_id: str) -> Rejects:
             f"store {files.address}: no run {run_id}; the folders in {files.uri('runs')} name those that there are"
         )
     for record in publications(files):
-        if record.run_id == run_id:  # its part files may have been written anew since it was journaled
+        if record.run_id == run_id:  # its part files may have been rewritten since it was journaled
             check_readable(files, record)
             items = _in_table(files, record)
             return Rejects(items.filter(pc.equal(items["run_id"], run_id)), run_id, is_published=True)
@@ -120,7 +118,7 @@ def _of_run(files: StoreFiles, run_id: str) -> Rejects:
 
 
 def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
-    """The rejects of a run by its journal; an item that a later session embedded is none any more."""
+    """Rejects of a run by its journal, without items that a later session embedded."""
     entries = list(entries)
     if not any(entry.num_rejects for entry in entries):
         return ITEMS.empty_table()
@@ -137,15 +135,15 @@ def _in_journal(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
 
 
 def _not_embedded(items: pa.Table) -> pa.Table:
-    """The rejected and left out among items, with all columns; those of an older format have nulls in newer ones."""
+    """Rejected and left out items, with all columns; those of an older format have nulls in newer ones."""
     items = with_nulls(items, ITEMS)
     return items.filter(pc.not_equal(items["state"], "embedded")).select(ITEMS.names)
 
 
 def frequent_reasons(rejects: pa.Table) -> list[RejectReason]:
-    """The reasons of rejects, the most frequent first, each with the item whose id comes first. Pure."""
+    """Reasons of rejects, the most frequent first, each with the item whose id comes first. Pure."""
     facts = rejects.select(["step", "error_type", "item_id", "error"]).sort_by("item_id")
-    # One thread: only so does "first" mean the first row.
+    # One thread: otherwise "first" is not the first row.
     groups = facts.group_by(["step", "error_type"], use_threads=False).aggregate(
         [("item_id", "count"), ("item_id", "first"), ("error", "first")]
     )
@@ -163,7 +161,7 @@ def frequent_reasons(rejects: pa.Table) -> list[RejectReason]:
 
 
 def describe_reasons(reasons: list[RejectReason]) -> str:
-    """The most frequent reasons in one line of bounded length, and how many items the others cost. Pure."""
+    """Describe the most frequent reasons in one line of bounded length, with the number of other items. Pure."""
     parts = [str(reason) for reason in reasons[:MAX_REASONS]]
     if others := reasons[MAX_REASONS:]:
         parts.append(f"{sum(reason.num_items for reason in others):,} for {len(others)} other reasons")

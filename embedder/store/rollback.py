@@ -1,26 +1,26 @@
-"""Back to an earlier publication: its rows become the newest version, and stay it until the hold is released."""
+"""Rollback to an earlier publication: its rows become the newest version, and stay so until the hold is released."""
 
 from embedder.errors import StoreError
+from embedder.store.current import write_current
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication, one_before, publications
 from embedder.store.layout import Current, Hold, Published, utc_now
-from embedder.store.lock import write_current
 from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publish_files, writable
 from embedder.store.runs import unfinished_runs
 
 
 def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice, say: Say) -> Published:
-    """Publish what was published by an earlier run, under the model of that run, and hold it there.
+    """Publish the rows of an earlier run again, under the model of that run, and hold the store there.
 
-    Nothing is lost by it: the versions between stay in the history, so that a rollback to them undoes this one. `embed`
-    and `refresh` publish nothing until `release`; what the sources brought since then is new or changed again for them,
-    and is taken over from where it was.
+    Nothing is lost: the versions between stay in the history, so that a rollback to one of them undoes this one.
+    `embed` and `refresh` publish nothing until `release`; items that the sources brought since then are new or changed
+    for them again, and their vectors are taken over from the versions between.
 
     Args:
         files: the store, held by the write lock.
-        run_id: of the publication to go back to; the one before the current one where none is named.
-        choose_index: gives the new publication its index.
-        say: is told what happens.
+        run_id: run of the target; None: the publication before the current one.
+        choose_index: chooses the index of the new publication.
+        say: receives progress messages.
 
     Returns:
         The new publication.
@@ -34,21 +34,21 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice, s
     for run in unfinished_runs(files):
         say(f"run {run.run_id} was not finished and is given up: what it embedded is not used")
     operation = begin(files, "rollback", target)
-    # Of rollbacks one after another, the first one left the most.
-    left = current.hold.from_run if current.hold is not None else current.run_id
-    hold = Hold(since=utc_now(), from_run=left, to_run=target.run_id)
+    # Of consecutive rollbacks, the first one started from the most complete publication.
+    from_run = current.hold.from_run if current.hold is not None else current.run_id
+    hold = Hold(since=utc_now(), from_run=from_run, to_run=target.run_id)
     parts = parts_at(files, target)
     return publish_files(files, operation, target, parts, choose_index, restores=target.run_id, hold=hold)
 
 
 def release(files: StoreFiles) -> Hold | None:
-    """Let `embed` and `refresh` publish again; the rows stay as they are until then.
+    """Allow `embed` and `refresh` to publish again; the rows stay as they are until then.
 
     Args:
         files: the store, held by the write lock.
 
     Returns:
-        What held it; None where nothing did.
+        The hold that was released; None where there was none.
 
     Raises:
         StoreError: there is no store, nothing is published, or it is of an older format.

@@ -1,11 +1,11 @@
-"""The columns of the two tables of record (DESIGN.md, *Store*; fixed: they may grow, not change)."""
+"""Schemas of the two tables of record; fixed: columns may be added, not changed."""
 
 import pyarrow as pa
 
 from embedder.errors import ConfigError
 
 MARKS = ("store.json", "runs")
-"""A file and a folder by which a folder is known to be a store of embeddings."""
+"""File and folder by which a store of embeddings is recognised."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -23,7 +23,7 @@ ITEMS = pa.schema(
         "error": pa.string(),
         "transient": pa.bool_(),
         "attempts": pa.int32(),  # since the file last changed
-        "num_vectors": pa.int32(),  # rows that the item has in embeddings
+        "num_vectors": pa.int32(),  # number of the item's rows in embeddings
         "run_id": pa.string(),
         "updated_at": TIMESTAMP,
         "stale": pa.bool_(),  # a reject whose vectors are those of an earlier content; `content_version` is theirs
@@ -53,7 +53,7 @@ TABLES = {"items": ITEMS, "embeddings": EMBEDDINGS}
 
 
 def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of an older format have nulls in the columns that the schema has and they lack."""
+    """Add the columns of a schema that rows of an older format lack, with nulls."""
     for column in schema:
         if column.name not in content.schema.names:
             content = content.append_column(column, pa.nulls(content.num_rows, column.type))
@@ -61,7 +61,7 @@ def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_carryover(schema: pa.Schema, carryover: pa.Schema) -> pa.Schema:
-    """The table's own columns, then the carried ones in the types that a Delta table keeps.
+    """Schema of the table's own columns, then the carried ones in the types that a Delta table can store.
 
     Raises:
         ConfigError: a carried column has the name of one of the table's own, or a type that Delta lacks.

@@ -1,4 +1,4 @@
-"""Time and memory of each step, carried by the rows themselves: what was measured is saved with what was made."""
+"""Time and memory of each step, carried by the rows, so that they are saved with the results."""
 
 import os
 import platform
@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from embedder.batch_schema import TRACE
 
-LOAD = "load"  # and the stage's number: the start of a stage, with the import of the libraries that it needs
+LOAD = "load"  # followed by the stage's number: the start of a stage, with the import of its libraries
 
 
 @dataclass
 class Measurement:
-    """One call of one step; filled in when the call ends."""
+    """Measurement of one call of one step; filled in when the call ends."""
 
     step: str
     node: str = field(default_factory=platform.node)
@@ -39,10 +39,10 @@ def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> It
 
     Args:
         step: decode, stage 0, stage 1, ..., write.
-        cpu_clock: CPU seconds of all that works on the step.
+        cpu_clock: CPU seconds of all threads and processes of the step.
 
     Yields:
-        What the caller sets the counts of.
+        The measurement, of which the caller sets the counts.
     """
     measurement = Measurement(step, started_s=time.time())
     wall_s, cpu_s = time.perf_counter(), cpu_clock()
@@ -55,13 +55,13 @@ def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> It
 def trace_column(
     num_rows: int, measurement: Measurement, earlier: pa.ChunkedArray | None = None, load: Measurement | None = None
 ) -> pa.Array:
-    """A trace column: the first row holds the batch's measurements so far, the others null.
+    """Build a trace column: the first row holds the batch's measurements so far, the others null.
 
     Args:
-        num_rows: of the batch.
-        measurement: of the call that ends now.
-        earlier: the batch's trace column so far.
-        load: of the stage's start, told with its first batch.
+        num_rows: rows of the batch.
+        measurement: measurement of the call that ends now.
+        earlier: trace column of the batch so far.
+        load: measurement of the stage's start, reported with its first batch.
     """
     steps = [step for steps in earlier.drop_null().to_pylist() for step in steps] if earlier is not None else []
     steps += [vars(each) for each in (load, measurement) if each is not None]

@@ -1,4 +1,4 @@
-"""A store serves one model and one preprocessing at a time; who brings others is told so, or means it."""
+"""Binding of a store to one model and one preprocessing; others are refused, or accepted on request."""
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
@@ -17,15 +17,15 @@ FINGERPRINTS = ("model_fingerprint", "preprocess_fingerprint")
 
 
 def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo:
-    """Make the store this model's, or check that it is.
+    """Bind the store to a model, or check that it is bound to it.
 
     Args:
         files: the store.
         info: the run's model and preprocessing.
-        may_change: let others come: the old ones are served until a whole new publication takes their place.
+        may_change: accept others: the old ones are served until a complete new publication replaces them.
 
     Returns:
-        Whose vectors the store serves now.
+        The model and preprocessing that the store serves now.
 
     Raises:
         StoreError: the store holds vectors of another model or of another preprocessing, or is of an older format.
@@ -41,17 +41,22 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
         write_record(files, STORE_FILE, served)  # a run was killed between the two files
     if not may_change:
         _check_same(files, served, info)
-    elif current is None and differing(served, info):  # nothing is served yet, so nothing has to wait
+    elif current is None and differing(served, info):  # nothing is served yet
         write_record(files, STORE_FILE, info)
         return info
     return served
 
 
 def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> None:
-    """Refuse what `bind_store` would, and write nothing.
+    """Check what `bind_store` checks, and write nothing.
+
+    Args:
+        files: the store.
+        info: the run's model and preprocessing.
+        may_change: accept others.
 
     Raises:
-        StoreError: as there.
+        StoreError: as for `bind_store`.
     """
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
@@ -61,23 +66,23 @@ def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = Fals
 
 
 def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
-    """Whose vectors are published: CURRENT.json's word counts, store.json's where that has none."""
+    """Model of the published vectors: as in CURRENT.json, and as in store.json where that lacks it."""
     if current is None:
         return info
-    said = {name: getattr(current, name) for name in MODEL_FIELDS}
-    return info.model_copy(update={name: value for name, value in said.items() if value is not None})
+    served = {name: getattr(current, name) for name in MODEL_FIELDS}
+    return info.model_copy(update={name: value for name, value in served.items() if value is not None})
 
 
 def differing(served: StoreInfo, info: StoreInfo) -> list[str]:
-    """Which of the two fingerprints differ; vectors of the two can't be compared then."""
+    """Names of the fingerprints that differ; the vectors can't be compared then."""
     return [name for name in FINGERPRINTS if getattr(served, name) != getattr(info, name)]
 
 
 def _check_same(files: StoreFiles, served: StoreInfo, info: StoreInfo) -> None:
-    for what in differing(served, info):
+    for name in differing(served, info):
         raise StoreError(
-            f"store {files.address}: its {what.replace('_', ' ')} is {getattr(served, what)} (model {served.model}), "
-            f"this run's is {getattr(info, what)}; vectors of the two can't be compared: use that model and "
+            f"store {files.address}: its {name.replace('_', ' ')} is {getattr(served, name)} (model {served.model}), "
+            f"this run's is {getattr(info, name)}; vectors of the two can't be compared: use that model and "
             "preprocessing, embed all anew with `embedder refresh`, or start another store"
         )
 
@@ -97,7 +102,7 @@ def check_writable(files: StoreFiles, info: StoreInfo) -> None:
 
 
 def read_store_info(files: StoreFiles) -> StoreInfo:
-    """What store this is.
+    """Read store.json.
 
     Raises:
         StoreError: there is no store.
@@ -111,7 +116,7 @@ def read_store_info(files: StoreFiles) -> StoreInfo:
 
 
 def published(files: StoreFiles) -> Current:
-    """What is published.
+    """Read what is published.
 
     Raises:
         StoreError: there is no store, or nothing is published yet.

@@ -1,4 +1,4 @@
-"""The one home of deltalake: read a version's files, and commit adds and removes as one version."""
+"""Access to Delta tables: read a version's files, and commit adds and removes as one version."""
 
 import json
 import time
@@ -18,23 +18,28 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.schema import TABLES, with_nulls
 
-# By default Delta deletes log entries by their age, and with them versions that history promises.
+# By default Delta deletes log entries by their age, and with them versions of the history.
 KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
 @dataclass
 class TableChange:
-    """What one commit does to a table: part files that join it, paths that leave it."""
+    """Change of a table by one commit: part files to add, paths to remove."""
 
     adds: list[PartFile] = field(default_factory=list)
     removes: list[str] = field(default_factory=list)
 
 
 class RecordTable:
-    """One Delta table of the store."""
+    """Delta table of the store."""
 
     def __init__(self, files: StoreFiles, name: str, version: int | None = None) -> None:
         """Open the table at a version, or at its newest; one that does not exist yet has no files.
+
+        Args:
+            files: the store.
+            name: name of the table.
+            version: number of the version; None: the newest.
 
         Raises:
             StoreError: the table or that version of it can't be read.
@@ -44,7 +49,7 @@ class RecordTable:
             options = files.storage_options
             self._delta: DeltaTable | None = DeltaTable(files.uri(name), version=version, storage_options=options)
         except TableNotFoundError as error:
-            if version is not None:  # its log entries are gone; an empty table would be a lie
+            if version is not None:  # its log entries are gone; an empty table would be wrong
                 raise self._unreadable(version, error) from None
             self._delta = None
         except OSError as error:
@@ -65,46 +70,46 @@ class RecordTable:
 
     @property
     def version(self) -> int:
-        """Number of the version that is open, -1 where there is none."""
+        """Number of the open version, -1 where there is none."""
         return self._delta.version() if self._delta else -1
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The table's columns, none before the first commit."""
+        """Columns of the table, None before the first commit."""
         return pa.schema(self._delta.schema().to_arrow()) if self._delta else None
 
     def paths(self) -> list[str]:
-        """The files of this version, relative to the table's folder, sorted."""
+        """Files of this version, relative to the table's folder, sorted."""
         if self._delta is None:
             return []
         return sorted(pa.table(self._delta.get_add_actions(flatten=True))["path"].to_pylist())
 
     def num_rows(self) -> int:
-        """Rows of this version, as its log counts them."""
+        """Number of rows of this version, by its log."""
         if self._delta is None:
             return 0
         return sum(pa.table(self._delta.get_add_actions(flatten=True))["num_records"].to_pylist())
 
     def size_bytes(self, paths: Collection[str]) -> int:
-        """Bytes of some files of this version, as its log says."""
+        """Size of some files of this version, by its log."""
         if self._delta is None:
             return 0
         actions = pa.table(self._delta.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
         return sum(action["size_bytes"] for action in actions if action["path"] in paths)
 
     def parts(self) -> list[PartFile]:
-        """The files of this version with rows, bytes and statistics, by path."""
+        """Files of this version with rows, bytes and statistics, by path."""
         if self._delta is None:
             return []
         actions = pa.table(self._delta.get_add_actions()).sort_by("path").to_pylist()
         return [_part(self.name, action) for action in actions]
 
     def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
-        """Rows of this version.
+        """Read rows of this version.
 
         Args:
-            columns: which, or all.
-            paths: of which files, or of all.
+            columns: names of columns; None: all.
+            paths: names of files; None: all.
 
         Raises:
             StoreError: a file of the table is missing or damaged.
@@ -124,22 +129,24 @@ class RecordTable:
         return self._grown(content, columns)
 
     def may_have_nulls(self, path: str, column: str) -> bool:
-        """Whether a column of one file may have nulls, as the file's own statistics tell; no value is read."""
+        """Whether a column of one file may have nulls, by the file's own statistics; no value is read."""
         footer = pq.ParquetFile(self.files.open(f"{self.name}/{path}")).metadata
         groups = map(footer.row_group, range(footer.num_row_groups))
         chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-        told = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
-        return not told or any(each is None or not each.has_null_count or each.null_count > 0 for each in told)
+        statistics = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
+        return not statistics or any(
+            each is None or not each.has_null_count or each.null_count > 0 for each in statistics
+        )
 
     def _grown(self, content: pa.Table, columns: list[str] | None) -> pa.Table:
-        """A part file from before the table grew by a column has nulls there."""
+        """Add the columns with nulls that a part file lacks because it is older than they are."""
         own = TABLES[self.name]
         names = self.schema.names if self.schema is not None else []
         wanted = names if columns is None else columns
         return with_nulls(content, pa.schema(own.field(name) for name in wanted if name in names and name in own.names))
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Refuse rows of other columns than the table has.
+        """Refuse rows whose columns differ from the table's.
 
         Raises:
             StoreError: the columns differ.
@@ -160,19 +167,19 @@ class RecordTable:
         return self._delta is not None and self._delta.transaction_version(run_id) is not None
 
     def commit(self, run_id: str, change: TableChange, schema: pa.Schema) -> int:
-        """Add and remove files as one version, once a run; returns the version that holds them.
+        """Add and remove files as one version, once per run; return the version that holds them.
 
         Args:
-            run_id: marks the commit, so that doing it again after a crash changes nothing.
-            change: what joins and what leaves.
-            schema: the table's columns; makes the table where it does not exist.
+            run_id: marks the commit, so that repeating it after a crash changes nothing.
+            change: files to add and to remove.
+            schema: columns of the table, which is created where it does not exist.
         """
         with self._changing():
             return self._commit(run_id, change, schema)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Around a change of the log: the lock must still be ours, and what goes wrong is told as the store's."""
+        """Guard a change of the log: check that the lock is still held, and raise failures as errors of the store."""
         self.files.confirm_lease()
         try:
             yield
@@ -199,7 +206,7 @@ class RecordTable:
         return self.version
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Give an existing table those of some columns that it lacks; its rows have nulls there."""
+        """Add missing columns to an existing table; its rows have nulls there."""
         if self._delta is None:
             return
         has = {field.name for field in self._delta.schema().fields}
@@ -210,29 +217,29 @@ class RecordTable:
                 self._delta.update_incremental()
 
     def create_checkpoint(self) -> None:
-        """Sum up the log at the version that is open."""
+        """Write a checkpoint of the log at the open version."""
         if self._delta is not None:
             with self._changing():
                 self._delta.create_checkpoint()
 
     def commit_files(self, run_id: str, wanted: Sequence[PartFile], schema: pa.Schema | None = None) -> int:
-        """Make the newest version hold these files and no other, once a run; returns the version that does.
+        """Make the newest version hold exactly these files, once per run; return that version.
 
-        Whatever an unfinished commit left in the newest version leaves it with that.
+        Anything that an unfinished operation left in the newest version is removed with that.
 
         Args:
             run_id: marks the commit.
-            wanted: the files, whichever version or run they come from.
-            schema: the table's columns, where it may not exist yet.
+            wanted: the files, from any version or run.
+            schema: columns of the table, where it may not exist yet.
         """
-        held, wished = set(self.paths()), {part.path for part in wanted}
-        change = TableChange([part for part in wanted if part.path not in held], sorted(held - wished))
+        held, kept = set(self.paths()), {part.path for part in wanted}
+        change = TableChange([part for part in wanted if part.path not in held], sorted(held - kept))
         known = self.schema if self.schema is not None else TABLES[self.name]
         return self.commit(run_id, change, known if schema is None else schema)
 
 
 def _part(table: str, action: dict[str, Any]) -> PartFile:
-    """A file as the log holds it."""
+    """Part file of an action in the log."""
     kinds = {"minValues": action.get("min"), "maxValues": action.get("max"), "nullCount": action.get("null_count")}
     stats = {
         "numRecords": action["num_records"],

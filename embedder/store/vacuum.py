@@ -1,4 +1,4 @@
-"""Delete what no reader and no writer needs any more; what is published is never touched."""
+"""Deletion of files that no reader and no writer needs any more; what is published is never touched."""
 
 import json
 import re
@@ -10,24 +10,24 @@ from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import part_files, publications, readable
 from embedder.store.layout import Current, Published, utc_now
 from embedder.store.maintenance import writable
-from embedder.store.publish import ORDER_FILE, RETIRED_FILE
+from embedder.store.publish import INTENT_FILE, RETIRED_FILE
 from embedder.store.runs import run_time, unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
-_JOURNAL = re.compile(rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{re.escape(ORDER_FILE)}|{re.escape(RETIRED_FILE)})")
+_JOURNAL = re.compile(rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{re.escape(INTENT_FILE)}|{re.escape(RETIRED_FILE)})")
 _INDEX = re.compile(r"index/(?P<number>\d{6,})/.+")
 
 
 @dataclass(frozen=True)
 class Vacuumed:
-    """What was deleted, or would be.
+    """Result of a vacuum, or of its dry run.
 
     Attributes:
         deleted: the files, relative to the store.
         kept: run ids of the publications that stay readable.
-        needed: those of them that stay only because what is kept needs every file of theirs.
+        needed: those of them that stay readable only because others that are kept need every file of theirs.
     """
 
     deleted: tuple[FileInfo, ...]
@@ -44,14 +44,14 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     """Delete part files, journals and index versions that no publication worth keeping needs.
 
     Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes. A publication
-    all of whose files a kept one needs stays readable with it, but for its index: searching it compares with every
+    whose files are all needed by a kept one stays readable, but loses its index: a search of it compares with every
     vector.
 
     Args:
         files: the store, held by the write lock.
-        keep_days: a publication stays readable for as long after another took its place, and so does an index.
-        keep_versions: so many of the newest publications stay, however old.
-        dry_run: say what would go, and delete nothing.
+        keep_days: days for which a publication or an index stays readable after it was replaced.
+        keep_versions: number of the newest publications that stay, however old.
+        dry_run: delete nothing.
 
     Raises:
         StoreError: there is no store, nothing is published, it is of an older format, or a record is damaged.
@@ -79,11 +79,17 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
 def kept_publications(
     history: Sequence[Published], now: datetime, grace: timedelta, keep_versions: int
 ) -> list[Published]:
-    """Which publications stay readable: the newest few, and those that readers may have open; pure.
+    """Publications that stay readable: the newest few, and those that readers may have open; pure.
 
-    A reader may have opened a version up to the moment when the next one took its place, so the grace counts from
-    there. A clock set back makes times too early, never too late: a publication counts as no older than those before
-    it, and run ids go on rising whatever the clock says.
+    A reader may have opened a version up to the moment when the next one replaced it, so the grace period starts there.
+    A clock set back makes times too early, never too late: a publication counts as no older than those before it, and
+    run ids keep rising whatever the clock says.
+
+    Args:
+        history: publications, oldest first.
+        now: current time.
+        grace: time for which a replaced publication stays.
+        keep_versions: number of the newest publications that stay.
     """
     kept = list(history[-max(1, keep_versions) :])
     latest = datetime.min.replace(tzinfo=now.tzinfo)
@@ -112,7 +118,7 @@ def _parts(files: StoreFiles, versions: Sequence[Current], unfinished: set[str])
 
 
 def _journals(files: StoreFiles, unfinished: set[str]) -> list[FileInfo]:
-    """Journals of runs that ended: what they say stands in the tables, or is given up."""
+    """Journals of runs that ended: their content is in the tables, or abandoned."""
     matches = ((info, _JOURNAL.fullmatch(info.path)) for info in files.list("runs"))
     return [info for info, match in matches if match and match["run_id"] not in unfinished]
 
@@ -120,7 +126,7 @@ def _journals(files: StoreFiles, unfinished: set[str]) -> list[FileInfo]:
 def _indexes(
     files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], since: datetime
 ) -> list[FileInfo]:
-    """Index versions that nobody needs; the manifest first, without which the rest is no version."""
+    """Files of index versions that are not needed; the manifest first, without which the rest is no version."""
     infos = [(info, match) for info in files.list("index") if (match := _INDEX.fullmatch(info.path))]
     built = {
         int(match["number"]): json.loads(files.read(info.path))
@@ -128,26 +134,26 @@ def _indexes(
         if info.path.endswith("/manifest.json")
     }
     needed = needed_indexes(history, versions, since)
-    tables, told = {version.embeddings for version in versions}, _told_of(history)
+    tables, recorded = {version.embeddings for version in versions}, _recorded_indexes(history)
     for number, manifest in built.items():
         is_young = datetime.fromisoformat(manifest["built_at"]) > since
-        if manifest["embeddings_version"] in tables and number not in told and is_young:
-            needed.add(number)  # of a store from before its records told of indexes, or of a build that was killed
+        if manifest["embeddings_version"] in tables and number not in recorded and is_young:
+            needed.add(number)  # of a store older than such records, or of a build that was killed
     doomed = [info for info, match in infos if int(match["number"]) not in needed]
     return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
 
 
 def needed_indexes(history: Sequence[Published], versions: Sequence[Current], since: datetime) -> set[int]:
-    """Which index versions stay; pure.
+    """Numbers of the index versions that stay; pure.
 
-    Those of the kept publications, and of each the one before, however old: who opened the publication may be about to
-    open it, and `embedder index rollback` goes back to it. Any other stays until the grace has passed since another
-    took its place, which may be long after its publication's time.
+    Those of the kept publications, and of each the one before, however old: a reader of the publication may be about to
+    open it, and `embedder index rollback` goes back to it. Any other stays until the grace period has passed since it
+    was replaced, which may be long after its publication's time.
 
     Args:
         history: all publications.
         versions: those that stay readable.
-        since: what was replaced after that stays.
+        since: an index that was replaced after that stays.
     """
     needed = {version.index for version in versions if version.index is not None}
     kept = {version.run_id for version in versions}
@@ -159,5 +165,5 @@ def needed_indexes(history: Sequence[Published], versions: Sequence[Current], si
     return needed
 
 
-def _told_of(history: Sequence[Published]) -> set[int | None]:
+def _recorded_indexes(history: Sequence[Published]) -> set[int | None]:
     return {number for record in history for number in (record.index, *record.past_indexes)}

@@ -1,1 +1,1 @@
-"""The index of a store: how each publication comes to one, and the versions that are kept."""
+"""Index of a store: building or updating one for each publication, and the versions that are kept."""

@@ -1,7 +1,7 @@
-"""What an index is tuned and judged with: the archive's captions; where it has none, queries that lie as texts do.
+"""Queries to tune and judge an index with: the store's captions; without any, queries distributed as texts are.
 
-An index that is tuned with the pictures themselves fails the people who search it with texts. Any words the model knows
-tell where its texts lie and in which directions they vary (`index.queries.text_like_queries`).
+An index that is tuned with the images themselves has a low recall for texts. Any words that the model knows show where
+its texts lie and in which directions they vary (`index.queries.text_like_queries`).
 """
 
 import json
@@ -13,26 +13,27 @@ from embedder.engine.job import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
 from embedder.store.layout import StoreInfo
-from embedder.store_index.rows import Floats, IndexRows
+from embedder.store_index.rows import IndexRows
 from index.queries import CAPTIONS, SAMPLED, TEXT_LIKE, text_like_queries
+from index.vectors import Floats
 from shards.errors import ModelError
 
 NUM_WORDS = 512
 MIN_LETTERS = 3
-MAX_PICTURES = 4000
+MAX_IMAGES = 4000
 
 
 def recall_queries(rows: IndexRows, info: StoreInfo, *, load_model: bool = True) -> tuple[Floats | None, str]:
-    """Find or make queries for the pictures of a version.
+    """Find or make queries for the images of a version.
 
     Args:
-        rows: the pictures, at least one.
-        info: whose vectors those are.
-        load_model: where there are no captions, load the model to make queries that lie as its texts do.
+        rows: the images, at least one.
+        info: model of their vectors.
+        load_model: where there are no captions, load the model to make queries distributed as its texts are.
 
     Returns:
-        float32 (Q, E), L2-normalised, and what they are. None where there are no captions and the model is not loaded,
-        or not to be had: vectors of the table itself have to do then.
+        float32 (Q, E), L2-normalised, and their kind. None where there are no captions and the model is not loaded,
+        or not there: vectors of the table itself are used then.
     """
     captions = rows.queries()
     if captions is not None:
@@ -40,11 +41,11 @@ def recall_queries(rows: IndexRows, info: StoreInfo, *, load_model: bool = True)
     texts = _texts(info) if load_model else None
     if texts is None:
         return None, SAMPLED
-    return text_like_queries(_pictures(rows), texts), TEXT_LIKE
+    return text_like_queries(_sample_vectors(rows), texts), TEXT_LIKE
 
 
 def _texts(info: StoreInfo) -> Floats | None:
-    """Vectors of words of the model's vocabulary, float32 (T, E); other weights' texts lie elsewhere and are no use."""
+    """Vectors of words of the model's vocabulary, float32 (T, E); texts of other weights lie elsewhere."""
     try:
         model = open_model(info.model)
         words = _words(model)
@@ -61,6 +62,6 @@ def _words(model: Model) -> list[str]:
     return words[:: -(-len(words) // NUM_WORDS)] if words else []
 
 
-def _pictures(rows: IndexRows) -> Floats:
-    chosen = np.unique(np.linspace(0, rows.ids.num_rows - 1, min(MAX_PICTURES, rows.ids.num_rows)).astype(np.int64))
+def _sample_vectors(rows: IndexRows) -> Floats:
+    chosen = np.unique(np.linspace(0, rows.ids.num_rows - 1, min(MAX_IMAGES, rows.ids.num_rows)).astype(np.int64))
     return np.concatenate(list(rows.vectors_at(chosen)))

@@ -1,4 +1,4 @@
-"""Back to an earlier index of the same rows: of other constraints, of another kind."""
+"""Rollback to an earlier index of the same rows: of other constraints, of another kind."""
 
 from embedder.errors import StoreError
 from embedder.store.current import swap_index
@@ -16,11 +16,11 @@ Versions = dict[int, Manifest]
 def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, Manifest]:
     """Publish an earlier index version with the rows that are published; nothing is deleted, so it can be undone.
 
-    Who rolls back has seen both indexes at work, so no gate judges this.
+    Both indexes have been in use, so no gate judges this.
 
     Args:
         files: the store, held by the write lock.
-        number: the version; the last one before the current where none is named.
+        number: of the version; None takes the last one before the current one.
 
     Returns:
         Its number and manifest.
@@ -41,7 +41,7 @@ def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, M
 
 
 def _fitting(files: StoreFiles, current: Current, versions: Versions) -> Versions:
-    """The versions built of the rows that are published, whether or not those have been compacted since."""
+    """Versions built of the published rows, whether or not those have been compacted since."""
     tables = same_rows(publications(files)) | {current.embeddings}
     if current.index in versions:  # kept through a publication that changed no vector
         tables.add(versions[current.index].embeddings_version)

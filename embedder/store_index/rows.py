@@ -1,11 +1,10 @@
-"""What an index is made of: the rows of an embeddings version that have a picture's vector, in one order.
+"""Rows of an embeddings version that an index is built of: those with an image's vector, in one order.
 
-All is read file by file, so that the vectors of no more than one stand in memory.
+They are read file by file, so that the vectors of no more than one file stand in memory.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +13,7 @@ import pyarrow.compute as pc
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+from index.vectors import Floats, Rows
 
 MAX_RECALL_QUERIES = 4000
 NUM_QUERY_FILES = 64
@@ -25,7 +22,7 @@ NO_KEYS = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id
 
 
 class IndexRows:
-    """The pictures and video segments of one version, numbered over all its files."""
+    """Images and video segments of one version, numbered over all its files."""
 
     def __init__(self, files: StoreFiles, version: int, paths: Sequence[str] | None = None) -> None:
         """Open a version, or some of its files.
@@ -39,7 +36,7 @@ class IndexRows:
 
     @cached_property
     def ids(self) -> pa.Table:
-        """Which item and segment each row stands for, and which run made its vector."""
+        """Item, segment and run of each row."""
         return pa.concat_tables([NO_KEYS.empty_table(), *self._ids_by_file])
 
     @cached_property
@@ -53,15 +50,15 @@ class IndexRows:
         return keys.filter(pc.is_valid(self._table.read(["image_embedding"], [path])["image_embedding"]))
 
     def num_by_file(self) -> list[tuple[str, int]]:
-        """Part files, and how many of these rows each has."""
+        """Part files, with the number of these rows in each."""
         return [(path, ids.num_rows) for path, ids in self._files()]
 
     def vectors(self) -> Iterator[Floats]:
-        """All vectors, float32 (n, E) a file."""
+        """All vectors, float32 (n, E) for each file."""
         return (self._vectors_of(path) for path, ids in self._files() if ids.num_rows)
 
     def vectors_at(self, rows: Rows) -> Iterator[Floats]:
-        """The vectors of some rows, rising numbers, float32 (n, E) a file; files without any are not read."""
+        """Vectors of rows in rising order, float32 (n, E) for each file; files without any are not read."""
         start = 0
         for path, ids in self._files():
             stop = start + ids.num_rows
@@ -77,9 +74,9 @@ class IndexRows:
         return unpack_vectors(self._table.read(["image_embedding"], [path])["image_embedding"].drop_null())
 
     def queries(self) -> Floats | None:
-        """Captions' vectors, on which recall is measured; None where there are none.
+        """Vectors of captions, on which recall is measured; None where there are none.
 
-        They come from files all over the table, and from no more of them than it takes.
+        They come from files all over the table, and from no more of them than needed.
         """
         share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
         found: list[Floats] = []
@@ -93,6 +90,6 @@ class IndexRows:
 
 
 def _spread(paths: list[str], number: int) -> list[str]:
-    """All of them, and first so many that lie evenly among them."""
+    """All paths, with `number` evenly spaced ones first."""
     step = max(1, len(paths) // number)
     return [path for start in range(step) for path in paths[start::step]]

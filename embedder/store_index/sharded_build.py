@@ -1,8 +1,8 @@
-"""An index of inverted lists filled by a cluster: each task makes one part from some part files, this process merges.
+"""Index of inverted lists filled by a cluster: each task makes one part from some part files, this process merges.
 
-What is trained is trained here, on a sample. A task needs the trained index (its centroids), the store's address, and
-one CPU; it sends back its part, which this process keeps on its disk. So this process holds in memory as many parts as
-are on their way, and while merging one list.
+It is trained here, on a sample. A task needs the trained index (its centroids), the store's address, and
+one CPU; it sends back its part, which this process keeps on its disk. So this process holds in memory the parts that
+are being sent, and while merging one list.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ClusterGroup:
-    """Neighbouring part files that become one part."""
+    """Neighbouring part files that become one part of the index."""
 
     paths: tuple[str, ...]
     num_rows: int
@@ -41,13 +41,13 @@ class ClusterGroup:
 def cluster_filler(
     address: str | None, files: StoreFiles, rows: IndexRows, say: Say
 ) -> Iterator["ClusterFiller | None"]:
-    """What fills an index on a cluster while the block runs; none where none is named, or there is too little to do.
+    """Function that fills an index on a cluster while the block runs; None without a cluster, or for few rows.
 
     Args:
         address: of the cluster.
         files: the store, under an address that the cluster's nodes reach.
-        rows: what the index shall hold.
-        say: is told how far it is.
+        rows: to index.
+        say: receives progress messages.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -62,11 +62,11 @@ def cluster_filler(
 
 
 def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[ClusterGroup]:
-    """Which part files become one part, in their order: as many as hold that many rows, one at least; pure.
+    """Group part files into parts, in their order, at least one file in each. Pure.
 
     Args:
-        num_rows: part files, and how many rows of each are indexed.
-        rows_per_part: about how many rows a part gets.
+        num_rows: part files, with the number of indexed rows in each.
+        rows_per_part: most rows of a part of several files.
     """
     groups: list[ClusterGroup] = []
     for path, rows in num_rows:
@@ -78,7 +78,7 @@ def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list
 
 
 class ClusterFiller:
-    """Fills indexes on a running Ray; as `index.build.Fill`."""
+    """Filler of indexes on a running Ray; an `index.build.Fill`."""
 
     def __init__(
         self, files: StoreFiles, rows: IndexRows, num_cpus: float, say: Say, rows_per_part: int = ROWS_PER_PART
@@ -87,7 +87,13 @@ class ClusterFiller:
         self.rows_per_part = rows_per_part
 
     def __call__(self, design: Design, table: VectorTable, projection: Floats | None) -> "faiss.Index":
-        """Make an index of the table's vectors, which are those of the rows; here, where its lists can't be merged."""
+        """Make an index of the rows; in this process, where its lists can't be merged.
+
+        Args:
+            design: of the index.
+            table: the vectors of the rows.
+            projection: of the design, if it has one.
+        """
         from index import faiss_build, faiss_merge
 
         template = faiss_build.train(design, table, projection)
@@ -108,27 +114,27 @@ class ClusterFiller:
         for number, content in self._parts(groups, (folder / "template").read_bytes()):
             paths[number].write_bytes(content)
             done += groups[number].num_rows
-            progress.tell(done)
+            progress.report(done)
         return paths
 
     def _parts(self, groups: Sequence[ClusterGroup], template: bytes) -> Iterator[tuple[int, bytes]]:
-        """The parts with their numbers, as they are ready; no more wait than the cluster can work on soon."""
+        """Parts with their numbers, as they are ready; few tasks wait at a time."""
         import ray
 
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part)
-        held = ray.put(template)
+        template_ref = ray.put(template)
         running: dict[Any, int] = {}
         waiting = list(enumerate(groups))[::-1]
         while waiting or running:
             while waiting and len(running) < max(1.0, self.num_cpus * WAITING_PER_CPU):
                 number, group = waiting.pop()
-                running[task.remote(held, self.files, self.rows.version, group.paths)] = number
+                running[task.remote(template_ref, self.files, self.rows.version, group.paths)] = number
             for reference in ray.wait(list(running))[0]:
                 yield running.pop(reference), ray.get(reference)
 
 
 def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str]) -> bytes:
-    """One task: the part of some part files."""
+    """Task: one part of the index, of some part files."""
     from index import faiss_build, faiss_merge
 
     rows = IndexRows(files, version, paths)
@@ -140,12 +146,12 @@ def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence
 
 
 class _Progress:
-    """One line a part: how much is done, and how long the rest may take."""
+    """Messages after each part: the rows done, and the time left."""
 
     def __init__(self, num_rows: int, say: Say) -> None:
         self._num_rows, self._say = num_rows, say
         self._started_s = time.monotonic()
 
-    def tell(self, done: int) -> None:
+    def report(self, done: int) -> None:
         left_s = (time.monotonic() - self._started_s) * (self._num_rows - done) / max(1, done)
         self._say(f"index: {done:,} of {self._num_rows:,} vectors in parts, about {left_s:,.0f} s left")

@@ -25,11 +25,11 @@ INDEX_FOLDER = "index"
 MAX_KEPT_COPIES = 4
 
 Build = Callable[[Path], Manifest]
-"""Makes the folder it is given, and a whole index in it; or fails, and leaves none."""
+"""Function that makes the given folder with a whole index in it; or fails, and leaves none."""
 
 
 def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
-    """Make the next version; returns its number and manifest."""
+    """Build the next version; returns its number and manifest."""
     if files.folder is not None:
         root = files.folder / INDEX_FOLDER
         number = next_version(root)
@@ -40,17 +40,17 @@ def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
         manifest = build(folder)
         for file_name in (*manifest.sha256, MANIFEST_NAME):
             files.confirm_lease()  # two runs that upload under one number would mix their files
-            files.upload(folder / file_name, _place(number, file_name))
+            files.upload(folder / file_name, _path(number, file_name))
     return number, manifest
 
 
 def has_version(files: StoreFiles, number: int) -> bool:
     """Whether a version is there, whole."""
-    return files.exists(_place(number, MANIFEST_NAME))
+    return files.exists(_path(number, MANIFEST_NAME))
 
 
 def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
-    """The whole versions, oldest first: number and manifest."""
+    """Whole versions, oldest first: number and manifest."""
     if files.folder is not None:
         root = files.folder / INDEX_FOLDER
         return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
@@ -60,7 +60,7 @@ def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
 
 
 def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
-    """What a version says of itself; none where it is not there, or can't be read any more."""
+    """Manifest of a version; None where it is not there, or can't be read any more."""
     try:
         return _fetched_manifest(files, number)
     except (FileNotFoundError, RetrievalError):
@@ -69,12 +69,12 @@ def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
 
 def _fetched_manifest(files: StoreFiles, number: int) -> Manifest:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_place(number, MANIFEST_NAME)))
+        (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_path(number, MANIFEST_NAME)))
         return read_manifest(folder)
 
 
 def version_folder(files: StoreFiles, number: int) -> Path:
-    """A folder of this machine that holds a version, fetched where the store is remote.
+    """Folder of this machine that holds a version, fetched where the store is remote.
 
     Raises:
         StoreError: there is no such version.
@@ -86,7 +86,12 @@ def version_folder(files: StoreFiles, number: int) -> Path:
 
 
 def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":
-    """Open a version; FAISS reads nothing whose hash is not that of the manifest.
+    """Open a version; FAISS reads no file whose hash is not that of the manifest.
+
+    Args:
+        files: the store.
+        number: of the version.
+        model_fingerprint: of the model that encodes the queries.
 
     Raises:
         StoreError: there is no such version.
@@ -107,9 +112,9 @@ def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Ind
 
 
 def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
-    """The folder that holds a copy of a version, and whether it was fetched now; named by the hash of its manifest."""
+    """Folder with a copy of a version, named by the hash of its manifest, and whether it was fetched now."""
     try:
-        manifest = files.read(_place(number, MANIFEST_NAME))
+        manifest = files.read(_path(number, MANIFEST_NAME))
     except FileNotFoundError:
         raise StoreError(
             f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
@@ -122,7 +127,7 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
         with whole_folder(folder) as stage:
             (stage / MANIFEST_NAME).write_bytes(manifest)
             for name in read_manifest(stage).sha256:
-                files.download(_place(number, name), stage / name)
+                files.download(_path(number, name), stage / name)
     except FileNotFoundError as error:
         raise StoreError(f"{error}: a file of index version {number} is missing; build the index again") from None
     except RetrievalError:
@@ -133,7 +138,7 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
 
 
 def drop_copies(num_kept: int = 0) -> None:
-    """Delete this machine's copies of indexes but the few that were used last: they hold ids, purged ones too."""
+    """Delete this machine's copies of indexes but those used last: they hold ids, purged ones too."""
     sweep_leftovers(cache_folder())
     copies = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
@@ -142,16 +147,16 @@ def drop_copies(num_kept: int = 0) -> None:
 
 
 def _next_number(files: StoreFiles) -> int:
-    """After the highest one seen, whole or not: a number is never used twice."""
+    """Number after the highest one there, whole or not: a number is never used twice."""
     names = {info.path.split("/")[1] for info in files.list(INDEX_FOLDER)}
     return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
 
-def _place(number: int, name: str) -> str:
+def _path(number: int, name: str) -> str:
     return f"{INDEX_FOLDER}/{number:06d}/{name}"
 
 
 def cache_folder() -> Path:
-    """Where this machine keeps copies of indexes."""
+    """Folder of this machine with copies of indexes."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "embedder" / "indexes"

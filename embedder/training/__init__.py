@@ -1,1 +1,1 @@
-"""Training through the embedding pipeline: the same sources, decode door and tokeniser feed `shards.training`."""
+"""Training through the embedding pipeline: the same sources, sandboxed decoder and tokeniser feed `shards.training`."""

@@ -1,4 +1,4 @@
-"""Who takes the steps: this process alone, or several training workers."""
+"""Backends of the training loop: this process alone, or several training workers."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -18,13 +18,13 @@ from shards.training.trainer import StepMetrics
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What the loop drives.
+    """Backend of the loop and its functions.
 
     Attributes:
-        trainer: one trainer, or a team of them.
-        steps: take the steps of an epoch.
+        trainer: one trainer, or a group of workers.
+        steps: takes the steps of an epoch.
         measure: R@k on held-out items; None where there are none.
-        device: where it happens, for the report.
+        device: for the report.
     """
 
     trainer: TrainingBackend
@@ -34,46 +34,46 @@ class TrainingSetup:
 
 
 @contextmanager
-def learning(
+def training_setup(
     prepared: PreparedTraining,
-    feed: ExampleCache,
+    cache: ExampleCache,
     validation: Validation | None,
     should_stop: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Iterator[TrainingSetup]:
-    """Make ready what takes the steps, and end it with the block.
+    """Start the backend, and end it with the block.
 
     Args:
         prepared: the run.
-        feed: decodes for this process; several workers have a stream of their own.
-        validation: what is held out.
-        should_stop: whether somebody wants the run to end.
-        say: is told what happens.
+        cache: decodes for this process; several workers have a stream of their own.
+        validation: the held-out items; None of none.
+        should_stop: whether the run should end.
+        say: receives progress messages.
 
     Raises:
         ConfigError: there are too few CPUs or GPUs for the workers.
         RunFailedError: the workers don't start.
     """
     if prepared.config.num_workers > 1:
-        with _together(prepared, validation, say) as found:
+        with _worker_steps(prepared, validation, say) as found:
             yield found
     else:
         trainer = prepared.trainer
         measure = None if validation is None else partial(validation.measure, trainer)
-        yield TrainingSetup(trainer, _own_steps(prepared, feed, should_stop, say), measure, str(trainer.device))
+        yield TrainingSetup(trainer, _own_steps(prepared, cache, should_stop, say), measure, str(trainer.device))
 
 
 def _own_steps(
-    prepared: PreparedTraining, feed: ExampleCache, should_stop: Callable[[], bool], say: Callable[[str], None]
+    prepared: PreparedTraining, cache: ExampleCache, should_stop: Callable[[], bool], say: Callable[[str], None]
 ) -> Steps:
-    config, trainer, draw, tally = prepared.config, prepared.trainer, prepared.draw, prepared.standing.tally
+    config, trainer, sampler, counts = prepared.config, prepared.trainer, prepared.sampler, prepared.progress.counts
     batches: Callable[..., Generator[tuple[int, TrainBatch | FeatureBatch | None], None, None]]
     if config.train.what == "projections":
         say("running the frozen towers once over all items; augmentation is off")
-        features = run_towers(prepared.train, feed, trainer, config.batch_size, tally, should_stop)
-        batches = partial(feature_batches, prepared.train, features, draw)
+        features = run_towers(prepared.train, cache, trainer, config.batch_size, counts, should_stop)
+        batches = partial(feature_batches, prepared.train, features, sampler)
     else:
-        batches = partial(epoch_batches, prepared.train, feed, draw, tally)
+        batches = partial(epoch_batches, prepared.train, cache, sampler, counts)
 
     def steps(epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
         with closing(batches(epoch=epoch, first=first)) as numbered:
@@ -84,27 +84,27 @@ def _own_steps(
 
 
 @contextmanager
-def _together(
+def _worker_steps(
     prepared: PreparedTraining, validation: Validation | None, say: Callable[[str], None]
 ) -> Iterator[TrainingSetup]:
     from embedder.engine.ray_session import cluster
     from embedder.training.train_worker import TrainWorkerSpec
-    from embedder.training.worker_group import team_of, team_steps
+    from embedder.training.worker_group import group_steps, start_workers
 
     config, trainer = prepared.config, prepared.trainer
-    places = allocate_workers(config, cluster())
-    replica = TrainWorkerSpec(
+    resources = allocate_workers(config, cluster())
+    worker_spec = TrainWorkerSpec(
         model=trainer.config,
         settings=config.train,
-        draw=prepared.draw,
-        device=places.device,
-        num_threads=places.num_threads,
+        sampler=prepared.sampler,
+        device=resources.device,
+        num_threads=resources.num_threads,
         timeout_s=config.no_progress_timeout_s,
     )
-    say(f"starting {places.num_workers} training workers")
-    with team_of(places, replica, trainer) as team:
+    say(f"starting {resources.num_workers} training workers")
+    with start_workers(resources, worker_spec, trainer) as group:
         if validation is not None:
-            team.hold_out(validation)
-        steps = team_steps(team, prepared.train, prepared.spec, prepared.draw, places, prepared.standing.tally)
-        device = f"{places.num_workers} x {places.device}"
-        yield TrainingSetup(team, steps, None if validation is None else team.measure, device)
+            group.hold_out(validation)
+        steps = group_steps(group, prepared.train, prepared.spec, prepared.sampler, resources, prepared.progress.counts)
+        device = f"{resources.num_workers} x {resources.device}"
+        yield TrainingSetup(group, steps, None if validation is None else group.measure, device)

@@ -22,7 +22,7 @@ Rejects = dict[str, tuple[str, str, str]]
 
 @dataclass
 class ExampleCounts:
-    """What became of the items so far."""
+    """Counts of the items seen so far: rejected, unpaired, all."""
 
     num_items: int
     num_seen: int = 0
@@ -38,7 +38,7 @@ class ExampleCounts:
             self.unpaired.add(example.item_id)
 
     def add(self, other: "ExampleCounts") -> None:
-        """Count what another tally, of some of the same items, has counted."""
+        """Add the counts of some of the same items."""
         self.num_seen = min(self.num_items, self.num_seen + other.num_seen)
         self.rejects |= other.rejects
         self.unpaired |= other.unpaired
@@ -59,53 +59,71 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """What decides an epoch's batches, beside the items."""
+    """Settings that decide an epoch's batches, beside the items.
+
+    Attributes:
+        batch_size: images of a batch.
+        captions_per_image: captions drawn for each image.
+        seed: of the run.
+    """
 
     batch_size: int
-    captions_per_picture: int
+    captions_per_image: int
     seed: int
 
 
 def epoch_batches(
-    items: Items, feed: ExampleCache, draw: SamplerConfig, tally: ExampleCounts, *, epoch: int, first: int = 0
+    items: Items, cache: ExampleCache, sampler: SamplerConfig, counts: ExampleCounts, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, TrainBatch | None], None, None]:
     """Batches of one epoch with their numbers.
 
     Args:
         items: all that is trained on.
-        feed: decodes them.
-        draw: what decides the batches.
-        tally: is told of every example.
+        cache: decodes them.
+        sampler: decides the batches.
+        counts: counts every example.
         epoch: passes over the data so far.
         first: number of the first batch wanted; those before it are neither decoded nor counted.
 
     Yields:
         The batch's number, and the batch; None where none of its items can be trained on.
     """
-    total = num_batches(len(items), draw.batch_size)
-    order = epoch_order(items.keys, draw.seed, epoch)[: total * draw.batch_size]
-    chosen = items.take(order[first * draw.batch_size :])
-    with closing(numbered_pairs(chosen, feed, tally)) as pairs:
+    total = num_batches(len(items), sampler.batch_size)
+    order = epoch_order(items.keys, sampler.seed, epoch)[: total * sampler.batch_size]
+    chosen = items.take(order[first * sampler.batch_size :])
+    with closing(numbered_pairs(chosen, cache, counts)) as pairs:
         for number in range(first, total):
-            group = islice(pairs, draw.batch_size)
-            yield number, make_batch([pair for pair in group if pair.example.is_pair], draw, epoch)
+            group = islice(pairs, sampler.batch_size)
+            yield number, make_batch([pair for pair in group if pair.example.is_pair], sampler, epoch)
 
 
-def numbered_pairs(items: Items, feed: ExampleCache, tally: ExampleCounts) -> Generator[Pair, None, None]:
-    """Items as examples with their numbers, in the items' order, each counted."""
-    with closing(feed.examples(items)) as examples:
+def numbered_pairs(items: Items, cache: ExampleCache, counts: ExampleCounts) -> Generator[Pair, None, None]:
+    """Examples of the items with their numbers, in the items' order, each counted.
+
+    Args:
+        items: in the order wanted.
+        cache: decodes them.
+        counts: counts every example.
+    """
+    with closing(cache.examples(items)) as examples:
         for example, key, concept in zip(examples, items.keys.tolist(), items.concepts.tolist(), strict=True):
-            tally.count(example)
+            counts.count(example)
             yield Pair(example, key, concept)
 
 
-def make_batch(pairs: Sequence[Pair], draw: SamplerConfig, epoch: int) -> TrainBatch | None:
-    """Pictures, and the captions drawn for each."""
+def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> TrainBatch | None:
+    """Batch of images, and of the captions drawn for each; None of no pairs.
+
+    Args:
+        pairs: whole examples.
+        sampler: decides the captions.
+        epoch: passes over the data so far.
+    """
     if not pairs:
         return None
     tokens, caption_concepts = [], []
     for example, key, concept in pairs:
-        for number in drawn_captions(key, len(example.captions), draw.captions_per_picture, draw.seed, epoch):
+        for number in drawn_captions(key, len(example.captions), sampler.captions_per_image, sampler.seed, epoch):
             tokens.append(example.captions[number])
             caption_concepts.append(concept)
     return TrainBatch(

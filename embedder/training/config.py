@@ -16,11 +16,11 @@ MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
 
 
 class Architecture(ConfigSection):
-    """A model to start afresh: config.json of a model folder without what training finds out."""
+    """Fresh model: config.json of a model folder, before training."""
 
-    name: str = Field("trained", min_length=1)
+    name: str = Field("trained", min_length=1, description="name that `embedder model info` prints")
     embedding_dim: int = Field(256, ge=1, description="size of the common space")
-    projection_bias: bool = False
+    projection_bias: bool = Field(False, description="whether the projections into the common space have a bias")
     vision: VisionConfig = VisionConfig()
     text: TextConfig = TextConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
@@ -36,12 +36,12 @@ class Architecture(ConfigSection):
         return self
 
     def as_model(self) -> ModelConfig:
-        """The model, untrained."""
+        """Configuration of the model, untrained."""
         return ModelConfig(trained=False, **dict(self))
 
 
 class ValidationConfig(ConfigSection):
-    """What is held out of training to measure retrieval on."""
+    """Items held out of training to measure retrieval on."""
 
     source: str | None = Field(None, description="name of the [[source]] that is held out whole")
     fraction: float = Field(0.1, ge=0, lt=1, description="share of the concepts held out, where no source is")
@@ -50,7 +50,7 @@ class ValidationConfig(ConfigSection):
 
 
 class TrainConfig(ConfigSection):
-    """Everything one training run needs to know."""
+    """Settings of one training run."""
 
     model: str | None = Field(None, description="model folder to start from: local, s3:// or hub id")
     architecture: Architecture | None = Field(
@@ -58,18 +58,18 @@ class TrainConfig(ConfigSection):
     )
     tokenizer: str | None = Field(None, description="tokenizer.json for the fresh model, instead of one made")
     out: str = Field(min_length=1, description="folder for models, checkpoint, metrics and curves")
-    source: tuple[SourceConfig, ...] = Field((), description="pairs of picture and caption")
+    source: tuple[SourceConfig, ...] = Field((), description="pairs of image and caption")
     concept: str = Field(
-        "item_id", description="column whose equal values say: these belong together; `caption` is one, too"
+        "item_id", description="column whose equal values mark items that belong together; `caption` is one, too"
     )
     texts: tuple[str, ...] = Field((), description="columns with further captions: a string, or a list of strings")
     tag_sets: tuple[str, ...] = Field((), description="columns with lists of tags; each list is one caption")
-    captions_per_picture: int = Field(1, ge=1, description="captions drawn for each picture, anew in each epoch")
-    batch_size: int = Field(256, ge=2, description="pictures a step")
+    captions_per_picture: int = Field(1, ge=1, description="captions drawn for each image, anew in each epoch")
+    batch_size: int = Field(256, ge=2, description="images of a step")
     validation: ValidationConfig = ValidationConfig()
     train: TrainSettings = TrainSettings()
     decode: DecodeConfig = DecodeConfig()
-    engine: Engine = "auto"
+    engine: Engine = Field("auto", description="what decodes: ray, local (this process), or what is faster here")
     num_workers: int = Field(
         1, ge=1, description="processes that train together on Ray, each with the whole model and a share of each batch"
     )
@@ -78,13 +78,15 @@ class TrainConfig(ConfigSection):
         None, ge=1, description="torch threads of each worker; none: all CPUs, or a worker's share of them"
     )
     cache_bytes: int = Field(
-        1 << 30, ge=0, description="decoded pictures kept in memory by one worker; several decode anew"
+        1 << 30, ge=0, description="decoded images kept in memory by one worker; several decode anew"
     )
     log_every_steps: int = Field(10, ge=1, description="steps between two lines of metrics")
-    checkpoint_every_s: float = Field(300.0, gt=0, description="at most so much work is lost by a crash")
+    checkpoint_every_s: float = Field(
+        300.0, gt=0, description="seconds between two checkpoints: the most work that a crash can lose"
+    )
     max_reject_fraction: float = Field(0.01, ge=0, le=1, description="above it training ends")
     no_progress_timeout_s: float = Field(
-        300.0, gt=0, description="Ray: a decode step that finishes nothing so long ends"
+        300.0, gt=0, description="Ray: seconds after which a decode step that finishes nothing ends"
     )
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
 
@@ -105,7 +107,7 @@ class TrainConfig(ConfigSection):
         if self.tokenizer is not None and self.architecture is None:
             raise ValueError("`tokenizer` goes with [architecture]; a model folder has its own")
         if not self.source:
-            raise ValueError("no [[source]]; name at least one place with pictures and captions")
+            raise ValueError("no [[source]]; name at least one place with images and captions")
         names = [source.name for source in self.source]
         if len(names) > 1 and (None in names or len(set(names)) < len(names)):
             raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
@@ -147,6 +149,11 @@ def load_train_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
 ) -> TrainConfig:
     """Read the configuration of a training run; see `embedder.config.load_as`.
+
+    Args:
+        path: a TOML file, or none.
+        overrides: values of options by key; those that are None are left out.
+        settings: `key=value` texts.
 
     Raises:
         ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.

@@ -1,16 +1,17 @@
-"""The curves of a training run as a picture: loss above, R@k below, over steps."""
+"""Plot of a training run: loss above, R@k below, over steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from embedder.storage.atomic_write import atomic_write
 from embedder.storage.printable import printable
 
 Metrics = Sequence[dict[str, Any]]
 
 SIZE_INCH = (8, 7)
 DOTS_PER_INCH = 110
-SMOOTHING = 0.9  # of the bold line: each point keeps so much of the one before
+SMOOTHING = 0.9  # of the bold line: the weight of the point before
 
 
 def draw_curves(path: Path, metrics: Metrics, title: str) -> None:
@@ -19,7 +20,7 @@ def draw_curves(path: Path, metrics: Metrics, title: str) -> None:
     Args:
         path: the file.
         metrics: lines of metrics.jsonl, of both kinds.
-        title: stands above.
+        title: above the plot.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -30,9 +31,8 @@ def draw_curves(path: Path, metrics: Metrics, title: str) -> None:
     above, below = figure.subplots(2, 1, sharex=True)
     _draw_loss(above, [line for line in metrics if line["kind"] == "train"])
     _draw_retrieval(below, [line for line in metrics if line["kind"] == "validation"])
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _draw_loss(axes: Any, lines: Metrics) -> None:
@@ -50,12 +50,12 @@ def _draw_retrieval(axes: Any, lines: Metrics) -> None:
     if lines:
         axes.axhline(min(1, 10 / lines[-1]["num_pictures"]), color="grey", linestyle=":", label="R@10 by chance")
         axes.legend(loc="upper left")
-    axes.set(ylabel="held-out text to picture", xlabel="step", ylim=(0, 1))
+    axes.set(ylabel="held-out text to image", xlabel="step", ylim=(0, 1))
     axes.grid(alpha=0.3)
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """An exponential mean that starts at the first value."""
+    """Exponential mean that starts at the first value."""
     result: list[float] = []
     for value in values:
         result.append(value if not result else SMOOTHING * result[-1] + (1 - SMOOTHING) * value)

@@ -10,15 +10,21 @@ from embedder.training.examples import Example, examples_of
 from embedder.training.items import Items
 
 Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]
-"""Turns listed items into tables of `EXAMPLES`, one row an item, in the items' order."""
+"""Turns listed items into tables of `EXAMPLES`, one row for each item, in the items' order."""
 
 
 @dataclass
 class ExampleCache:
-    """Gives items as examples, in the order asked for.
+    """Source of examples, in the order asked for.
 
     Decoded examples stay in memory as long as `cache_bytes` hold them, so that a small set is decoded once; with a
-    larger one the rest is decoded anew in each epoch. What comes out is the same either way.
+    larger one the rest is decoded anew in each epoch. The examples are the same either way.
+
+    Attributes:
+        decode: decodes a listing.
+        image_size: side of the images, px.
+        cache_bytes: limit of the memory.
+        cached_bytes: memory in use.
     """
 
     decode: Decode
@@ -33,7 +39,7 @@ class ExampleCache:
         return len(self._cache)
 
     def examples(self, items: Items) -> Generator[Example, None, None]:
-        """One example an item, in their order.
+        """One example for each item, in their order.
 
         Raises:
             RuntimeError: the engine gave other items than asked for, or in another order.

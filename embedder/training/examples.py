@@ -1,4 +1,4 @@
-"""The decode step of training: the pipeline's own decoder, and all captions of an item as token ids.
+"""Decode step of training: the pipeline's own decoder, and all captions of an item as token ids.
 
 One row is one item: `item_id`, `pixels` (uint8, H x W x 3), `captions` (token ids, one list a caption), and where
 something is wrong with it `step`, `error_type` and `error`. Arrow in, Arrow out, so that it runs in this process or in
@@ -32,12 +32,18 @@ EXAMPLES = pa.schema(
     }
 )
 TAG_SEPARATOR = ", "
-NO_CLIPS = ("decode", "NotAPicture", "training takes pictures; clips are embedded, not trained on")
+NO_CLIPS = ("decode", "NotAPicture", "training takes images; clips are embedded, not trained on")
 
 
 @dataclass(frozen=True)
 class ExampleSpec:
-    """All that a decode task of training needs to know."""
+    """Settings of a decode task of training.
+
+    Attributes:
+        decode: of the pipeline's decoder.
+        texts: columns with further captions.
+        tag_sets: columns with lists of tags, each list one caption.
+    """
 
     decode: DecodeSpec
     texts: tuple[str, ...] = ()
@@ -46,7 +52,14 @@ class ExampleSpec:
 
 @dataclass(frozen=True)
 class Example:
-    """One item as the batches take it; `problem` (step, type, message) where it can't be trained on."""
+    """One item as the batches take it.
+
+    Attributes:
+        item_id: of the item.
+        pixels: uint8 (H, W, 3); None where it has no image.
+        captions: int32 token ids of each caption.
+        problem: step, type and message where it can't be trained on.
+    """
 
     item_id: str
     pixels: Pixels | None
@@ -55,7 +68,7 @@ class Example:
 
     @property
     def is_pair(self) -> bool:
-        """Whether it has a picture and a caption."""
+        """Whether it has an image and a caption."""
         return self.problem is None and self.pixels is not None and len(self.captions) > 0
 
     @property
@@ -67,7 +80,7 @@ class Example:
 
 @lru_cache(maxsize=1)
 def _tools_for(spec: ExampleSpec) -> tuple[ItemReader, CaptionEncoder]:
-    """The process's decoder: tasks that follow each other in one worker share its child process and tokeniser."""
+    """Decoder of this process: tasks that follow each other in one worker share its sandbox and tokeniser."""
     return ItemReader(spec.decode), CaptionEncoder(spec.decode.tokenizer_json, spec.decode.max_caption_tokens)
 
 
@@ -84,7 +97,7 @@ def _never() -> bool:
 
 
 def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec) -> dict[str, Any] | None:
-    """An item's example, made of its last row, which bears its problem; only a clip has other rows."""
+    """Example of an item, made of its last row, which bears its problem; only a clip has other rows."""
     if row["num_vectors"] is None:
         return None
     is_clip = row["start_s"] is not None or row["num_vectors"] > 1
@@ -103,7 +116,7 @@ def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec
 
 
 def as_texts(value: Any) -> list[str]:
-    """A string is one text, a list several; what is empty is none."""
+    """Texts of a value: a string is one, a list several, an empty one none."""
     values = value if isinstance(value, list) else [value]
     return [text for each in values if each is not None and (text := str(each).strip())]
 

@@ -1,4 +1,4 @@
-"""Projections only: the frozen towers run once over all items, and epochs go over what they gave."""
+"""Projections only: the frozen towers run once over all items, and epochs go over their outputs."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Features:
     """Tower outputs of all items that are whole.
 
     Attributes:
-        places: int64 (items,), each item's row in `images`; -1 where it can't be trained on.
+        rows: int64 (items,), each item's row in `images`; -1 where it can't be trained on.
         images: float32 (N, D).
         captions: float32 (M, D'), the captions of one item behind each other.
         starts: int64 (N + 1,), where each item's captions start.
     """
 
-    places: Keys
+    rows: Keys
     images: torch.Tensor
     captions: torch.Tensor
     starts: Keys
@@ -34,30 +34,39 @@ class Features:
 
 def run_towers(
     items: Items,
-    feed: ExampleCache,
+    cache: ExampleCache,
     trainer: Trainer,
     batch_size: int,
-    tally: ExampleCounts,
+    counts: ExampleCounts,
     should_stop: Callable[[], bool],
 ) -> Features:
-    """Encode every picture and every caption once, without augmentation; fewer of them when asked to stop."""
-    places = np.full(len(items), -1, np.int64)
+    """Encode every image and every caption once, without augmentation; fewer of them when asked to stop.
+
+    Args:
+        items: all that is trained on.
+        cache: decodes them.
+        trainer: holds the towers.
+        batch_size: items of one forward pass.
+        counts: counts every example.
+        should_stop: whether the run should end.
+    """
+    rows = np.full(len(items), -1, np.int64)
     sizes = [0]
     images: list[torch.Tensor] = []
     captions: list[torch.Tensor] = []
-    numbered = enumerate(numbered_pairs(items, feed, tally))
+    numbered = enumerate(numbered_pairs(items, cache, counts))
     while not should_stop() and (group := list(islice(numbered, batch_size))):
         whole = [(position, pair) for position, pair in group if pair.example.is_pair]
         if not whole:
             continue
         features = trainer.tower_features(_all_captions([pair for _, pair in whole]))
-        places[[position for position, _ in whole]] = np.arange(len(sizes) - 1, len(sizes) - 1 + len(whole))
+        rows[[position for position, _ in whole]] = np.arange(len(sizes) - 1, len(sizes) - 1 + len(whole))
         images.append(features.image_features.cpu())
         captions.append(features.caption_features.cpu())
         sizes.extend(len(pair.example.captions) for _, pair in whole)
     width = trainer.config.vision.width, trainer.config.text.hidden_size
     return Features(
-        places,
+        rows,
         torch.cat(images) if images else torch.empty(0, width[0]),
         torch.cat(captions) if captions else torch.empty(0, width[1]),
         np.cumsum(sizes),
@@ -76,31 +85,39 @@ def _all_captions(pairs: Sequence[Pair]) -> TrainBatch:
 
 
 def feature_batches(
-    items: Items, features: Features, draw: SamplerConfig, *, epoch: int, first: int = 0
+    items: Items, features: Features, sampler: SamplerConfig, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, FeatureBatch | None], None, None]:
-    """The batches of `epoch_batches`, of tower outputs instead of pixels and token ids."""
-    order = epoch_order(items.keys, draw.seed, epoch)
-    for number in range(first, num_batches(len(items), draw.batch_size)):
-        positions = order[number * draw.batch_size : (number + 1) * draw.batch_size]
-        yield number, _feature_batch(items, features, positions[features.places[positions] >= 0], draw, epoch)
+    """Batches of `epoch_batches`, of tower outputs instead of pixels and token ids.
+
+    Args:
+        items: all that is trained on.
+        features: their tower outputs.
+        sampler: decides the batches.
+        epoch: passes over the data so far.
+        first: number of the first batch wanted.
+    """
+    order = epoch_order(items.keys, sampler.seed, epoch)
+    for number in range(first, num_batches(len(items), sampler.batch_size)):
+        positions = order[number * sampler.batch_size : (number + 1) * sampler.batch_size]
+        yield number, _feature_batch(items, features, positions[features.rows[positions] >= 0], sampler, epoch)
 
 
 def _feature_batch(
-    items: Items, features: Features, positions: Keys, draw: SamplerConfig, epoch: int
+    items: Items, features: Features, positions: Keys, sampler: SamplerConfig, epoch: int
 ) -> FeatureBatch | None:
     if not len(positions):
         return None
     captions: list[int] = []
     caption_concepts: list[int] = []
     for position in positions:
-        place = features.places[position]
-        start, stop = int(features.starts[place]), int(features.starts[place + 1])
-        key, num_drawn = int(items.keys[position]), draw.captions_per_picture
-        drawn = drawn_captions(key, stop - start, num_drawn, draw.seed, epoch)
+        row = features.rows[position]
+        start, stop = int(features.starts[row]), int(features.starts[row + 1])
+        key, num_drawn = int(items.keys[position]), sampler.captions_per_image
+        drawn = drawn_captions(key, stop - start, num_drawn, sampler.seed, epoch)
         captions.extend(start + number for number in drawn)
         caption_concepts.extend([items.concepts[position]] * len(drawn))
     return FeatureBatch(
-        image_features=features.images[torch.from_numpy(features.places[positions])],
+        image_features=features.images[torch.from_numpy(features.rows[positions])],
         image_concepts=torch.from_numpy(items.concepts[positions]),
         caption_features=features.captions[torch.tensor(captions)],
         caption_concepts=torch.tensor(caption_concepts),

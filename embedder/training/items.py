@@ -1,4 +1,4 @@
-"""What is trained on and what is measured on: the sources' items, their concepts, and the split between the two."""
+"""Items to train on and items to measure on: listing, concepts, and the split between the two."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def list_items(config: TrainConfig) -> Items:
 
 
 def _carrying(source: SourceConfig, columns: set[str]) -> SourceConfig:
-    """The source, with the columns carried that training reads."""
+    """Source that also carries the columns that training reads."""
     carryover = (*source.carryover, *sorted(columns - set(source.carryover)))
     return source.model_copy(update={"carryover": carryover})
 

@@ -1,19 +1,18 @@
-"""The files of a training run, below its folder; each appears whole or not at all.
+"""Files of a training run, below its folder; each appears whole or not at all.
 
 model/            the best model by R@10 on held-out items, as a model folder
 last/             the model at the end, or where training was stopped
 delta/            with what = "layers": those layers alone, over the untouched base
 checkpoint.pt     everything that `--resume` needs
 metrics.jsonl     a line for each logged step and each measurement
-curves.png        the same, drawn; while training is on, now and then
+curves.png        the same as a plot, from time to time
 rejects.jsonl     items that could not be trained on, and why
 tokenizer.json    of a fresh model
-report.json       what the run came to
+report.json       figures of the run
 """
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.storage.atomic_write import atomic_write
 from embedder.store.refusals import no_empty_folders
 
 
@@ -39,7 +39,7 @@ class Outputs:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and hold it for this process; one that a refusal leaves without training goes again.
+        """Make the folder and lock it for this process; a new one is removed where the run is refused before it trains.
 
         Raises:
             ConfigError: another process trains into it, or it can't be written.
@@ -71,9 +71,8 @@ class Outputs:
 
     def write_text(self, path: Path, text: str) -> None:
         """Write or replace one file."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with atomic_write(path) as file:
+            file.write(text.encode())
 
     def write_lines(self, path: Path, values: Iterable[dict[str, Any]]) -> None:
         """Write or replace a file of JSON lines."""

@@ -1,4 +1,4 @@
-"""Where a training run stands, beside its weights; saved with them, so that `--resume` goes on exactly there."""
+"""Progress of a training run beside its weights; saved with them, so that `--resume` continues exactly there."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from embedder.training.batches import ExampleCounts
 from embedder.training.config import TrainConfig
 from embedder.training.items import Items
 
-# What may differ between a run and its resumption: it changes no weight, unless a file runs into a limit of decoding.
+# Keys that may differ between a run and its resumption: none changes a weight, unless a file exceeds a decoding limit.
 # Workers, threads and device change the rounding; workers also what a convolutional stem's BatchNorm sees together.
 FREE_KEYS = {
     "out",
@@ -40,27 +40,34 @@ class TrainProgress:
     elapsed_s: float = 0.0
     best: dict[str, Any] | None = None
     latest: dict[str, Any] | None = None
-    tally: ExampleCounts = field(default_factory=lambda: ExampleCounts(0))
+    counts: ExampleCounts = field(default_factory=lambda: ExampleCounts(0))
 
 
-def to_plain(standing: TrainProgress) -> dict[str, Any]:
-    """The standing as values that a checkpoint holds."""
-    values = {**vars(standing), "tally": {**asdict(standing.tally), "unpaired": sorted(standing.tally.unpaired)}}
-    return {"json": json.dumps(values)}
+def to_plain(progress: TrainProgress) -> dict[str, Any]:
+    """Convert the progress to values that a checkpoint holds, where the counts are named `tally`."""
+    values = asdict(progress)
+    counts = values.pop("counts")
+    return {"json": json.dumps({**values, "tally": {**counts, "unpaired": sorted(counts["unpaired"])}})}
 
 
 def from_plain(values: dict[str, Any]) -> TrainProgress:
-    """The standing that a checkpoint holds."""
+    """Read the progress that a checkpoint holds."""
     tree = json.loads(values["json"])
-    tally = tree.pop("tally")
-    rejects = {item_id: tuple(problem) for item_id, problem in tally["rejects"].items()}
+    counts = tree.pop("tally")
+    rejects = {item_id: tuple(problem) for item_id, problem in counts["rejects"].items()}
     return TrainProgress(
-        **tree, tally=ExampleCounts(**{**tally, "rejects": rejects, "unpaired": set(tally["unpaired"])})
+        **tree, counts=ExampleCounts(**{**counts, "rejects": rejects, "unpaired": set(counts["unpaired"])})
     )
 
 
 def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[str, Any]:
-    """What a run and its resumption must have in common, as JSON values by key."""
+    """Settings and items that a run and its resumption must have in common, as JSON values by key.
+
+    Args:
+        config: the run.
+        train: items to train on.
+        validation: items held out.
+    """
     values = dict(_flat(config.model_dump(mode="json", exclude=FREE_KEYS)))
     return values | {"the items to train on": _items_hash(train), "the items held out": _items_hash(validation)}
 
@@ -81,6 +88,11 @@ def _items_hash(items: Items) -> str:
 
 def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> None:
     """Refuse to resume something else.
+
+    Args:
+        began: identity of the checkpoint.
+        now: identity of this run.
+        where: the checkpoint's path, for the message.
 
     Raises:
         ConfigError: a setting or the listed items differ from those that the run began with.

@@ -1,9 +1,9 @@
-"""The stream of several training workers: one block of listed items a batch and worker, and what is decoded of it.
+"""Stream of several training workers: one block of listed items for each batch and worker, and its decoded examples.
 
 Each batch is cut into equal shares in the order of its items, so that the shares together are the batch that one
 worker would take. Ray Data's `streaming_split` gives the next block to the worker with the fewest rows so far, the
 first of them where several have as few; with blocks of one size, in order, worker 0 gets each batch's first share,
-worker 1 its second one, and so on. Every block says what it is, and `take_share` refuses another.
+worker 1 its second one, and so on. Every block carries its numbers, and `take_share` refuses another.
 """
 
 from collections.abc import Iterator
@@ -20,29 +20,29 @@ NUMBERS = ("key", "concept", "epoch", "batch", "share")
 
 
 def cut_shares(
-    items: Items, draw: SamplerConfig, num_workers: int, epoch: int, first: int, num_epochs: int
+    items: Items, sampler: SamplerConfig, num_workers: int, epoch: int, first: int, num_epochs: int
 ) -> Iterator[pa.Table]:
     """Blocks of listed items with their NUMBERS, batch after batch, worker after worker.
 
     Args:
         items: all that is trained on; at least one batch of them.
-        draw: what decides the batches; a multiple of the workers makes one.
+        sampler: decides the batches; its batch size is a multiple of the workers.
         num_workers: shares of each batch.
         epoch: the first one.
         first: number of the first batch wanted of that epoch.
-        num_epochs: how many.
+        num_epochs: number of epochs.
     """
-    rows = draw.batch_size // num_workers
+    rows = sampler.batch_size // num_workers
     for number in range(epoch, epoch + num_epochs):
-        order = epoch_order(items.keys, draw.seed, number)
-        for batch in range(first if number == epoch else 0, num_batches(len(items), draw.batch_size)):
+        order = epoch_order(items.keys, sampler.seed, number)
+        for batch in range(first if number == epoch else 0, num_batches(len(items), sampler.batch_size)):
             for share in range(num_workers):
-                start = batch * draw.batch_size + share * rows
+                start = batch * sampler.batch_size + share * rows
                 yield _numbered(items.take(order[start : start + rows]), number, batch, share)
 
 
-def _numbered(items: Items, *place: int) -> pa.Table:
-    columns = [items.keys, items.concepts, *([number] * len(items) for number in place)]
+def _numbered(items: Items, *position: int) -> pa.Table:
+    columns = [items.keys, items.concepts, *([number] * len(items) for number in position)]
     table = items.listing.combine_chunks()
     for name, values in zip(NUMBERS, columns, strict=True):
         table = table.append_column(name, pa.array(values, pa.int64()))
@@ -50,7 +50,7 @@ def _numbered(items: Items, *place: int) -> pa.Table:
 
 
 def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
-    """Decode one block of `cut_shares`: a row of EXAMPLES an item, in their order, with the same NUMBERS.
+    """Decode one block of `cut_shares`: a row of EXAMPLES for each item, in their order, with the same NUMBERS.
 
     Raises:
         RuntimeError: the decoder gave other items than asked for, or in another order.
@@ -63,23 +63,23 @@ def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
     return examples
 
 
-def take_share(table: pa.Table, place: tuple[int, int, int], image_size: int, tally: ExampleCounts) -> list[Pair]:
-    """The pairs of a decoded block that can be trained on.
+def take_share(table: pa.Table, position: tuple[int, int, int], image_size: int, counts: ExampleCounts) -> list[Pair]:
+    """Pairs of a decoded block that can be trained on.
 
     Args:
         table: from `decode_share`.
-        place: epoch, batch and share that are due.
-        image_size: side of the pictures, px.
-        tally: is told of every example.
+        position: epoch, batch and share that are due.
+        image_size: side of the images, px.
+        counts: counts every example.
 
     Raises:
         RuntimeError: it is another block.
     """
     found = tuple(table[name][0].as_py() for name in NUMBERS[2:])
-    if found != place:
-        raise RuntimeError(f"the stream gave epoch, batch and share {found} where {place} were due")
+    if found != position:
+        raise RuntimeError(f"the stream gave epoch, batch and share {found} where {position} were due")
     numbers = zip(table["key"].to_pylist(), table["concept"].to_pylist(), strict=True)
     pairs = [Pair(example, *of) for example, of in zip(examples_of(table, image_size), numbers, strict=True)]
     for pair in pairs:
-        tally.count(pair.example)
+        counts.count(pair.example)
     return [pair for pair in pairs if pair.example.is_pair]

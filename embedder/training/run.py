@@ -1,4 +1,4 @@
-"""`embedder train`: list, split, make ready the model and the decoding, run the loop, report."""
+"""`embedder train`: list, split, prepare the model and the decoding, run the loop, report."""
 
 import shutil
 import time
@@ -20,14 +20,14 @@ from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.training.backends import learning
+from embedder.training.backends import training_setup
 from embedder.training.batches import ExampleCounts, numbered_pairs
 from embedder.training.config import TrainConfig
-from embedder.training.decoding import choose_feed, decoding
+from embedder.training.decode_stream import choose_decode_engine, decode_stream
 from embedder.training.example_cache import Decode, ExampleCache
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
 from embedder.training.items import Items, list_items, split_items
-from embedder.training.loop import Loop, TrainingListener, TrainingStop, epochs_of
+from embedder.training.loop import LogListener, Loop, TrainingListener, TrainingStop, epochs_of
 from embedder.training.outputs import Outputs
 from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of
 from embedder.training.setup import PreparedTraining
@@ -40,7 +40,7 @@ from shards.training.trainer import Trainer
 
 
 class TrainReport(BaseModel):
-    """`report.json`."""
+    """Content of `report.json`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,7 +48,7 @@ class TrainReport(BaseModel):
     """Folder of the best model."""
     last: str
     base: str | None
-    """What training began with."""
+    """Model that training began with."""
     delta: str | None
     loss: str
     what: str
@@ -62,7 +62,7 @@ class TrainReport(BaseModel):
     num_rejected: int
     """Items, held-out ones among them, that are broken."""
     num_unpaired: int
-    """Items without a picture, or without a caption; they teach nothing and are left out."""
+    """Items without an image, or without a caption; they are left out."""
     num_steps: int
     num_epochs: float
     best: dict[str, Any] | None
@@ -76,31 +76,32 @@ class TrainReport(BaseModel):
     """Inside the loop, sessions before a resumption included."""
 
 
-def train(config: TrainConfig, watcher: TrainingListener, *, resume: bool = False) -> TrainReport:
-    """Train a model.
+def train(config: TrainConfig, listener: TrainingListener | None = None, *, resume: bool = False) -> TrainReport:
+    """Train a model as `embedder train` does; the files below `config.out` are listed in `embedder.training.outputs`.
 
     Args:
         config: the run.
-        watcher: is told what happens.
+        listener: receives messages and progress; by default messages are logged.
         resume: go on from the checkpoint in `out`.
 
     Raises:
-        ConfigError: there is a checkpoint and nobody asked to go on, or the other way round, or it is of another run.
+        ConfigError: there is a checkpoint without `resume`, or none with it, or it is of another run.
         SourceError: a source can't be listed, or leaves nothing to train on.
         shards.ModelError: the model folder is none, or the settings don't fit it.
         RunFailedError: a signal came, or more than `max_reject_fraction` was rejected.
     """
     started_s = time.monotonic()
+    listener = listener or LogListener()
     _use_threads(config)
     outputs = Outputs(config.out)
     _check_out(outputs, resume)
     train_items, held_out = split_items(list_items(config), config)
     with outputs.locked():
         prepared = _prepare(config, outputs, train_items, held_out, resume)
-        watcher.say(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
-        watcher.say(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
-        feed, device = _run(prepared, watcher)
-        report = _report(prepared, feed, device, time.monotonic() - started_s)
+        listener.say(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
+        listener.say(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
+        cache, device = _run(prepared, listener)
+        report = _report(prepared, cache, device, time.monotonic() - started_s)
         outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
         return report
 
@@ -119,18 +120,18 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
 def _prepare(
     config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool
 ) -> PreparedTraining:
-    choice = choose_feed(config, len(train_items), hardware.num_cpus(), has_ray=find_spec("ray") is not None)
+    choice = choose_decode_engine(config, len(train_items), hardware.num_cpus(), has_ray=find_spec("ray") is not None)
     _check_workers(config, len(train_items))
     trainer, spec = _trainer(config, outputs, train_items)
     identity = identity_of(config, train_items, held_out)
-    standing = TrainProgress(tally=ExampleCounts(len(train_items) + len(held_out)))
+    progress = TrainProgress(counts=ExampleCounts(len(train_items) + len(held_out)))
     if resume:
         state = load_checkpoint(outputs.checkpoint)
         check_identity(state["identity"], identity, str(outputs.checkpoint))
         trainer.load_state_dict(state["trainer"])
-        standing = from_plain(state["standing"])
+        progress = from_plain(state["standing"])
     outputs.rewind_metrics(trainer.num_steps_done)
-    return PreparedTraining(config, outputs, train_items, held_out, trainer, spec, standing, identity, choice)
+    return PreparedTraining(config, outputs, train_items, held_out, trainer, spec, progress, identity, choice)
 
 
 def _check_workers(config: TrainConfig, num_items: int) -> None:
@@ -151,7 +152,7 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
 
 
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
-    """The model, and how items become its input."""
+    """Trainer of the model, and settings of the decode tasks."""
     device = _device(config)
     if config.architecture is None:
         model = open_model(str(config.model))
@@ -181,7 +182,7 @@ def _check_layers(config: TrainConfig, model: Model) -> None:
 
 
 def _device(config: TrainConfig) -> str:
-    """The torch device of this process; training workers have their own.
+    """Torch device of this process; training workers have their own.
 
     Raises:
         ConfigError: there is none of that name here.
@@ -200,7 +201,7 @@ def _spec(config: TrainConfig, decode: DecodeSpec) -> ExampleSpec:
 
 
 def _tokenizer(config: TrainConfig, outputs: Outputs, items: Items) -> str:
-    """The tokeniser given, or one made from the captions that are trained on; kept in the run's folder.
+    """Tokeniser given, or one trained on the captions; kept in the run's folder.
 
     Raises:
         ConfigError: the file can't be read.
@@ -217,7 +218,7 @@ def _tokenizer(config: TrainConfig, outputs: Outputs, items: Items) -> str:
         captions = list(captions_of(items, config))
         if not captions:
             raise SourceError(
-                "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside pictures"
+                "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside images"
             )
         vocab_size = config.architecture.text.vocab_size if config.architecture else 0
         text = train_tokenizer(captions, vocab_size)
@@ -229,7 +230,7 @@ def _tokenizer(config: TrainConfig, outputs: Outputs, items: Items) -> str:
 
 
 def captions_of(items: Items, config: TrainConfig) -> Iterator[str]:
-    """All captions of the items, as they will be tokenised; a caption file that can't be read gives none."""
+    """Captions of the items, as they will be tokenised; a caption file that can't be read gives none."""
     columns = ["caption", "caption_uri", *(CARRIED + name for name in (*config.texts, *config.tag_sets))]
     with Fetcher() as fetcher:
         for row in items.listing.select(columns).to_pylist():
@@ -247,45 +248,45 @@ def _texts_of(row: dict[str, Any], config: TrainConfig, fetcher: Fetcher) -> Ite
         yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
 
 
-def _run(prepared: PreparedTraining, watcher: TrainingListener) -> tuple[ExampleCache, str]:
-    """Train; the feed, and the device that did it."""
-    config, trainer, standing = prepared.config, prepared.trainer, prepared.standing
+def _run(prepared: PreparedTraining, listener: TrainingListener) -> tuple[ExampleCache, str]:
+    """Run the loop; gives the cache of examples and the device, for the report."""
+    config, trainer, progress = prepared.config, prepared.trainer, prepared.progress
     image_size = trainer.config.preprocess.image_size
-    with decoding(config, prepared.spec, prepared.choice) as decode:
-        validation = _validation(prepared.held_out, decode, image_size, standing.tally, watcher)
-        feed = ExampleCache(decode, image_size, config.cache_bytes)
+    with decode_stream(config, prepared.spec, prepared.choice) as decode:
+        validation = _validation(prepared.held_out, decode, image_size, progress.counts, listener)
+        cache = ExampleCache(decode, image_size, config.cache_bytes)
         with (
-            stop_on_signals((stop := TrainingStop()).request_stop, watcher.say),
-            watcher.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
-            learning(prepared, feed, validation, lambda: stop.requested, watcher.say) as learned,
+            stop_on_signals((stop := TrainingStop()).request_stop, listener.say),
+            listener.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
+            training_setup(prepared, cache, validation, lambda: stop.requested, listener.say) as setup,
         ):
             loop = Loop(
                 config=config,
-                trainer=learned.trainer,
-                steps=learned.steps,
+                trainer=setup.trainer,
+                steps=setup.steps,
                 num_items=len(prepared.train),
-                measure=learned.measure,
+                measure=setup.measure,
                 outputs=prepared.outputs,
-                standing=standing,
+                progress=progress,
                 identity=prepared.identity,
                 on_step=on_step,
-                say=watcher.say,
+                say=listener.say,
                 stop=stop,
             )
             loop.run()
     _export_delta(prepared)
-    return feed, learned.device
+    return cache, setup.device
 
 
 def _validation(
-    held_out: Items, decode: Decode, image_size: int, tally: ExampleCounts, watcher: TrainingListener
+    held_out: Items, decode: Decode, image_size: int, counts: ExampleCounts, listener: TrainingListener
 ) -> Validation | None:
     """Decode the held-out items, once; None where there are none that are whole."""
-    feed = ExampleCache(decode, image_size, cache_bytes=0)
-    with closing(numbered_pairs(held_out, feed, tally)) as pairs:
+    cache = ExampleCache(decode, image_size, cache_bytes=0)
+    with closing(numbered_pairs(held_out, cache, counts)) as pairs:
         whole = [pair for pair in pairs if pair.example.is_pair]
     if not whole:
-        watcher.say("nothing whole is held out: no R@k is measured, and the last model is the one that is kept")
+        listener.say("no whole item is held out: no R@k is measured, and the last model is the one that is kept")
         return None
     return Validation(whole)
 
@@ -296,8 +297,8 @@ def _export_delta(prepared: PreparedTraining) -> None:
         prepared.trainer.export_delta(prepared.outputs.delta, prepared.outputs.root.name)
 
 
-def _report(prepared: PreparedTraining, feed: ExampleCache, device: str, wall_s: float) -> TrainReport:
-    config, outputs, standing = prepared.config, prepared.outputs, prepared.standing
+def _report(prepared: PreparedTraining, cache: ExampleCache, device: str, wall_s: float) -> TrainReport:
+    config, outputs, progress = prepared.config, prepared.outputs, prepared.progress
     return TrainReport(
         model=str(outputs.model),
         last=str(outputs.last),
@@ -311,14 +312,14 @@ def _report(prepared: PreparedTraining, feed: ExampleCache, device: str, wall_s:
         num_workers=config.num_workers,
         num_items=len(prepared.train),
         num_held_out=len(prepared.held_out),
-        num_rejected=len(standing.tally.rejects),
-        num_unpaired=len(standing.tally.unpaired),
+        num_rejected=len(progress.counts.rejects),
+        num_unpaired=len(progress.counts.unpaired),
         num_steps=prepared.trainer.num_steps_done,
         num_epochs=epochs_of(prepared.trainer.num_steps_done, len(prepared.train), config.batch_size),
-        best=standing.best,
-        latest=standing.latest,
-        num_cached=feed.num_cached,
-        cached_bytes=feed.cached_bytes,
+        best=progress.best,
+        latest=progress.latest,
+        num_cached=cache.num_cached,
+        cached_bytes=cache.cached_bytes,
         wall_s=wall_s,
-        train_s=standing.elapsed_s,
+        train_s=progress.elapsed_s,
     )

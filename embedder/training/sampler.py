@@ -1,4 +1,4 @@
-"""Which item comes when, and which captions it brings: by (seed, epoch, item), never by arrival. Pure."""
+"""Order of the items and choice of their captions: by (seed, epoch, item), never by arrival. Pure."""
 
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,13 @@ SHUFFLE, CAPTIONS, SPLIT = 1, 2, 3
 
 
 def scrambled(keys: Keys, seed: int, epoch: int, purpose: int) -> Hashes:
-    """One evenly spread number an item.
+    """One evenly spread number for each item.
+
+    Args:
+        keys: int64, one for each item.
+        seed: of the run.
+        epoch: passes over the data so far.
+        purpose: SHUFFLE, CAPTIONS or SPLIT.
 
     Source: the finaliser of SplitMix64 (Steele et al. 2014), run over the key and over (seed, epoch, purpose).
     """
@@ -44,7 +50,7 @@ def epoch_order(keys: Keys, seed: int, epoch: int) -> Keys:
 
     Args:
         keys: int64, one for each item (`shards.training.batch.item_key`).
-        seed: the run's.
+        seed: of the run.
         epoch: passes over the data so far.
     """
     return np.lexsort((keys, scrambled(keys, seed, epoch, SHUFFLE)))
@@ -56,12 +62,26 @@ def num_batches(num_items: int, batch_size: int) -> int:
 
 
 def is_held_out(concept_keys: Keys, fraction: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which items are for validation: all of a concept or none of it."""
+    """Mask of the items for validation: all of a concept or none of it.
+
+    Args:
+        concept_keys: int64, one for each item.
+        fraction: share of the concepts.
+        seed: of the run.
+    """
     return scrambled(concept_keys, seed, 0, SPLIT) < np.uint64(min(int(fraction * 2**64), _UINT64))
 
 
 def drawn_captions(key: int, num_captions: int, num_drawn: int, seed: int, epoch: int) -> list[int]:
-    """Which of an item's captions come along this time, none twice."""
+    """Draw some of an item's captions, none twice.
+
+    Args:
+        key: of the item.
+        num_captions: that the item has.
+        num_drawn: wanted.
+        seed: of the run.
+        epoch: passes over the data so far.
+    """
     if num_captions <= num_drawn:
         return list(range(num_captions))
     state = _state(seed, epoch, CAPTIONS) ^ (key & _UINT64)

@@ -1,4 +1,4 @@
-"""A run that may start: everything is read and checked, nothing is learnt yet."""
+"""Training run before its first step: everything is read and checked."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,18 @@ from shards.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """What the run works on and with.
+    """Inputs and state of a run.
 
     Attributes:
-        trainer: takes the steps; with several workers it stands for theirs, and only writes files.
+        config: the run.
+        outputs: its files.
+        train: items to train on.
+        held_out: items to measure on.
+        trainer: takes the steps; with several workers it only writes files.
+        spec: of the decode tasks.
+        progress: so far.
+        identity: what a resumption must have in common with it.
+        choice: the engine that decodes.
     """
 
     config: TrainConfig
@@ -27,11 +35,11 @@ class PreparedTraining:
     held_out: Items
     trainer: Trainer
     spec: ExampleSpec
-    standing: TrainProgress
+    progress: TrainProgress
     identity: dict[str, Any]
     choice: EngineChoice
 
     @property
-    def draw(self) -> SamplerConfig:
-        """What decides the batches."""
+    def sampler(self) -> SamplerConfig:
+        """Settings that decide the batches."""
         return SamplerConfig(self.config.batch_size, self.config.captions_per_picture, self.config.train.seed)

@@ -31,7 +31,7 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = VOCABULARY) -> st
 
     Args:
         captions: any order; order does not change the result.
-        vocab_size: at most so many tokens, the special ones included; all characters are kept, so a corpus of very
+        vocab_size: the most tokens, the special ones included; all characters are kept, so a corpus of very
             many characters may need more.
 
     Returns:
@@ -67,7 +67,7 @@ def _finish(tokenizer: Any, pieces: list[tuple[str, float]]) -> str:
 
 
 def count_words(tokenizer: Any, captions: Iterable[str]) -> dict[str, int]:
-    """The words of the captions as the tokeniser cuts them, each with its leading space mark, most frequent first."""
+    """Words of the captions as the tokeniser cuts them, each with its leading space mark, most frequent first."""
     counts: Counter[str] = Counter()
     for caption in captions:
         normal = tokenizer.normalizer.normalize_str(caption)
@@ -90,7 +90,13 @@ def learn_pieces(words: Mapping[str, int], num_pieces: int) -> Scores:
 
 
 def seed_pieces(words: Mapping[str, int], characters: set[str], num_seeds: int) -> Scores:
-    """All characters, and the substrings seen at least twice that cover most text."""
+    """Pieces to begin with: all characters, and the substrings seen at least twice that cover most text.
+
+    Args:
+        words: with their counts.
+        characters: of all words.
+        num_seeds: most substrings.
+    """
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for start in range(len(word)):
@@ -104,7 +110,7 @@ def seed_pieces(words: Mapping[str, int], characters: set[str], num_seeds: int) 
 
 
 def expected_counts(words: Mapping[str, int], scores: Scores) -> dict[str, float]:
-    """How often each piece is used, over all segmentations of all words by their probability (forward-backward)."""
+    """Expected uses of each piece, over all segmentations of all words by their probability (forward-backward)."""
     probabilities = {piece: math.exp(score) for piece, score in scores.items()}
     expected = dict.fromkeys(scores, 0.0)
     for word, count in words.items():

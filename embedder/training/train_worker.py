@@ -1,6 +1,6 @@
-"""One of several training workers: a replica of the trainer in a process of its own, fed by its share of the stream.
+"""One of several training workers: a replica of the trainer in a process of its own, with its share of the stream.
 
-`embedder.training.worker_group` starts them as Ray's actors and tells them what to do.
+`embedder.training.worker_group` starts them as Ray's actors and calls their methods.
 """
 
 import io
@@ -32,12 +32,12 @@ THIS_MACHINE = "127.0.0.1"
 
 @dataclass(frozen=True)
 class TrainWorkerSpec:
-    """What a worker is told before it starts; equal for all of them.
+    """Settings of a worker; equal for all of them.
 
     Attributes:
         model: whose weights come with `join`, so that no worker needs the model's folder.
-        settings: how to train.
-        draw: what decides the batches.
+        settings: of the trainer.
+        sampler: decides the batches.
         device: torch device.
         num_threads: of torch.
         timeout_s: nothing that is done together may take longer, the starts of processes aside.
@@ -45,27 +45,27 @@ class TrainWorkerSpec:
 
     model: ModelConfig
     settings: TrainSettings
-    draw: SamplerConfig
+    sampler: SamplerConfig
     device: str
     num_threads: int
     timeout_s: float
 
 
 class TrainWorker:
-    """A worker; its methods are called in the same order on all of them."""
+    """Actor of one worker; its methods are called in the same order on all of them."""
 
     def __init__(self, rank: int, size: int, spec: TrainWorkerSpec) -> None:
         self.rank, self.size, self.spec = rank, size, spec
         torch.set_num_threads(spec.num_threads)
 
     def address(self) -> str:
-        """Of this worker's machine."""
+        """Address of this worker's machine."""
         import ray
 
         return str(ray.util.get_node_ip_address())
 
-    def open_meeting(self, host: str) -> int:
-        """Listen where the others will join; the port. For the first worker."""
+    def open_rendezvous(self, host: str) -> int:
+        """Listen for the others, on the first worker; gives the port."""
         # Torch's own socket would listen on every network of the machine.
         listening = socket.create_server((host, 0))
         port = int(listening.getsockname()[1])
@@ -80,9 +80,15 @@ class TrainWorker:
         return port
 
     def join(self, host: str, port: int, state: bytes) -> None:
-        """Meet the others, and take over a trainer's state."""
+        """Join the process group, and take over a trainer's state.
+
+        Args:
+            host: of the first worker.
+            port: that it listens on.
+            state: from `packed`.
+        """
         if host == THIS_MACHINE:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # nobody outside has to reach it
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it need not be reached from outside
         if self.rank > 0:
             self._store = TCPStore(host, port, timeout=self._timeout)
         backend = "nccl" if self.spec.device == "cuda" else "gloo"
@@ -98,50 +104,50 @@ class TrainWorker:
         return timedelta(seconds=self.spec.timeout_s + START_TIMEOUT_S)
 
     def listen(self, share: Any) -> None:
-        """Take batches from now on from this share (a Ray Data iterator) of a stream of `decode_share`."""
+        """Take batches from this share (a Ray Data iterator) of a stream of `decode_share` from now on."""
         self._blocks: Iterator[pa.Table] = iter(
             share.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
         )
 
     def step(self, epoch: int, batch: int) -> tuple[StepMetrics | None, ExampleCounts]:
-        """Learn from this worker's share of a batch; no metrics where nobody's share has a pair."""
+        """Learn from this worker's share of a batch; no metrics where no worker's share has a pair."""
         block = next(self._blocks, None)
         if block is None:
             raise RuntimeError(f"the stream ended before batch {batch} of epoch {epoch}")
-        tally = ExampleCounts(num_items=block.num_rows)
-        pairs = take_share(block, (epoch, batch, self.rank), self.spec.model.preprocess.image_size, tally)
+        counts = ExampleCounts(num_items=block.num_rows)
+        pairs = take_share(block, (epoch, batch, self.rank), self.spec.model.preprocess.image_size, counts)
         if not self._group.total(len(pairs), self.trainer.device):
-            return None, tally
-        return self.trainer.step(self._batch(pairs, epoch)), tally
+            return None, counts
+        return self.trainer.step(self._batch(pairs, epoch)), counts
 
     def _batch(self, pairs: list[Pair], epoch: int) -> TrainBatch:
-        made = make_batch(pairs, self.spec.draw, epoch)
+        made = make_batch(pairs, self.spec.sampler, epoch)
         if made is not None:
             return made
         side, none = self.spec.model.preprocess.image_size, torch.empty(0, dtype=torch.int64)
         return TrainBatch(torch.empty(0, side, side, 3, dtype=torch.uint8), none, none.int(), none, none, none, epoch)
 
     def hold_out(self, validation: Validation) -> None:
-        """Keep what is measured on."""
+        """Keep the held-out items."""
         self._validation = validation
 
     def measure(self) -> ValidationRecall:
-        """R@k on it."""
+        """R@k on the held-out items."""
         return self._validation.measure(self.trainer)
 
     def state(self) -> bytes:
-        """The trainer's, which is the same on all workers."""
+        """State of the trainer, which is the same on all workers."""
         return packed(self.trainer.state_dict())
 
 
 def packed(state: dict[str, Any]) -> bytes:
-    """A trainer's state, from any device, to be sent."""
+    """Serialise a trainer's state, from any device."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
 def unpacked(state: bytes) -> dict[str, Any]:
-    """What `packed` made, on the CPU."""
+    """Read the bytes of `packed`, onto the CPU."""
     found: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
     return found

@@ -1,4 +1,4 @@
-"""ValidationRecall on held-out items: their captions as queries, their pictures as what is to be found."""
+"""Recall on held-out items: their captions as queries for their images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ROWS = 256  # that the towers take at a time
 
 @dataclass(frozen=True)
 class ValidationRecall:
-    """R@k, text to picture."""
+    """R@k, text to image; `num_pictures` is a key of metrics.jsonl."""
 
     r_at_1: float
     r_at_5: float
@@ -29,14 +29,14 @@ class ValidationRecall:
 
 
 class Validation:
-    """Held-out pictures, decoded once, and their captions, each text once a concept."""
+    """Held-out images, decoded once, and their captions, each text once for each concept."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        """Take the items that are whole; at least one must be."""
+        """Keep pairs; at least one."""
         texts = {(pair.concept, tuple(caption)): caption for pair in pairs for caption in pair.example.captions}
-        pictures = [pair.example.pixels for pair in pairs if pair.example.pixels is not None]
+        pixels = [pair.example.pixels for pair in pairs if pair.example.pixels is not None]
         self.batch = TrainBatch(
-            pixels=torch.from_numpy(np.stack(pictures)),
+            pixels=torch.from_numpy(np.stack(pixels)),
             image_concepts=torch.tensor([pair.concept for pair in pairs]),
             token_ids=torch.from_numpy(np.concatenate(list(texts.values()))),
             token_lengths=torch.tensor([len(caption) for caption in texts.values()]),
@@ -45,13 +45,13 @@ class Validation:
         self._features: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def measure(self, trainer: Trainer) -> ValidationRecall:
-        """R@k with the averaged weights, which are what is exported."""
+        """R@k with the averaged weights, which are the ones that are exported."""
         images, captions = (
             self._projected(trainer) if trainer.settings.what == "projections" else self._encoded(trainer)
         )
-        queries, pictures = _numbers(self.batch.caption_concepts), _numbers(self.batch.image_concepts)
-        found = retrieval_at(captions.numpy(), queries, images.numpy(), pictures)
-        return ValidationRecall(found[1], found[5], found[10], len(queries), len(pictures))
+        queries, targets = _numbers(self.batch.caption_concepts), _numbers(self.batch.image_concepts)
+        found = retrieval_at(captions.numpy(), queries, images.numpy(), targets)
+        return ValidationRecall(found[1], found[5], found[10], len(queries), len(targets))
 
     def _encoded(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
         captions = trainer.encode_captions(self.batch.token_ids, self.batch.token_lengths)

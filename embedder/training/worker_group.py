@@ -1,9 +1,9 @@
 """Several training workers on Ray: they share one stream of decoded examples and train one model in lock-step.
 
-    listed items, one block a batch and worker -> decode and tokenise (CPU tasks) -> streaming_split -> replicas
+    listed items, one block for each batch and worker -> decode and tokenise (CPU tasks) -> streaming_split -> workers
 
-Pixels go from the decode tasks to the workers; this process only says which batch is next, hears what became of it,
-and writes the files. Batches, order and captions are those of one worker.
+Pixels go from the decode tasks to the workers; this process only names the next batch, receives its
+metrics, and writes the files. Batches, order and captions are those of one worker.
 
 Why not ray.train: it would bring a controller that owns the loop, with its own checkpoints, reports and dependencies
 (pandas, tensorboardX), where a handful of calls to plain actors let the one loop of `embedder.training.loop` stay.
@@ -21,39 +21,41 @@ from ray.exceptions import RayError, RayTaskError
 
 from embedder.errors import RunFailedError
 from embedder.training.batches import ExampleCounts, SamplerConfig
+from embedder.training.decode_stream import share_stream
 from embedder.training.examples import ExampleSpec
 from embedder.training.items import Items
 from embedder.training.rank_batches import cut_shares
 from embedder.training.sampler import num_batches
-from embedder.training.stream import share_stream
 from embedder.training.train_worker import START_TIMEOUT_S, THIS_MACHINE, TrainWorker, TrainWorkerSpec, packed, unpacked
 from embedder.training.validation import Validation, ValidationRecall
 from embedder.training.worker_resources import WorkerResources
 from shards.training.trainer import StepMetrics, Trainer
 
-GRACE_S = 10.0  # in which a worker's death is told after those who waited for it have failed
+GRACE_S = 10.0  # in which a worker's death is reported after those that waited for it have failed
 # A stream takes two seconds to start and another two to end; on small data, one goes over several epochs.
 BLOCKS_PER_STREAM = 256
 
 
 @contextmanager
-def team_of(places: WorkerResources, replica: TrainWorkerSpec, trainer: Trainer) -> Iterator["WorkerGroup"]:
+def start_workers(
+    resources: WorkerResources, worker_spec: TrainWorkerSpec, trainer: Trainer
+) -> Iterator["WorkerGroup"]:
     """Start workers that go on from a trainer's state, and end them with the block.
 
     Args:
-        places: how many, and what each reserves.
-        replica: what each is told.
-        trainer: this process's own, on the CPU; it takes no steps, it only writes files.
+        resources: number of workers, and what each reserves.
+        worker_spec: settings of each.
+        trainer: of this process, on the CPU; it takes no steps, it only writes files.
 
     Raises:
         RunFailedError: they don't start.
     """
-    actor = ray.remote(TrainWorker).options(num_cpus=places.num_cpus, num_gpus=places.num_gpus, max_restarts=0)
-    workers = [actor.remote(rank, places.num_workers, replica) for rank in range(places.num_workers)]
+    actor = ray.remote(TrainWorker).options(num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_restarts=0)
+    workers = [actor.remote(rank, resources.num_workers, worker_spec) for rank in range(resources.num_workers)]
     try:
-        team = WorkerGroup(workers, trainer, replica.timeout_s + START_TIMEOUT_S)
-        team.meet()
-        yield team
+        group = WorkerGroup(workers, trainer, worker_spec.timeout_s + START_TIMEOUT_S)
+        group.connect()
+        yield group
     finally:
         for worker in workers:
             ray.kill(worker)
@@ -61,7 +63,7 @@ def team_of(places: WorkerResources, replica: TrainWorkerSpec, trainer: Trainer)
 
 @dataclass
 class WorkerGroup:
-    """Workers in lock-step; to the loop they are one trainer.
+    """Workers in lock-step; the loop uses them as one trainer.
 
     Attributes:
         workers: actors of `TrainWorker`, by rank.
@@ -77,19 +79,19 @@ class WorkerGroup:
     def __post_init__(self) -> None:
         self.num_steps_done = self.trainer.num_steps_done
 
-    def meet(self) -> None:
-        """Have the workers find each other, and take over the trainer's state.
+    def connect(self) -> None:
+        """Connect the workers, and give them the trainer's state.
 
         Raises:
             RunFailedError: one of them doesn't start.
         """
         addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
         host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
-        (port,) = self._ask(self.workers[:1], "open_meeting", host)
+        (port,) = self._ask(self.workers[:1], "open_rendezvous", host)
         self._ask(self.workers, "join", host, port, ray.put(packed(self.trainer.state_dict())))
 
     def hold_out(self, validation: Validation) -> None:
-        """Keep what is measured on; the first worker does it for all."""
+        """Keep the held-out items; the first worker measures for all."""
         self._ask(self.workers[:1], "hold_out", validation)
 
     def measure(self) -> ValidationRecall:
@@ -98,8 +100,13 @@ class WorkerGroup:
         (found,) = self._ask(self.workers[:1], "measure")
         return found
 
-    def step(self, epoch: int, batch: int, tally: ExampleCounts) -> StepMetrics | None:
+    def step(self, epoch: int, batch: int, counts: ExampleCounts) -> StepMetrics | None:
         """Learn from the next batch of the stream; None where none of its items can be trained on.
+
+        Args:
+            epoch: passes over the data so far.
+            batch: its number in the epoch.
+            counts: counts every example.
 
         Raises:
             RunFailedError: a worker died, or the step takes longer than it may.
@@ -107,7 +114,7 @@ class WorkerGroup:
         """
         done = self._ask(self.workers, "step", epoch, batch)
         for _, seen in done:
-            tally.add(seen)
+            counts.add(seen)
         metrics: StepMetrics | None = done[0][0]
         if metrics is not None:
             self.num_steps_done = metrics.step
@@ -120,12 +127,18 @@ class WorkerGroup:
         self._answers(asked, self.timeout_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """The trainer's, as a checkpoint holds it."""
+        """State of the trainer, as a checkpoint holds it."""
         (state,) = self._ask(self.workers[:1], "state")
         return unpacked(state)
 
     def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
-        """Write the averaged weights as a model folder; see `Trainer.export`."""
+        """Write the averaged weights as a model folder; see `Trainer.export`.
+
+        Args:
+            folder: to write.
+            name: of the model.
+            replace: replace a folder that is there.
+        """
         self.trainer.load_state_dict(self.state_dict())
         return self.trainer.export(folder, name, replace=replace)
 
@@ -135,7 +148,7 @@ class WorkerGroup:
         return self._answers(asked, timeout_s or self.timeout_s)
 
     def _answers(self, asked: list[Any], timeout_s: float) -> list[Any]:
-        """All answers; the first failure, whoever it is of, ends the waiting.
+        """Wait for all answers; the first failure of any worker ends the waiting.
 
         Raises:
             RunFailedError: a worker died, or doesn't answer in time.
@@ -160,7 +173,7 @@ class WorkerGroup:
             raise self._died(error) from None
 
     def _blame(self, asked: list[Any]) -> None:
-        """Where a worker fails because another one died, name that one.
+        """Name the worker that died, where another one fails because of it.
 
         Raises:
             RunFailedError: one died.
@@ -182,35 +195,37 @@ class WorkerGroup:
         )
 
 
-def team_steps(
-    team: WorkerGroup,
+def group_steps(
+    group: WorkerGroup,
     items: Items,
     spec: ExampleSpec,
-    draw: SamplerConfig,
-    places: WorkerResources,
-    tally: ExampleCounts,
+    sampler: SamplerConfig,
+    resources: WorkerResources,
+    counts: ExampleCounts,
 ) -> Callable[[int, int], Generator[tuple[int, StepMetrics | None], None, None]]:
-    """The steps of an epoch from one batch on, as the loop takes them; epochs must follow one another.
+    """Steps of an epoch from one batch on, as the loop takes them; epochs must follow one another.
 
     Args:
-        team: takes the steps.
+        group: takes the steps.
         items: all that is trained on.
-        spec: how they are decoded.
-        draw: what decides the batches.
-        places: of the workers, and what a decode task reserves.
-        tally: is told of every example.
+        spec: of the decode tasks.
+        sampler: decides the batches.
+        resources: of the workers and of a decode task.
+        counts: counts every example.
     """
-    total, left = num_batches(len(items), draw.batch_size), 0
+    total, left = num_batches(len(items), sampler.batch_size), 0
 
     def steps(epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
         nonlocal left
         for batch in range(first, total):
             if not left:
-                num_epochs = max(1, BLOCKS_PER_STREAM // (total * places.num_workers))
-                blocks = cut_shares(items, draw, places.num_workers, epoch=epoch, first=batch, num_epochs=num_epochs)
-                team.listen(share_stream(blocks, spec, places.decode_cpus))
+                num_epochs = max(1, BLOCKS_PER_STREAM // (total * resources.num_workers))
+                blocks = cut_shares(
+                    items, sampler, resources.num_workers, epoch=epoch, first=batch, num_epochs=num_epochs
+                )
+                group.listen(share_stream(blocks, spec, resources.decode_cpus))
                 left = num_epochs * total - batch
             left -= 1
-            yield batch, team.step(epoch, batch, tally)
+            yield batch, group.step(epoch, batch, counts)
 
     return steps

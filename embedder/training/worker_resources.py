@@ -1,4 +1,4 @@
-"""What each training worker reserves, and whether all of them can start. Pure: numbers in, numbers or an error out."""
+"""Resources that each training worker reserves, and whether all of them can start. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,27 @@ from embedder.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """The requests of the workers and of one decode task.
+    """Requests of the workers and of one decode task.
 
     Workers start first and hold what they asked for, so a CPU must be left to decode with, or the run waits for ever.
+
+    Attributes:
+        num_workers: processes that train together.
+        num_cpus: of each worker; a share to reserve, and no limit.
+        num_gpus: of each worker.
+        num_threads: torch threads of each worker.
+        decode_cpus: of one decode task.
     """
 
     num_workers: int
     num_cpus: float
-    """Of each worker; it is a share to reserve, and no limit."""
     num_gpus: float
     num_threads: int
     decode_cpus: float
 
     @property
     def device(self) -> str:
-        """The torch device of a worker; Ray shows it only the GPU that it reserved."""
+        """Torch device of a worker; Ray shows it only the GPU that it reserved."""
         return "cuda" if self.num_gpus > 0 else "cpu"
 
 

@@ -1,1 +1,1 @@
-"""Is what the shards compute what the unsplit towers compute, and what does a dtype cost in quality?"""
+"""Comparison of the shards with the unsplit towers, and of dtypes with float32."""

@@ -1,17 +1,16 @@
-"""How far two sets of vectors of the same rows are apart, and whether that is near enough. Pure."""
+"""Comparison of two sets of vectors of the same rows. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+from index.vectors import Floats, Mask
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """One side's vectors of all rows.
+    """Vectors of one side, image or text, of all rows.
 
     Attributes:
         values: float32 (R, E), of the rows that have one.
@@ -24,7 +23,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Limit:
-    """What must hold of each vector; None asks for nothing.
+    """Limit that each vector must keep; None asks for nothing.
 
     Attributes:
         max_difference: largest absolute difference of any value.
@@ -35,7 +34,7 @@ class Limit:
     min_cosine: float | None = None
 
     def describe(self) -> str:
-        """The limit in words."""
+        """Describe the limit in words."""
         parts = []
         if self.max_difference is not None:
             parts.append(f"difference <= {self.max_difference:g}")
@@ -46,17 +45,17 @@ class Limit:
 
 @dataclass(frozen=True)
 class VectorComparison:
-    """One side against one reference.
+    """Comparison of one side with one reference.
 
     Attributes:
         side: image or text.
-        reference: what it was compared with.
+        reference: name of the vectors compared with.
         num_vectors: vectors compared.
         num_equal: of them, those equal to the last bit.
         max_difference: largest absolute difference of any value.
         least_cosine: of any vector with its counterpart.
-        limit: what was asked.
-        passed: whether it holds; None where the items have nothing on this side.
+        limit: required.
+        passed: whether it is kept; None where the items have nothing on this side.
     """
 
     side: str
@@ -69,7 +68,7 @@ class VectorComparison:
     passed: bool | None
 
     def describe_failure(self) -> str:
-        """One clause."""
+        """Describe the failure in one clause."""
         return (
             f"{self.side} against {self.reference}: largest difference {self.max_difference:.3g}, least cosine "
             f"{self.least_cosine:.6f}, asked for {self.limit.describe()}"
@@ -77,7 +76,15 @@ class VectorComparison:
 
 
 def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> VectorComparison:
-    """Compare vectors row by row; values that are no numbers are infinitely far apart."""
+    """Compare vectors row by row; values that are no numbers are infinitely far apart.
+
+    Args:
+        side: image or text.
+        found: the stages' vectors.
+        reference: name of the expected vectors.
+        expected: of the same rows.
+        limit: required.
+    """
     if not np.array_equal(found.present, expected.present):
         return VectorComparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)
     if not len(found.values):

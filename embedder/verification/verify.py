@@ -1,9 +1,9 @@
-"""`embedder verify`: real items through the stages that a run would have, and through the unsplit towers.
+"""`embedder verify`: real items through the stages of a run, and through the unsplit towers.
 
 Both get the same batches of the same decoded items. The unsplit towers run timm's and transformers' own forward
-functions in float32. In another dtype a second reference tells the cut from the dtype: one shard that holds everything.
+functions in float32. In another dtype a second reference separates the cut from the dtype: one shard with everything.
 
-What must hold, and why. float32: at most 1e-6 apart; on one thread shards are equal to the last bit, and several may
+The limits, and why. float32: at most 1e-6 apart; on one thread shards are equal to the last bit, and several may
 sum in another order. bfloat16 and float16: a cosine of 0.999; with 8 bits of mantissa, a relative error of 2^-9 each
 time a value is rounded, it's 0.9999 in practice. int8: 0.99, and the loss is printed. The cut itself: 1e-6, whatever
 the dtype.
@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.compat import with_fast_start
 from embedder.config import RunConfig
 from embedder.engine.int8_check import stage_threads
 from embedder.engine.job import Model, decode_spec, make_plan, open_model, rows_per_batch
-from embedder.errors import ConfigError, SourceError
+from embedder.errors import SourceError
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
@@ -54,7 +55,7 @@ Embedded = dict[str, Vectors]
 
 @dataclass(frozen=True)
 class Precision:
-    """What a dtype costs and what it loses, through the same stages.
+    """Cost and loss of a dtype, through the same stages.
 
     Attributes:
         dtype: compute dtype.
@@ -62,7 +63,7 @@ class Precision:
         row_s: seconds of all stages for one row.
         least_cosine: by side, with the unsplit towers in float32.
         mean_cosine: by side, the same on average.
-        recall_at_10: share of captions whose own picture is among the best ten; None where there are too few pairs.
+        recall_at_10: share of captions whose own image is among the best ten; None where there are too few pairs.
     """
 
     dtype: str
@@ -75,7 +76,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found.
+    """Result of a verification.
 
     Attributes:
         model_fingerprint: of the weights.
@@ -84,10 +85,10 @@ class Verification:
         plan: the stages' layers.
         num_rows: decoded rows, rejects among them.
         num_rejected: rows of items that couldn't be read whole.
-        num_pairs: rows with a picture and a caption.
+        num_pairs: rows with an image and a caption.
         comparisons: each side against each reference.
         precisions: of int8, beside the float dtypes; else empty.
-        gain: of int8, the figures by which it's refused or not.
+        gain: of int8, the figures that decide whether it is refused.
     """
 
     model_fingerprint: str
@@ -103,12 +104,13 @@ class Verification:
 
     @property
     def failures(self) -> list[str]:
-        """Why it may not be used, one clause each; empty where it may."""
+        """Reasons why it may not be used, one clause each; empty where it may."""
         refusal = self.gain.refusal() if self.gain is not None else None
         failed = [each.describe_failure() for each in self.comparisons if each.passed is False]
         return failed + ([refusal] if refusal else [])
 
 
+@with_fast_start
 def verify(
     config: RunConfig,
     *,
@@ -120,7 +122,7 @@ def verify(
     """Compare the stages of a run with the unsplit towers.
 
     Args:
-        config: the run: model, plan or number of stages, dtype, batch size, sources (none: the demo's pictures).
+        config: the run: model, plan or number of stages, dtype, batch size, sources (none: the demo's images).
         num_items: items to take of the sources.
         max_difference: against the unsplit towers; else that of the dtype.
         min_cosine: against the unsplit towers; else that of the dtype.
@@ -131,9 +133,7 @@ def verify(
         SourceError: a source can't be listed, or none of its items can be embedded.
         shards.ModelError: the model or the plan can't be used.
     """
-    if config.model is None:
-        raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
-    model = open_model(config.model)
+    model = open_model(config.required_model)
     plan = make_plan(config, model)
     rows = _decoded(config, model, num_items)
     runner = _Runner(config, model, device)
@@ -159,11 +159,13 @@ def verify(
     )
     if config.dtype != "int8":
         return verification
-    from shards.int8_benefit import measure_gain
+    from shards.int8_benefit import measure_int8_benefit
 
     precisions = tuple(_precision(runner, rows, plan, dtype, expected.vectors) for dtype in COMPARED)
     return replace(
-        verification, precisions=precisions, gain=measure_gain(model.folder, device, num_threads=stage_threads(config))
+        verification,
+        precisions=precisions,
+        gain=measure_int8_benefit(model.folder, device, num_threads=stage_threads(config)),
     )
 
 
@@ -179,7 +181,7 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runs decoded rows through stages, one stage in memory at a time."""
+    """Runner of decoded rows through stages, one stage in memory at a time."""
 
     config: RunConfig
     model: Model
@@ -209,7 +211,7 @@ class _Runner:
 
 
 def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
-    """The items' rows, as the decode step hands them to the first stage."""
+    """Decode items into rows, as the decode step hands them to the first stage."""
     with shipped_source() as shipped:
         listing = _take(list_sources(config.source or (shipped,)), num_items)
         rows = list(ItemReader(decode_spec(config, model)).decode(listing, lambda: False))
@@ -217,20 +219,20 @@ def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
         reasons = {f"{row['error_type']}: {row['error']}" for table in rows for row in table.to_pylist()[:1]}
         raise SourceError(
             f"source {', '.join(source.path for source in config.source)}: none of {listing.num_rows} items can be "
-            f"embedded ({'; '.join(sorted(reasons)[:2])}); name a source with pictures, videos or captions"
+            f"embedded ({'; '.join(sorted(reasons)[:2])}); name a source with images, videos or captions"
         )
     return rows
 
 
 def _take(listing: Iterable[pa.Table], num_items: int) -> pa.Table:
-    """So many items, evenly spaced over the first `MAX_LISTED`."""
+    """Take items, evenly spaced over the first `MAX_LISTED`."""
     tables: list[pa.Table] = []
     for table in listing:
         tables.append(table)
         if sum(each.num_rows for each in tables) >= MAX_LISTED:
             break
     if not sum(table.num_rows for table in tables):
-        raise SourceError("the source is empty; name one with pictures, videos or captions")
+        raise SourceError("the source is empty; name one with images, videos or captions")
     items = pa.concat_tables(tables)
     num_taken = min(num_items, items.num_rows)
     return items.take(pa.array(np.arange(num_taken) * items.num_rows // num_taken))
@@ -260,7 +262,15 @@ def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) 
 def _precision(
     runner: _Runner, rows: Sequence[pa.Table], plan: ShardPlan, dtype: Dtype, expected: Embedded
 ) -> Precision:
-    """Run the plan in a dtype, and set its vectors beside the unsplit towers'."""
+    """Run the plan in a dtype, and compare its vectors with the unsplit towers'.
+
+    Args:
+        runner: of the stages.
+        rows: decoded.
+        plan: the cut.
+        dtype: compute dtype.
+        expected: the unsplit towers' vectors.
+    """
     specs = [stage.spec for stage in plan.stages]
     outcome = runner.run(rows, specs, dtype)
     angles = {
@@ -283,7 +293,7 @@ def _is_pair(vectors: Embedded) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _recall(vectors: Embedded) -> float | None:
-    """How often a caption finds its own picture among all pairs."""
+    """Share of captions that find their own image among all pairs."""
     is_pair = _is_pair(vectors)
     if is_pair.sum() <= RANK:
         return None

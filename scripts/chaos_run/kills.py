@@ -55,7 +55,7 @@ RAY_PROCESSES = {
     "stage actor": "ray::MapWorker(MapBatches(Stage",
     "decode worker": "ray::MapBatches(decode",
     "write worker": "ray::Write",
-    "decoding child": "media/child.py",
+    "decoding child": "media/sandbox_main.py",
     "raylet": "raylet/raylet",
 }
 

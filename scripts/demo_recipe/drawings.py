@@ -78,7 +78,7 @@ def _decode(data: Path, styles: tuple[str, ...], concepts: Concepts, image_size:
         for style in styles:
             for row in pq.read_table(data / f"{style}.parquet", columns=["item_id", "hexcode", "image"]).to_pylist():
                 if row["hexcode"] in places:
-                    pixels.append(door.picture(row["image"], fit))
+                    pixels.append(door.image(row["image"], fit))
                     found.append(places[row["hexcode"]])
                     keys.append(item_key(row["item_id"]))
     np.savez(cache, pixels=np.stack(pixels), concepts=np.array(found), keys=np.array(keys))

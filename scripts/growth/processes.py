@@ -10,7 +10,7 @@ import psutil
 
 from embedder.engine import hardware
 from embedder.engine.cpu_use import Identity
-from embedder.engine.peak_memory import PeakMemory
+from embedder.engine.monitor import PeakMemory
 
 COMMAND, DAEMONS, TASKS, WORKERS, OTHERS = "command", "Ray's daemons", "tasks", "other workers", "others"
 STEPS_IN_TASKS = ("decode", "write")

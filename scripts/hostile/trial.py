@@ -116,7 +116,7 @@ def _try(name: str, folder: Path, reader: ItemReader) -> Outcome:
     outcome.seconds = time.monotonic() - begun_s
     outcome.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    child_pid = reader.decoder.door.child_pid
+    child_pid = reader.decoder.sandbox.child_pid
     outcome.child_peak_bytes = max(ended, peak_rss_bytes(child_pid) if child_pid is not None else 0)
     return outcome
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from embedder.engine.cpu_use import CpuUse
-from embedder.engine.peak_memory import PeakMemory
+from embedder.engine.monitor import PeakMemory
 
 INTERVAL_S = 0.5
 SCRIPTS = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Bring checkpoints in, and take them out again; names map both ways.
+"""Import and export of checkpoints of timm and transformers.
 
 torch, timm and transformers are imported when a function is called.
 """

@@ -1,4 +1,4 @@
-"""transformers' ALBERT: its configuration and its checkpoints, as our text tower."""
+"""Import of transformers' ALBERT, configuration and tensor names, as our text tower."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,12 @@ _NOT_ENCODER = (
 
 
 def import_text_config(tree: Mapping[str, Any], where: Path, *, has_pooler: bool) -> TextConfig:
-    """Read an ALBERT's configuration; what it leaves out has transformers' defaults.
+    """Read an ALBERT's configuration; missing keys have transformers' defaults.
+
+    Args:
+        tree: content of config.json.
+        where: its path, for messages.
+        has_pooler: whether the checkpoint has a pooler; without one, tokens are averaged.
 
     Raises:
         ModelError: it is no ALBERT, or has something that we can't build.
@@ -37,7 +42,7 @@ def import_text_config(tree: Mapping[str, Any], where: Path, *, has_pooler: bool
     try:
         theirs = AlbertConfig.from_dict(dict(tree))
         fields = {key: getattr(theirs, key) for key in TextConfig.model_fields if key != "pool"}
-        # Only padded places have this id, and nobody looks at them.
+        # Only padding has this id, and it is masked.
         fields["pad_token_id"] = fields["pad_token_id"] or 0
         return TextConfig(**fields, pool="pooler" if has_pooler else "mean")
     except StrictDataclassError as error:

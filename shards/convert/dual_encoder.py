@@ -1,4 +1,4 @@
-"""transformers' VisionTextDualEncoderModel with a ViT and an ALBERT: in, and out again."""
+"""Import and export of transformers' VisionTextDualEncoderModel with a ViT and an ALBERT."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, VisionConfig, describe, load_model_config, read_json
 from shards.convert.albert import import_text_config
+from shards.convert.image_processor import PROCESSOR_FILE, export_processor, import_processor
 from shards.convert.key_mapping import IGNORED, their_names, uses_new_names
-from shards.convert.pictures import PROCESSOR_FILE, export_processor, import_processor
 from shards.convert.tokenisers import (
     TOKENIZER_CONFIG_FILE,
     export_tokenizer_config,
@@ -20,7 +20,7 @@ from shards.convert.tokenisers import (
     max_caption_tokens,
 )
 from shards.errors import ModelError
-from shards.model_folder import resolve_model
+from shards.model_folder import find_model_folder
 from shards.saving import staged_folder, write_weights
 from shards.tensor_shapes import LOGIT_SCALE, Shape, model_shapes
 from shards.weights import find_weights
@@ -43,18 +43,19 @@ _OUR_ACTIVATION = {
 _THEIR_ACTIVATION = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 
-def import_vision_text_dual_encoder(src: str | Path, out: str | Path) -> ModelConfig:
+def import_vision_text_dual_encoder(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
     """Turn a saved VisionTextDualEncoderModel (ViT + ALBERT) into a model folder.
 
     Args:
-        src: its folder, with tokeniser and image processor, or a hub id.
+        src: its folder, with tokeniser and image processor.
         out: the model folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
 
     Raises:
         ModelError: the checkpoint has something that can't be mapped, or lacks something.
     """
-    folder = resolve_model(src)
-    config = _import_config(folder, str(src))
+    folder = find_model_folder(src)
+    config = _import_config(folder, name or Path(src).name)
     tokenizer = import_tokenizer(folder, config.text)
     with staged_folder(Path(out)) as stage:
         write_weights(stage, _import_tensors(find_weights(folder), config))
@@ -67,11 +68,11 @@ def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None
     """Write a model folder as `VisionTextDualEncoderModel.from_pretrained` reads it.
 
     Args:
-        folder: a model folder whose ViT has nothing that transformers' hasn't.
+        folder: a model folder that transformers' classes can represent.
         out: the folder to write; must not exist yet, or be empty.
 
     Raises:
-        ModelError: the model can't be said in transformers' words.
+        ModelError: transformers' classes can't represent the model.
     """
     folder = Path(folder)
     config = load_model_config(folder)
@@ -97,7 +98,7 @@ def _import_config(folder: Path, name: str) -> ModelConfig:
     text = import_text_config(_section(tree, "text_config", path), path, has_pooler=True)
     try:
         return ModelConfig(
-            name=Path(name).name,
+            name=name,
             trained=True,
             embedding_dim=tree.get("projection_dim", 512),
             vision=vision,
@@ -109,7 +110,7 @@ def _import_config(folder: Path, name: str) -> ModelConfig:
 
 
 def import_vit_config(tree: Mapping[str, Any], where: Path) -> VisionConfig:
-    """Read a transformers ViT's configuration; what it leaves out has transformers' defaults.
+    """Read a transformers ViT's configuration; missing keys have transformers' defaults.
 
     Raises:
         ModelError: it is no ViT, or has something that we can't build.
@@ -148,7 +149,7 @@ def import_vit_config(tree: Mapping[str, Any], where: Path) -> VisionConfig:
 
 
 def mlp_ratio(width: int, mlp_width: int) -> float:
-    """The ratio that timm rounds to this hidden width; half a unit more where the plain one would round below it."""
+    """Compute the ratio that timm rounds to this hidden width; half a unit more where it would round below it."""
     ratio = mlp_width / width
     return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
 

@@ -1,14 +1,14 @@
-"""Our tensor names and those of transformers' VisionTextDualEncoderModel (ViT + ALBERT), both ways.
+"""Mapping between our tensor names and those of transformers' VisionTextDualEncoderModel (ViT + ALBERT).
 
 Source: transformers 5.23, modeling_vit.py and conversion_mapping.py: `save_pretrained` writes the older names, which
-all versions read; the newer ones are what the modules are called since.
+all versions read; the newer ones are the names of the modules since then.
 """
 
 from collections.abc import Iterable
 
 from shards.tensor_shapes import LOGIT_SCALE
 
-# One of our tensors is one of theirs, or several of theirs one above the other.
+# One of our tensors is one of theirs, or several of theirs concatenated.
 TheirNames = tuple[str, ...]
 
 _TOP = {
@@ -42,7 +42,7 @@ _NEW_BLOCK = {
 _NEW_LAYERS = "vision_model.layers."
 _OLD_LAYERS = "vision_model.encoder.layer."
 
-# Tables that older versions saved though they follow from the shapes, and a token that only pretraining uses.
+# Tables that older versions saved although the shapes determine them, and a token that only pretraining uses.
 IGNORED = frozenset(
     {
         "text_model.embeddings.position_ids",
@@ -58,10 +58,10 @@ def uses_new_names(their_names: Iterable[str]) -> bool:
 
 
 def their_names(name: str, *, new: bool = False) -> TheirNames:
-    """Say what transformers calls one of our tensors.
+    """Find transformers' names of one of our tensors.
 
     Args:
-        name: our name, of a model that has nothing transformers' ViT hasn't.
+        name: our name, in a model that transformers' classes can represent.
         new: whether to give the newer names of ViT layers.
     """
     if name in _WHOLE:

@@ -1,4 +1,4 @@
-"""A timm ViT and a transformers ALBERT, each trained elsewhere, under fresh projections into one space."""
+"""Import of a timm ViT and a transformers ALBERT, each trained elsewhere, with fresh projections into one space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, TextConfig, 
 from shards.convert.albert import import_text_config, rename_albert
 from shards.convert.tokenisers import import_tokenizer, max_caption_tokens
 from shards.errors import ModelError
-from shards.model_folder import resolve_model
+from shards.model_folder import find_model_folder
 from shards.saving import staged_folder, write_weights
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
 from shards.weights import find_weights
@@ -21,7 +21,7 @@ from shards.weights import find_weights
 if TYPE_CHECKING:
     import torch
 
-# Captions are short; a fresh model needn't pay for the position table's length.
+# Captions are short; a fresh model need not use the whole position table.
 MAX_CAPTION_TOKENS = 64
 
 
@@ -31,18 +31,18 @@ def import_timm_and_albert(
     """Join a timm ViT and an ALBERT to a model folder whose projections are fresh (`trained` is false).
 
     Args:
-        vision_src: a folder with timm's config.json and model.safetensors, or a hub id (`timm/...`, `hf-hub:...`).
-        albert_src: a transformers ALBERT folder with its tokeniser, or a hub id.
+        vision_src: a folder with timm's config.json and model.safetensors.
+        albert_src: a transformers ALBERT folder with its tokeniser.
         out: the model folder to write; must not exist yet, or be empty.
         embedding_dim: size of the common space.
-        seed: of the projections.
+        seed: seed of the projections.
 
     Raises:
         ModelError: a checkpoint has something that can't be mapped, or lacks something.
     """
     from shards.convert.timm_vit import load_timm_vit, read_timm_preprocess, read_vit_config
 
-    vit_folder, albert_folder = resolve_model(vision_src), resolve_model(albert_src)
+    vit_folder, albert_folder = find_model_folder(vision_src), find_model_folder(albert_src)
     vit = load_timm_vit(vit_folder)
     albert = _open_albert(albert_folder)
     vision = read_vit_config(vit, vit_folder)
@@ -68,7 +68,7 @@ def import_timm_and_albert(
 
 @dataclass(frozen=True)
 class _Albert:
-    """An ALBERT checkpoint: its configuration, its files by tensor, and its name of each of our tensors."""
+    """ALBERT checkpoint: its configuration, its files by tensor, and its name of each of our tensors."""
 
     config: TextConfig
     files: Mapping[str, Path]
@@ -76,7 +76,7 @@ class _Albert:
 
 
 def _open_albert(folder: Path) -> _Albert:
-    """Look into an ALBERT's folder; without a pooler, captions are the mean of their tokens."""
+    """Read an ALBERT's configuration and names; without a pooler, tokens are averaged."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "give a transformers ALBERT folder")
     files = find_weights(folder)

@@ -1,4 +1,4 @@
-"""A timm checkpoint as our vision tower: loaded by timm itself, then described in our configuration's words."""
+"""Import of a timm checkpoint as our vision tower: loaded by timm, then described by our configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from shards.config import CONFIG_FILE, PreprocessConfig, VisionConfig, describe, read_json
 from shards.convert.dual_encoder import mlp_ratio
-from shards.convert.pictures import Interpolation, Resize
+from shards.convert.image_processor import Interpolation, Resize
 from shards.errors import ModelError
 from shards.vision import build_vit
 from shards.weights import WEIGHTS_FILE
@@ -20,16 +20,16 @@ _ACTIVATION_OF_CLASS = {
     "ReLU": "relu",
     "SiLU": "silu",
 }
-# timm shows a share of the picture (crop_pct) after scaling up; here the whole shortest side is kept.
+# timm keeps a share of the image (crop_pct) after scaling up; here the whole shortest side is kept.
 _RESIZE_OF_CROP_MODE: dict[str, Resize] = {"center": "crop", "squash": "squash", "border": "pad"}
 _INTERPOLATIONS: dict[str, Interpolation] = {"bilinear": "bilinear", "bicubic": "bicubic", "lanczos": "lanczos"}
 
 
 def load_timm_vit(folder: Path) -> Any:
-    """Load a timm checkpoint as timm does, renames and all, without its classifier.
+    """Load a timm checkpoint as timm does, renamed keys included, without its classifier.
 
     Raises:
-        ModelError: it is none, its weights aren't safetensors, or timm can't load it.
+        ModelError: it is no timm checkpoint, its weights aren't safetensors, or timm can't load it.
     """
     import timm
 
@@ -39,7 +39,7 @@ def load_timm_vit(folder: Path) -> Any:
     if not (folder / WEIGHTS_FILE).is_file():
         raise ModelError(f"{folder}: found no {WEIGHTS_FILE}; pickled checkpoints aren't read, so convert it first")
     try:
-        # With its own number of classes, so that timm is strict: with another it would leave what is missing random.
+        # With its own number of classes timm is strict; with another it would leave missing tensors random.
         vit = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -49,7 +49,7 @@ def load_timm_vit(folder: Path) -> Any:
 
 
 def read_vit_config(vit: Any, folder: Path) -> VisionConfig:
-    """Describe a timm model, and make sure that building from the description gives the same model.
+    """Describe a timm model, and check that building from the description gives the same model.
 
     Raises:
         ModelError: the model has something that we don't build.
@@ -72,7 +72,13 @@ def read_vit_config(vit: Any, folder: Path) -> VisionConfig:
 
 
 def read_timm_preprocess(vit: Any, image_size: int, max_caption_tokens: int, folder: Path) -> PreprocessConfig:
-    """Say in our words how timm would prepare pictures for a model.
+    """Convert timm's preprocessing of a model to ours.
+
+    Args:
+        vit: the timm model.
+        image_size: side of the model's images, px.
+        max_caption_tokens: longest caption.
+        folder: the checkpoint, for messages.
 
     Raises:
         ModelError: timm crops or interpolates in a way that we don't.

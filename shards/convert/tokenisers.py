@@ -1,4 +1,4 @@
-"""Tokenisers: whatever a checkpoint has, as one tokenizer.json that the `tokenizers` library reads alone."""
+"""Tokenisers of checkpoints, as one tokenizer.json that the `tokenizers` library reads."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def import_tokenizer(folder: Path, text: TextConfig) -> str:
         The content of tokenizer.json.
 
     Raises:
-        ModelError: there is none, it has no fast form, or its ids don't fit the text tower.
+        ModelError: the folder has no tokeniser, it has no fast form, or its ids don't fit the text tower.
     """
     if (folder / TOKENIZER_FILE).is_file() and not (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = parse_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"), str(folder))
@@ -32,16 +32,22 @@ def import_tokenizer(folder: Path, text: TextConfig) -> str:
 
 
 def max_caption_tokens(folder: Path, text: TextConfig) -> int:
-    """The longest caption, by the tokeniser's word where it has one, else by the position table."""
+    """Find the longest caption: the tokeniser's limit where it has one, else that of the position table."""
     path = folder / TOKENIZER_CONFIG_FILE
     limit = read_json(path, "").get("model_max_length") if path.is_file() else None
     if not isinstance(limit, int | float):
         return text.max_position_embeddings
-    return min(int(limit), text.max_position_embeddings)  # where nobody set a limit, transformers writes 1e30
+    return min(int(limit), text.max_position_embeddings)  # where no limit was set, transformers writes 1e30
 
 
 def export_tokenizer_config(tokenizer_json: str, text: TextConfig, max_tokens: int) -> str:
-    """Make the tokenizer_config.json that lets transformers load our tokenizer.json."""
+    """Make the tokenizer_config.json with which transformers loads our tokenizer.json.
+
+    Args:
+        tokenizer_json: content of tokenizer.json.
+        text: configuration of the text tower.
+        max_tokens: longest caption.
+    """
     tokenizer = parse_tokenizer(tokenizer_json, TOKENIZER_FILE)
     empty = tokenizer.encode("").tokens
     settings = {

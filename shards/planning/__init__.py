@@ -1,1 +1,1 @@
-"""Planning on paper: what a cut costs, and which is best. Pure; no torch. `shards.plan` is the public door."""
+"""Planner: costs of a cut, and the best cut and placement. Pure; no torch. `shards.plan` is the public module."""

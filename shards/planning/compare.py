@@ -1,4 +1,4 @@
-"""A cut that is given, placed as well as it can be: the planned cut beside cutting each tower in equal parts."""
+"""Comparison of the planned cut with cutting each tower in equal parts, both placed as well as possible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ import numpy as np
 from shards.costs import weight_bytes
 from shards.planning.planner import specs_between
 from shards.planning.problem import PlacementProblem, StageLoad
-from shards.planning.resources import Resources, Stages, smallest_part
-from shards.planning.search import TRICKLE, best_placement
+from shards.planning.solver.resources import Resources, Stages, smallest_part
+from shards.planning.solver.search import MIN_RATE_SHARE, best_placement
 from shards.ranges import ShardSpec
 
-# Two cuts whose throughputs differ by less are as good as each other: costs are not known better.
+# Throughputs that differ by less count as equal: costs are not known more precisely.
 AS_GOOD = 0.02
 
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """Items a second of the planned cut and of equal parts of each tower; 0 where equal parts don't fit."""
+    """Items per second of the planned cut and of equal parts of each tower; 0 where equal parts don't fit."""
 
     planned: float
     equal_parts: float
 
     @property
     def gain(self) -> float:
-        """How many times as fast the planned cut is."""
+        """Speed-up of the planned cut, as a factor."""
         return self.planned / self.equal_parts if self.equal_parts else float("inf")
 
     def __str__(self) -> str:
@@ -37,14 +37,14 @@ class PlanComparison:
 
 
 def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
-    """Each tower cut into as many parts as there are stages, as equal as whole layers allow."""
+    """Cut each tower into as many parts as there are stages, as equal as whole layers allow."""
     depths = problem.depths
     cuts = [(round(depths[0] * n / num_stages), round(depths[1] * n / num_stages)) for n in range(num_stages + 1)]
     return specs_between(cuts)
 
 
 def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> PlanComparison:
-    """Both on the same devices, each placed as well as it can be.
+    """Place the planned cut and equal parts on the same devices, each as well as possible.
 
     Raises:
         ValueError: not even the planned cut fits.
@@ -56,7 +56,7 @@ def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> Plan
 
 
 def best_rate_of_cut(problem: PlacementProblem, specs: Sequence[ShardSpec]) -> float:
-    """The most items a second of a cut that is given, over all ways to put its stages on the pools; 0 if none fits."""
+    """Find the highest throughput of a given cut over all placements, items per second; 0 where none fits."""
     options = [
         [(pool, problem.load(problem.pools[pool], spec)) for pool in _pools_for(problem, spec)] for spec in specs
     ]
@@ -64,7 +64,7 @@ def best_rate_of_cut(problem: PlacementProblem, specs: Sequence[ShardSpec]) -> f
 
 
 def _pools_for(problem: PlacementProblem, spec: ShardSpec) -> list[int]:
-    """Where one replica fits."""
+    """Pools on whose devices one replica fits."""
     weights_cap = problem.weights_cap_bytes
     if weights_cap is not None and weight_bytes(problem.config, spec, problem.dtype) > weights_cap:
         return []
@@ -73,7 +73,7 @@ def _pools_for(problem: PlacementProblem, spec: ShardSpec) -> list[int]:
 
 
 def _rate(problem: PlacementProblem, choice: Sequence[tuple[int, StageLoad]]) -> float:
-    """Items a second of stages on chosen pools; 0 where they don't fit there together."""
+    """Items per second of stages on chosen pools; 0 where they don't fit there together."""
     pools = [problem.pools[index] for index, _ in choice]
     memory = np.array([float(load.memory_bytes) for _, load in choice])
     cuts = np.arange(len(choice))
@@ -90,4 +90,4 @@ def _rate(problem: PlacementProblem, choice: Sequence[tuple[int, StageLoad]]) ->
     slowest = max(load.seconds / pool.num for pool, (_, load) in zip(pools, choice, strict=True))
     high = min(resources.max_rate, 2 / slowest)
     rate = resources.best_rate(stages, 0.0, high)
-    return rate if rate > high * TRICKLE else 0.0
+    return rate if rate > high * MIN_RATE_SHARE else 0.0

@@ -1,4 +1,4 @@
-"""What a model costs on a device, and its items on the host: seconds, measured or estimated. Pure; no torch."""
+"""Costs of a model on a device, and of its items on the host: seconds, measured or estimated. Pure; no torch."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +18,12 @@ Source = Literal["measured", "estimated"]
 
 @dataclass(frozen=True)
 class TowerSeconds:
-    """Seconds of one tower for one input (a picture or frame; a caption).
+    """Seconds of one tower for one input (an image or frame; a caption).
 
     Attributes:
-        front_s: of the embeddings (and stem); they come with the first layer.
-        layer_s: of one layer, the mean over them.
-        head_s: of norm, pooling and projection; they come with the last layer.
+        front_s: seconds of the embeddings (and stem), which belong to the first layer.
+        layer_s: seconds of one layer, the mean over them.
+        head_s: seconds of norm, pooling and projection, which belong to the last layer.
     """
 
     __pydantic_config__ = STRICT
@@ -39,7 +39,13 @@ class TowerSeconds:
         return front_s + self.layer_s * len(layers) + head_s
 
     def scaled(self, front: float, layer: float, head: float) -> "TowerSeconds":
-        """The same with each part times a factor."""
+        """Multiply each part by a factor.
+
+        Args:
+            front: factor of the embeddings.
+            layer: factor of a layer.
+            head: factor of norm, pooling and projection.
+        """
         return TowerSeconds(self.front_s * front, self.layer_s * layer, self.head_s * head)
 
 
@@ -47,7 +53,7 @@ class JsonText:
     """A dataclass whose text is one JSON object, read strictly."""
 
     def to_json(self) -> str:
-        """The text of its file."""
+        """Write the text of its file."""
         return json.dumps(asdict(self), indent=2) + "\n"  # type: ignore[call-overload]
 
     @classmethod
@@ -55,12 +61,12 @@ class JsonText:
         """Read the text of its file.
 
         Raises:
-            ModelError: it is something else.
+            ModelError: the text is no such object.
         """
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
-            raise ModelError(f"costs: {describe(error)}; measure anew") from None
+            raise ModelError(f"costs: {describe(error)}; measure again") from None
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,17 @@ class ModelCosts(JsonText):
     """Seconds of one model on one device, in one replica with its threads.
 
     Attributes:
-        model_fingerprint: the weights that were measured; none for an estimate.
-        device: "cpu x1" (torch threads), "NVIDIA H200", or a name of the table of devices.
+        model_fingerprint: fingerprint of the weights that were measured; None for an estimate.
+        device: "cpu x1" (torch threads), "NVIDIA H200", or a name from the table of devices.
         dtype: compute dtype.
         source: measured or estimated.
         caption_tokens: the length of caption that the text tower's seconds are for.
-        vision: of one picture (frame).
-        text: of one caption.
-        send_s_per_byte: of what leaves a stage and enters the next: through the object store, out and in again, copies
-            between host and device included.
-        call_s: of one batch through a stage, whatever it holds.
-        workspace_bytes_per_image: peak beyond the weights and the activations that pass, for one picture.
+        vision: seconds of one image (frame).
+        text: seconds of one caption.
+        send_s_per_byte: seconds per byte that passes from a stage to the next through the object store, copies between
+            host and device included.
+        call_s: fixed seconds of one batch in a stage, whatever it holds.
+        workspace_bytes_per_image: peak memory beyond the weights and the activations that pass, for one image.
         workspace_bytes_per_caption: the same for one caption.
     """
 
@@ -97,7 +103,7 @@ class ModelCosts(JsonText):
     workspace_bytes_per_caption: int
 
     def at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
-        """The same for captions of another length, by the ratio of operations."""
+        """Convert to captions of another length, by the ratio of operations."""
         if num_tokens == self.caption_tokens:
             return self
         new, old = text_costs(config, num_tokens), text_costs(config, self.caption_tokens)
@@ -112,13 +118,13 @@ class ModelCosts(JsonText):
 
 @dataclass(frozen=True)
 class HostCosts(JsonText):
-    """CPU seconds beside the stages.
+    """CPU seconds outside the stages.
 
     Attributes:
-        decode_s_per_image: of one picture (frame) from bytes to pixels.
-        tokenise_s_per_caption: of one caption.
-        write_s_per_item: of one item's rows in part files.
-        engine_s_per_item: Ray's own share.
+        decode_s_per_image: seconds of one image (frame) from bytes to pixels.
+        tokenise_s_per_caption: seconds of one caption.
+        write_s_per_item: seconds to write one item's rows into part files.
+        engine_s_per_item: seconds of Ray's own work.
         startup_s: wall clock from the start to the first batch.
         source: measured or estimated.
     """
@@ -137,12 +143,12 @@ class HostCosts(JsonText):
         return mix.images_per_item * self.decode_s_per_image + mix.captions_per_item * self.tokenise_s_per_caption
 
     def item_s(self, mix: DataMix) -> float:
-        """CPU seconds of one item beside the stages."""
+        """CPU seconds of one item outside the stages."""
         return self.decode_s(mix) + self.write_s_per_item + self.engine_s_per_item
 
 
 # Guesses where nothing was measured, in the range of a cloud server's cores; measuring replaces them.
-CALL_S = 3e-3  # one call of an actor: Ray's hand-over and the launch of the kernels
+CALL_S = 3e-3  # one call of an actor: Ray's transfer and the launch of the kernels
 COPY_BYTES_PER_S = 5e9  # a copy in host memory; a byte in the object store is written once and read once
 IMAGE_DECODE_S = 4e-3  # a 640 x 480 JPEG to 224 px
 CAPTION_TOKENISE_S = 5e-5
@@ -152,11 +158,11 @@ STARTUP_S = 11.0
 
 
 def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16) -> ModelCosts:
-    """Operations over the device's speed, bytes over its bandwidth.
+    """Estimate costs: operations over the device's speed, bytes over its bandwidth.
 
     Args:
         config: the model.
-        device: what it would run on.
+        device: type of the device.
         dtype: compute dtype.
         caption_tokens: length of a caption.
 
@@ -182,7 +188,7 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
 
 
 def estimate_host(config: ModelConfig) -> HostCosts:
-    """CPU seconds of an item beside the stages, scaled by the pixels that the model wants."""
+    """Estimate CPU seconds of an item outside the stages, scaled by the pixels that the model takes."""
     pixels = (config.vision.image_size / 224) ** 2
     # Half of a decode is the file's own size, which the model doesn't change.
     decode_s = IMAGE_DECODE_S * (0.5 + 0.5 * pixels)
@@ -194,7 +200,7 @@ def _seconds(costs: TowerCosts, flops: float) -> TowerSeconds:
 
 
 def _vision_workspace(vision: VisionConfig) -> int:
-    """Values alive at once: in a layer residual, norm, q, k, v, and the hidden width twice; or the stem's maps."""
+    """Values held at once: in a layer residual, norm, q, k, v, and the hidden width twice; or the stem's maps."""
     layer = vision.num_tokens * (5 * vision.width + 2 * vision.mlp_width)
     pixels = 3 * vision.image_size**2
     first_map = (vision.image_size // 2) ** 2 * vision.conv_channels[0] if vision.stem == "conv" else 0

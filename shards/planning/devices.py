@@ -1,4 +1,4 @@
-"""Devices that stages may run on: a table of what they can do, and fleets of them. Pure."""
+"""Devices that stages may run on: a table of their speeds and sizes, and fleets of them. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -18,12 +18,13 @@ class DeviceType:
     """One device: a GPU, or one CPU core.
 
     Attributes:
-        name: as written in `--devices`.
+        name: name as in `--devices`.
         kind: cpu (a core) or gpu.
-        flops: operations per second that are achieved, not the peak, by compute dtype; what is missing isn't supported.
+        flops: operations per second that are achieved, not the peak, by compute dtype; one that is missing isn't
+            supported.
         memory_bytes: memory of the device; of a core, its part of the machine's.
-        bandwidth_bytes_per_s: between host and device; of a core, that of a copy in memory.
-        price_per_h: of one device, in any one currency.
+        bandwidth_bytes_per_s: bandwidth between host and device; of a core, that of a copy in memory.
+        price_per_h: price of one device per hour, in any one currency.
     """
 
     __pydantic_config__ = STRICT
@@ -51,11 +52,11 @@ class DeviceType:
 
 Fleet = tuple[tuple[int, DeviceType], ...]
 
-# What the matrix products of a transformer reach of a datasheet's dense peak. With tensor cores (half precision) 30 to
-# 55 % are usual; without them (float32: torch doesn't use TF32 unless told to) more, as less is asked of the memory.
+# Share of a datasheet's dense peak that the matrix products of a transformer reach. With tensor cores (half precision)
+# 30 to 55 % are usual; without them (float32: torch uses no TF32 by default) more, as they need less memory bandwidth.
 TENSOR_CORE_SHARE = 0.4
 FLOAT32_SHARE = 0.6
-# Of the link's nominal rate, copies from and to pageable memory reach about this much.
+# Share of the link's nominal rate that copies from and to pageable memory reach.
 LINK_SHARE = 0.5
 
 
@@ -70,8 +71,8 @@ def _gpu(name: str, half: float, single: float, memory_gb: int, link_gb: float, 
 
 # Source: NVIDIA's datasheets of the SXM (V100, A100, H100, H200) and PCIe cards (T4, A10, L4, L40S); rates without
 # sparsity. A CPU core: what one AVX-512 core of a cloud server was measured to reach in this package's towers
-# (float32), twice that with AVX512-BF16; float16 is not for CPUs. 4 GiB a core is what such servers come with. int8
-# counts no faster than the dtype that it replaces: small weights are what it is for.
+# (float32), twice that with AVX512-BF16; float16 is not for CPUs. such servers have 4 GiB per core. int8
+# counts no faster than the dtype that it replaces: its purpose is small weights.
 DEVICES = {
     device.name: device
     for device in (
@@ -94,7 +95,7 @@ _UNITS = {"GB": GB, "GiB": GIB, "MB": 10**6, "MiB": 1 << 20}
 
 
 def parse_devices(text: str) -> Fleet:
-    """Read `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU`: how many, which, the memory of each, the price of each per hour.
+    """Read `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU`: number, type, memory of each, price of each per hour.
 
     Raises:
         ModelError: an entry is not of this form, a device is unknown or named twice, or there are too many types.
@@ -102,7 +103,7 @@ def parse_devices(text: str) -> Fleet:
     fleet = tuple(_parse_entry(entry.strip()) for entry in text.split(","))
     names = [device.name for _, device in fleet]
     if len(set(names)) < len(names):
-        raise ModelError(f"devices {text!r}: {', '.join(names)}: a type stands there twice; add the numbers up")
+        raise ModelError(f"devices {text!r}: {', '.join(names)}: a type is named twice; add the numbers up")
     if len(fleet) > MAX_TYPES:
         raise ModelError(f"devices {text!r}: {len(fleet)} types; a plan places stages on up to {MAX_TYPES}")
     return fleet

@@ -1,4 +1,4 @@
-"""From a problem to a plan: the best placement, its costs, and why not another number of stages. Pure."""
+"""Plan of a placement problem: the best placement, its costs, and a comparison with other numbers of stages. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,9 +22,9 @@ from shards.planning.problem import PlacementProblem, StageLoad
 from shards.ranges import LayerRange, ShardSpec
 
 if TYPE_CHECKING:
-    from shards.planning.tie_break import Placement
+    from shards.planning.solver.tie_break import Placement
 
-# Numbers of stages that are tried for "the nearest that can".
+# The most stages that are tried when an error names the nearest number that fits.
 MAX_STAGES_TRIED = 16
 CAPS = {"--weights-cap": "weights_cap_bytes", "--memory-cap": "memory_cap_bytes"}
 CAP_STEP = 1.01
@@ -37,9 +37,9 @@ def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerpr
     Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
 
     Args:
-        problem: the model, the data's mix, the devices and their costs.
-        num_stages: stages, from 1 to the layers of both towers together.
-        model_fingerprint: which weights the plan is for.
+        problem: the model, the workload, the devices and their costs.
+        num_stages: number of stages, from 1 to the layers of both towers together.
+        model_fingerprint: fingerprint of the weights that the plan is for.
 
     Raises:
         ModelError: no placement can run; the message names the nearest that can.
@@ -49,13 +49,13 @@ def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerpr
     if placement is None:
         raise ModelError(_why_not(problem, num_stages))
     plan = plan_of(problem, placed_stages(problem, placement), model_fingerprint=model_fingerprint)
-    reasons = [_beside(problem, number, placement.items_per_s) for number in (num_stages - 1, num_stages + 1)]
+    reasons = [_alternative(problem, number, placement.items_per_s) for number in (num_stages - 1, num_stages + 1)]
     return replace(plan, reasons=tuple(reason for reason in reasons if reason))
 
 
 def _search(problem: PlacementProblem, num_stages: int) -> "Placement | None":
-    """The search, which needs NumPy: who only reads plans doesn't wait for it."""
-    from shards.planning.search import best_placement
+    """Run the solver; it needs NumPy, which is not imported where plans are only read."""
+    from shards.planning.solver.search import best_placement
 
     return best_placement(problem, num_stages)
 
@@ -63,7 +63,13 @@ def _search(problem: PlacementProblem, num_stages: int) -> "Placement | None":
 def plan_of(
     problem: PlacementProblem, stages: Sequence[PlacedStage], *, model_fingerprint: str | None = None
 ) -> ShardPlan:
-    """The plan of a placement that is given, with its costs and what is predicted of it."""
+    """Make the plan of a given placement, with its costs and the prediction.
+
+    Args:
+        problem: the model, the workload, the devices and their costs.
+        stages: the stages with their pools.
+        model_fingerprint: fingerprint of the weights that the plan is for.
+    """
     prediction = predict(problem, stages)
     sources = {pool.costs.source for pool in problem.pools}
     return ShardPlan(
@@ -78,7 +84,7 @@ def plan_of(
 
 
 def placed_stages(problem: PlacementProblem, placement: "Placement") -> list[PlacedStage]:
-    """The stages of a placement."""
+    """Make the stages of a placement."""
     specs = specs_between(placement.cuts)
     return [
         PlacedStage(spec, problem.pools[pool], devices)
@@ -87,12 +93,19 @@ def placed_stages(problem: PlacementProblem, placement: "Placement") -> list[Pla
 
 
 def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
-    """The layers between each cut and the next."""
+    """Make the specs of the layers between each cut and the next."""
     return [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
 
 
 def bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:
-    """A stage with what its layers cost on any device."""
+    """Make a stage with the costs that hold on any device: operations and bytes.
+
+    Args:
+        config: the model.
+        spec: the layers of the stage.
+        dtype: compute dtype.
+        caption_tokens: length of a caption.
+    """
     return PlannedStage(
         spec=spec,
         weight_bytes=weight_bytes(config, spec, dtype),
@@ -104,7 +117,7 @@ def bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_token
 
 
 def check_num_stages(config: ModelConfig, num_stages: int) -> None:
-    """Check that each stage can have a layer.
+    """Check that each stage can hold at least one layer.
 
     Raises:
         ModelError: there are more stages than layers, or fewer than one.
@@ -129,14 +142,14 @@ def _planned(problem: PlacementProblem, stage: PlacedStage, load: StageLoad) -> 
     )
 
 
-def _beside(problem: PlacementProblem, num_stages: int, items_per_s: float) -> str | None:
-    """What another number of stages would give."""
+def _alternative(problem: PlacementProblem, num_stages: int, items_per_s: float) -> str | None:
+    """Describe the throughput of another number of stages."""
     if not 1 <= num_stages <= sum(problem.depths):
         return None
     name = _stages(num_stages)
     placement = _search(problem, num_stages)
     if placement is None:
-        return f"{name}: {_what_lacks(problem, num_stages)}"
+        return f"{name}: {_missing_resource(problem, num_stages)}"
     change = placement.items_per_s / items_per_s - 1
     return f"{name}: {placement.items_per_s:.4g} items/s ({change:+.1%})"
 
@@ -146,8 +159,8 @@ def _stages(num: int) -> str:
 
 
 def _why_not(problem: PlacementProblem, num_stages: int) -> str:
-    """In one line: what lacks, and the nearest that can run: another number of stages, or a higher cap."""
-    lack = f"plan: {_stages(num_stages)} of {problem.config.name!r}: {_what_lacks(problem, num_stages)}"
+    """Message in one line: the limit, and the nearest that fits: another number of stages, or a higher cap."""
+    reason = f"plan: {_stages(num_stages)} of {problem.config.name!r}: {_missing_resource(problem, num_stages)}"
     cures = []
     most = min(sum(problem.depths), MAX_STAGES_TRIED)
     for number in sorted(range(1, most + 1), key=lambda number: abs(number - num_stages)):
@@ -160,12 +173,12 @@ def _why_not(problem: PlacementProblem, num_stages: int) -> str:
         if least is not None:
             cures.append(f"{option} {size_text(least)}")
     if cures:
-        return f"{lack}; the nearest that can run: {' or '.join(cures)}"
-    return f"{lack}; no number of stages up to {most} does, either: give more or larger devices"
+        return f"{reason}; the nearest that can run: {' or '.join(cures)}"
+    return f"{reason}; no number of stages up to {most} does, either: give more or larger devices"
 
 
-def _what_lacks(problem: PlacementProblem, num_stages: int) -> str:
-    """Which limit forbids so many stages: the one without which they would run."""
+def _missing_resource(problem: PlacementProblem, num_stages: int) -> str:
+    """Name the limit without which the stages would fit."""
     for field, what in (("weights_cap_bytes", "weights"), ("memory_cap_bytes", "memory")):
         cap = getattr(problem, field)
         if cap is not None and _search(_with_cap(problem, field, None), num_stages) is not None:
@@ -178,7 +191,7 @@ def _what_lacks(problem: PlacementProblem, num_stages: int) -> str:
 
 
 def _least_cap(problem: PlacementProblem, num_stages: int, field: str) -> int | None:
-    """The least cap with which so many stages fit, to a percent above; none where no cap is set, or it isn't that."""
+    """Least cap with which the stages fit, to a percent above; None where the cap is not set or not the limit."""
     low = getattr(problem, field)
     if low is None or _search(_with_cap(problem, field, None), num_stages) is None:
         return None
@@ -199,7 +212,7 @@ def _with_cap(problem: PlacementProblem, field: str, cap_bytes: int | None) -> P
 
 
 def size_text(size_bytes: int) -> str:
-    """A size that can be typed again, rounded up."""
+    """Format a size, rounded up, as the options accept it."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size_bytes >= 1 << power:
             return f"{ceil(size_bytes * 100 / (1 << power)) / 100:g}{unit}"

@@ -1,4 +1,4 @@
-"""A plan: the cut of one model into stages, where they run, and what is predicted of them. A file people read. Pure."""
+"""Plan: the cut of one model into stages, their devices, and the prediction; a file that people read. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from shards.ranges import STRICT, LayerRange, ShardSpec, check_spec
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage: its layers, what they cost, and where they run.
+    """One stage: its layers, their costs, and its devices.
 
     Attributes:
         spec: the layers of both towers.
-        weight_bytes: of the loaded weights.
-        flops_per_image: operations for one picture (one frame of a video).
-        flops_per_caption: operations for one caption of the length that was planned for.
-        cut_bytes_per_image: bytes of one picture's state that leave the stage.
+        weight_bytes: bytes of the loaded weights.
+        flops_per_image: operations for one image (one frame of a video).
+        flops_per_caption: operations for one caption of the planned length.
+        cut_bytes_per_image: bytes of one image's state that leave the stage.
         cut_bytes_per_caption: bytes of one caption's state that leave the stage.
-        device: type of the devices; none where no devices were planned for.
+        device: type of the devices; None without a fleet.
         num_replicas: replicas that reach the predicted throughput.
-        num_gpus: GPUs of each replica, or the part of one; 0 on CPUs; none where no devices were planned for.
+        num_gpus: GPUs of each replica, or the part of one; 0 on CPUs; None without a fleet.
         num_threads: torch threads of each replica on CPUs.
-        seconds_per_item: of one replica, its share of the hand-overs included.
-        memory_bytes: of one replica: weights, activations of a batch, workspace.
+        seconds_per_item: seconds of one replica per item, its share of the transfers included.
+        memory_bytes: memory of one replica: weights, activations of a batch, workspace.
     """
 
     __pydantic_config__ = STRICT
@@ -49,17 +49,17 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """A cut of one model into stages, in order, and what is predicted of it.
+    """A cut of one model into stages, in order, with the prediction.
 
     Attributes:
-        model_fingerprint: which weights it was made for, if known.
+        model_fingerprint: fingerprint of the weights that it was made for, if known.
         stages: the stages.
-        mix: what items were planned for.
+        mix: means over the items that were planned for.
         dtype: compute dtype.
-        costs: whether the seconds were measured or estimated; none where only operations were balanced.
+        costs: "measured" or "estimated" seconds; None where only operations were balanced.
         items_per_s: predicted throughput.
-        bottleneck: what limits it: "stage 1", "decode" or "shared cores".
-        reasons: why not fewer or more stages.
+        bottleneck: its limit: "stage 1", "decode" or "shared cores".
+        reasons: throughputs of one stage less and one more.
     """
 
     __pydantic_config__ = STRICT
@@ -74,7 +74,7 @@ class ShardPlan:
     reasons: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The text of a plan file."""
+        """Write the text of a plan file."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @staticmethod
@@ -87,7 +87,7 @@ class ShardPlan:
         try:
             return TypeAdapter(ShardPlan).validate_json(text)
         except ValidationError as error:
-            raise ModelError(f"plan: {describe(error)}; make it anew with `embedder plan --out`") from None
+            raise ModelError(f"plan: {describe(error)}; make it again with `embedder plan --out`") from None
 
 
 def check_plan(plan: ShardPlan, config: ModelConfig) -> None:

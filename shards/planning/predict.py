@@ -1,4 +1,4 @@
-"""What a placement is predicted to do, and what limits it: the same model as the search, one stage at a time. Pure."""
+"""Prediction of a placement's throughput and its limit: the same cost model as the solver, stage by stage. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,32 +20,32 @@ class PlacedStage:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas: one on a part of a device, else one a device."""
+        """Number of replicas: one on a part of a device, else one per device."""
         return max(1, round(self.devices))
 
     @property
     def num_gpus(self) -> float:
-        """Of each replica."""
+        """GPUs of each replica, or the part of one."""
         if self.pool.device.kind == "cpu":
             return 0.0
         return min(1.0, self.devices)
 
     @property
     def speed(self) -> float:
-        """Seconds of work that its devices do a second."""
+        """Seconds of work that its devices do per second."""
         return self.num_replicas if self.pool.device.kind == "cpu" else self.devices
 
 
 @dataclass(frozen=True)
 class PlanPrediction:
-    """What a placement does.
+    """Predicted throughput of a placement.
 
     Attributes:
-        items_per_s: throughput, the slowest of all that limits it.
+        items_per_s: throughput, the lowest of all limits.
         bottleneck: "stage 1", "decode" or "shared cores".
-        loads: what one replica of each stage takes.
-        cores_rate: items a second that the shared cores could do; none where nobody counts them.
-        cpu_seconds: of an item, by who spends them.
+        loads: load of one replica of each stage.
+        cores_rate: items per second that the shared cores could do; None where they are unlimited.
+        cpu_seconds: CPU seconds per item, by consumer.
     """
 
     items_per_s: float
@@ -56,7 +56,7 @@ class PlanPrediction:
 
 
 def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPrediction:
-    """Predict the throughput of stages that are given.
+    """Predict the throughput of given stages.
 
     It's bounded by the slowest stage and, on shared cores, by the cores over the CPU seconds of all that runs there.
     """

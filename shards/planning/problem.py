@@ -1,4 +1,4 @@
-"""What a plan has to solve: a model, the data's mix, and the devices; and what one stage of it takes. Pure."""
+"""Placement problem: a model, the workload and the devices; and the load of one stage. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from shards.tensor_shapes import held_dtype, model_shapes, part_of
 
 ROWS_PER_BATCH = 32
 
-# A GPU may be shared by 2, 4 or 8 replicas: parts that are powers of two of one another always fit together.
+# A GPU may be shared by 2, 4 or 8 replicas: power-of-two parts always fit together.
 MAX_SHARES = 8
 
 
@@ -29,15 +29,15 @@ class Pool:
     """Devices of one type that stages may take.
 
     CPU cores are shared: each stage's replicas, decoding and writing together use as many core-seconds as they need.
-    Other devices are taken: a replica has a whole one, or a power-of-two part of one.
+    Other devices are exclusive: a replica has a whole one, or a power-of-two part of one.
 
     Attributes:
-        num: devices.
-        device: what they are.
-        costs: of one replica on one of them.
+        num: number of devices.
+        device: their type.
+        costs: costs of one replica on one of them.
         num_threads: cores that a replica keeps busy, on CPUs.
-        max_shares: replicas that may share one device.
-        shared: whether these are the cores that everything on the host shares; by default, CPUs are.
+        max_shares: the most replicas that may share one device.
+        shared: whether these are the cores that everything on the host shares.
     """
 
     num: int
@@ -50,7 +50,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What one replica of a stage takes: seconds and CPU seconds for an item, and bytes of memory."""
+    """Load of one replica of a stage: seconds and CPU seconds per item, and bytes of memory."""
 
     seconds: float
     cpu_seconds: float
@@ -59,16 +59,16 @@ class StageLoad:
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """A model to be placed.
+    """Model, workload, devices and limits.
 
     Attributes:
         config: the model.
         dtype: compute dtype.
-        mix: the data's.
+        mix: means over the items.
         pools: devices that stages may take; at most one of them shared.
-        host_seconds: CPU seconds of an item beside the stages: decoding, writing, the engine's own.
+        host_seconds: CPU seconds of an item outside the stages: decoding, writing, the engine.
         decode_seconds: the part of them that decodes and tokenises.
-        num_cores: cores that the host's work and CPU stages share; none: as many as they need.
+        num_cores: cores that the host's work and CPU stages share; None for as many as they need.
         memory_cap_bytes: the most that one replica may hold, if less than its device does.
         weights_cap_bytes: the most weights that one replica may hold.
         rows_per_batch: items that pass together.
@@ -87,7 +87,7 @@ class PlacementProblem:
 
     @cached_property
     def depths(self) -> tuple[int, int]:
-        """Layers of the vision and of the text tower."""
+        """Number of layers of the vision and of the text tower."""
         return self.config.vision.depth, self.config.text.num_hidden_layers
 
     @cached_property
@@ -100,21 +100,21 @@ class PlacementProblem:
         return sizes
 
     def image_bytes(self, layer: int) -> float:
-        """Bytes of an item's pictures behind so many vision layers."""
+        """Compute the bytes of an item's images after `layer` vision layers."""
         return self.mix.images_per_item * cut_bytes_per_image(self.config, layer, self.dtype)
 
     def caption_bytes(self, layer: int) -> float:
-        """Bytes of an item's captions behind so many text layers."""
+        """Compute the bytes of an item's captions after `layer` text layers."""
         bytes_per_caption = cut_bytes_per_caption(self.config, layer, self.dtype, self.mix.caption_tokens)
         return self.mix.captions_per_item * bytes_per_caption
 
     def replica_cap_bytes(self, pool: Pool) -> int:
-        """The most memory that one replica may take there; shared cores lend one all of theirs."""
+        """Give the most memory that one replica may take in a pool; on shared cores, that of all of them."""
         own = pool.device.memory_bytes * (pool.num if pool.shared else 1)
         return own if self.memory_cap_bytes is None else min(own, self.memory_cap_bytes)
 
     def load(self, pool: Pool, spec: ShardSpec) -> StageLoad:
-        """What a stage takes on a device: its layers, its share of the hand-overs on both sides, and the call."""
+        """Compute the load of a stage on a pool: its layers, half of the transfers on both sides, and the call."""
         costs, mix = pool.costs, self.mix
         towers_s = mix.images_per_item * costs.vision.of(spec.vision, self.depths[0])
         towers_s += mix.captions_per_item * costs.text.of(spec.text, self.depths[1])
@@ -144,19 +144,19 @@ def make_problem(
     rows_per_batch: int = ROWS_PER_BATCH,
     num_cores: float | None = None,
 ) -> PlacementProblem:
-    """Put a problem together.
+    """Make a problem of a fleet and measured or estimated costs.
 
     Args:
         config: the model.
-        fleet: how many of which devices; CPUs in it are the cores that everything shares.
-        costs: for each device, by its name.
-        host: costs of an item beside the stages.
-        mix: the data's.
+        fleet: number and type of the devices; CPUs in it are the cores that everything shares.
+        costs: costs by name of the device.
+        host: costs of an item outside the stages.
+        mix: means over the items.
         dtype: compute dtype.
         memory_cap_bytes: the most that one replica may hold.
         weights_cap_bytes: the most weights that one replica may hold.
         rows_per_batch: items that pass together.
-        num_cores: shared cores, where the fleet names none.
+        num_cores: number of shared cores, where the fleet names none.
     """
     pools = tuple(
         Pool(num, device, costs[device.name].at_tokens(mix.caption_tokens, config), shared=device.kind == "cpu")

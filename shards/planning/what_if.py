@@ -1,4 +1,4 @@
-"""What if: hours and cost of so many items on a fleet, what limits it, what more devices would buy. Pure, on paper."""
+"""Estimates for a fleet: hours and cost of a number of items, the bottleneck, the gain of more devices. Pure."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -7,20 +7,20 @@ from shards.errors import ModelError
 from shards.planning.planner import placed_stages
 from shards.planning.predict import PlacedStage, PlanPrediction, predict
 from shards.planning.problem import PlacementProblem, Pool
-from shards.planning.search import best_placement
+from shards.planning.solver.search import best_placement
 
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
 class OneMore:
-    """What one device more would buy.
+    """Gain of one device more.
 
     Attributes:
-        where: "stage 1" (the cut stays), or "fleet" (all is planned anew).
-        device: which.
-        items_per_s: with it.
-        gain: of throughput, as a fraction.
+        where: "stage 1" (the cut stays), or "fleet" (all is planned again).
+        device: its type.
+        items_per_s: throughput with it.
+        gain: gain of throughput, as a fraction.
     """
 
     where: str
@@ -34,18 +34,18 @@ class WhatIf:
     """Answers about one fleet.
 
     Attributes:
-        num_items: items to embed.
+        num_items: number of items to embed.
         items_per_s: throughput.
-        bottleneck: what limits it.
+        bottleneck: its limit.
         hours: wall clock, start-up included.
-        device_hours: by type of device, idle ones included: a fleet is paid for whole.
+        device_hours: hours by type of device, idle ones included: the whole fleet is paid for.
         used: devices of each type that the plan uses; the others would be idle.
-        cost: of the device-hours; none where a price is missing.
-        cores_per_gpu: CPU cores beside each GPU at which neither waits for the other; none without GPUs.
-        cores_needed: cores that keep the devices busy; none without GPUs.
-        decode_bound_gpus: GPUs from which on the cores (decoding first) are the bottleneck; none without GPUs or cores.
-        decode_share: decoding's part of an item's CPU seconds.
-        one_more: what one more device buys, in each stage and in each pool.
+        cost: price of the device-hours; None where a price is missing.
+        cores_per_gpu: CPU cores beside each GPU at which neither waits for the other; None without GPUs.
+        cores_needed: cores that keep the devices busy; None without GPUs.
+        decode_bound_gpus: GPUs from which on the cores (decoding first) are the bottleneck; None without GPUs or cores.
+        decode_share: fraction of an item's CPU seconds that decoding takes.
+        one_more: gain of one device more, in each stage and in each pool.
     """
 
     num_items: int
@@ -63,16 +63,16 @@ class WhatIf:
 
 
 def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_s: float = 0.0) -> WhatIf:
-    """Answer for one fleet.
+    """Estimate hours, cost and bottleneck of one fleet.
 
     Args:
-        problem: the model, the mix, the fleet and its costs.
-        num_stages: stages.
-        num_items: items to embed.
+        problem: the model, the workload, the fleet and its costs.
+        num_stages: number of stages.
+        num_items: number of items to embed.
         startup_s: wall clock before the first item.
 
     Raises:
-        ModelError: so many stages don't fit.
+        ModelError: the stages don't fit the fleet.
     """
     placement = best_placement(problem, num_stages)
     if placement is None:
@@ -116,7 +116,7 @@ class _Balance:
 
 
 def _balance(problem: PlacementProblem, num_stages: int) -> _Balance | None:
-    """What the GPUs would ask of the cores if all stages ran on GPUs and nothing held them up."""
+    """Cores that the GPUs need if all stages run on GPUs and nothing else limits them; None without GPUs."""
     gpus = tuple(pool for pool in problem.pools if not pool.shared)
     if not gpus:
         return None
@@ -130,7 +130,7 @@ def _balance(problem: PlacementProblem, num_stages: int) -> _Balance | None:
 
 
 def _decode_bound_gpus(problem: PlacementProblem, balance: _Balance | None) -> int | None:
-    """More GPUs of the same kinds do more items; from here on the cores of this fleet don't keep up."""
+    """Number of GPUs of these types from which on the cores of this fleet don't keep up."""
     if balance is None or problem.num_cores is None:
         return None
     return int(problem.num_cores / balance.cores_per_gpu) + 1
@@ -144,7 +144,7 @@ def _cost(pools: tuple[Pool, ...], hours: float) -> float | None:
 
 
 def _one_more_each(problem: PlacementProblem, stages: list[PlacedStage], prediction: PlanPrediction) -> list[OneMore]:
-    """One device more in one stage, the cut as it is."""
+    """Gain of one device more in each stage, the cut as it is."""
     found = []
     for number, stage in enumerate(stages):
         # A part of a device grows to the next whole one: replicas of one stage are all alike.
@@ -160,7 +160,7 @@ def _one_more_each(problem: PlacementProblem, stages: list[PlacedStage], predict
 
 
 def _one_more_planned(problem: PlacementProblem, num_stages: int, prediction: PlanPrediction) -> list[OneMore]:
-    """One device more in one pool, planned anew."""
+    """Gain of one device more in each pool, planned again."""
     found = []
     for number, pool in enumerate(problem.pools):
         pools = (*problem.pools[:number], replace(pool, num=pool.num + 1), *problem.pools[number + 1 :])

@@ -1,4 +1,4 @@
-"""What the items hold, on average: the load that a cut is balanced for."""
+"""Means over the items: the workload that a cut is balanced for."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -12,7 +12,7 @@ class DataMix:
     """Means over the items of a run.
 
     Attributes:
-        images_per_item: pictures and video frames that an item holds.
+        images_per_item: images and video frames that an item holds.
         captions_per_item: captions that an item holds.
         caption_tokens: tokens of a caption, [CLS] and [SEP] included.
 
@@ -32,6 +32,6 @@ class DataMix:
             if not (isfinite(value) and value >= 0):
                 raise ModelError(f"mix: {name} is {value}; it is a mean, so give a number from 0 up")
         if self.images_per_item == 0 and self.captions_per_item == 0:
-            raise ModelError("mix: items hold neither pictures nor captions; give one of the two a mean above 0")
+            raise ModelError("mix: items hold neither images nor captions; give one of the two a mean above 0")
         if self.caption_tokens < 1:
             raise ModelError(f"mix: caption_tokens is {self.caption_tokens}; a caption has at least one token")

@@ -1,8 +1,8 @@
-"""Augmentation of pictures on tensors, each picture by numbers that follow from (seed, epoch, its own key) alone.
+"""Augmentation of images on tensors, by random numbers that depend on (seed, epoch, the image's key) alone.
 
-So neither the number of workers nor the order in which pictures arrive changes what a picture becomes.
+So neither the number of workers nor the order of the images changes the result.
 
-Legend: `N` pictures, `H` side in px, `K` numbers drawn for each.
+Legend: `N` images, `H` side in px, `K` numbers drawn for each.
 """
 
 import math
@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from shards.training.settings import AugmentSettings
 
-# Draws of one picture; patch dropout takes those behind them.
+# Random numbers of one image; patch dropout takes those after them.
 NUM_DRAWS = 24
 
 # YIQ: one axis of brightness, two of colour, so that a turn of the latter changes the hue.
@@ -24,7 +25,16 @@ _UINT64 = (1 << 64) - 1
 
 
 def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Tensor:
-    """Draw numbers for each item; float32 (N, K) in [0, 1).
+    """Draw random numbers for each item.
+
+    Args:
+        keys: int64 (N,), one for each item.
+        seed: of the run.
+        epoch: number of passes over the data so far.
+        num_draws: K, numbers for each item.
+
+    Returns:
+        float32 (N, K) in [0, 1).
 
     Source: SplitMix64 (Steele et al. 2014), run as a counter over draws from a state mixed of key, seed and epoch.
     """
@@ -34,21 +44,19 @@ def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Ten
     return torch.from_numpy((_mixed(counters) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
 
 
-def _mixed(
-    values: "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]",
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def augment(pixels_N3HH: torch.Tensor, settings: AugmentSettings, draws_NK: torch.Tensor) -> torch.Tensor:
-    """Vary pictures.
+    """Vary colours and geometry of images, and erase rectangles.
 
     Args:
-        pixels_N3HH: float32 [0, 1].
-        settings: how much.
-        draws_NK: float32 [0, 1), `NUM_DRAWS` for each picture.
+        pixels_N3HH: float32 in [0, 1].
+        settings: largest changes.
+        draws_NK: float32 in [0, 1), `NUM_DRAWS` for each image.
 
     Returns:
         float32 (N, 3, H, H) in [0, 1].
@@ -108,12 +116,12 @@ def _move(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[tor
         1,
     )
     grid = functional.affine_grid(matrix, list(pixels.shape), align_corners=False)
-    # Zeros come in from outside; shifted, so that they are `fill`.
+    # Pixels from outside are zeros; shifted, so that they become `fill`.
     return functional.grid_sample(pixels - settings.fill, grid, align_corners=False) + settings.fill
 
 
 def _erase(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
-    """Overwrite a rectangle, each side 15 to 50 percent of the picture's, with one colour."""
+    """Overwrite a rectangle, each side 15 to 50 percent of the image's, with one colour."""
     is_erased = next(numbers) < settings.erase
     width, height = (0.15 + 0.35 * next(numbers) for _ in range(2))
     left, top = next(numbers) * (1 - width), next(numbers) * (1 - height)
@@ -126,7 +134,7 @@ def _erase(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[to
 
 
 def kept_tokens(draws_NL: torch.Tensor, share_left_out: float) -> torch.Tensor:
-    """Which of each picture's tokens stay with patch dropout; int64 (N, number kept), ascending.
+    """Choose the tokens of each image that patch dropout keeps; int64 (N, number kept), ascending.
 
     Source: Li et al. 2022, "Scaling Language-Image Pre-training via Masking" (FLIP).
     """

@@ -1,6 +1,6 @@
-"""What one training step is given.
+"""Batches of a training step.
 
-Legend: `N` pictures, `M` captions, `T` tokens of all captions, `C` concepts, `H` side in px, `D` width of a tower.
+Legend: `N` images, `M` captions, `T` tokens of all captions, `C` concepts, `H` side in px, `D` width of a tower.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """Pictures and captions; those of one concept are positives of each other, all others negatives.
+    """Images and captions; those of one concept are positives of each other, all others negatives.
 
-    A pair of picture and caption is a concept of its own unless its source says more. Either side may be empty with
+    A pair of image and caption is a concept of its own unless its source says more. Either side may be empty with
     loss "concepts".
 
     Attributes:
@@ -25,9 +25,9 @@ class TrainBatch:
         token_ids: int32 (T,), caption after caption, with [CLS] and [SEP], without padding.
         token_lengths: int64 (M,), on the CPU; they sum to T.
         caption_concepts: int64 (M,).
-        image_keys: int64 (N,), on the CPU: one number for each item (`item_key`), from which its augmentation follows;
-            may be None where there is none.
-        epoch: passes over the data so far; the other thing that augmentation follows from.
+        image_keys: int64 (N,), on the CPU: one number for each item (`item_key`), which determines its augmentation
+            together with the epoch; None for no augmentation.
+        epoch: number of passes over the data so far.
         caption_positives: bool (M, C), for loss "concepts" where a caption fits several concepts; else None.
     """
 
@@ -43,7 +43,7 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """What frozen towers made of a batch, computed once; enough to train the projections.
+    """Outputs of frozen towers for a batch, computed once; enough to train the projections.
 
     Attributes:
         image_features: float32 (N, D), pooled, before the projection.
@@ -59,7 +59,7 @@ class FeatureBatch:
 
 
 def item_key(item_id: str) -> int:
-    """One int64 of an item's id, the same on every machine."""
+    """Hash an item's id to one int64, the same on every machine."""
     import hashlib
 
     return int.from_bytes(hashlib.sha256(item_id.encode()).digest()[:8], "little", signed=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not at all."""
+"""Checkpoints of a run, written whole or not at all."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from shards.errors import ModelError
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state of tensors and plain values; a crash leaves the old file or the new one."""
+    """Write a state of tensors and plain values; after a crash the file is the old one or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -25,7 +25,7 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote; no code in the file is run.
+    """Read a file of `save_checkpoint`; no code in it is run.
 
     Raises:
         ModelError: there is no such file, or it is broken.

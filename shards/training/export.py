@@ -1,4 +1,4 @@
-"""Trained weights to model folders, and ranges of layers to small deltas over an untouched base."""
+"""Export of trained weights as model folders, and of ranges of layers as small deltas over an unchanged base."""
 
 import json
 import os
@@ -31,15 +31,15 @@ def export_model(
     """Write a model folder, whole or not at all.
 
     Args:
-        folder: must not exist yet, or be empty; unless it may be replaced.
-        config: of the model.
+        folder: the folder to write; must not exist yet, or be empty, unless it may be replaced.
+        config: configuration of the model.
         weights: every tensor of the model, by name.
         tokenizer_json: content of tokenizer.json; None writes none.
-        dtype: what the weights are stored in.
-        replace: whether a model folder that is there gives way when the new one is whole.
+        dtype: name of the stored dtype.
+        replace: whether an existing model folder is replaced when the new one is complete.
 
     Raises:
-        ModelError: there is something that may not be replaced.
+        ModelError: the folder isn't empty and may not be replaced.
     """
     kind = torch_dtype(dtype)
     is_replaced = replace and (folder / CONFIG_FILE).is_file()
@@ -59,7 +59,7 @@ def export_model(
 
 
 def read_logit_scale(folder: Path) -> float:
-    """The log of the inverse temperature that a model's training ended with; CLIP's first where it tells none."""
+    """Read the log of the inverse temperature that training ended with; CLIP's initial value where it is missing."""
     files = find_weights(folder)
     if LOGIT_SCALE not in files:
         return INITIAL_LOGIT_SCALE
@@ -69,17 +69,17 @@ def read_logit_scale(folder: Path) -> float:
 def write_delta(
     folder: str | Path, base: str | Path, weights: Mapping[str, torch.Tensor], names: tuple[str, ...], *, title: str
 ) -> Path:
-    """Write some layers of a model that was trained on a base, and whose the base is.
+    """Write some layers of a model that was trained on a base, and the base's fingerprint.
 
     Args:
-        folder: must not exist yet, or be empty.
-        base: the model folder that training began with; it isn't touched.
+        folder: the folder to write; must not exist yet, or be empty.
+        base: the model folder that training began with; it isn't changed.
         weights: the trained tensors by name.
-        names: which of them are written.
+        names: names of the tensors to write.
         title: name of the version.
 
     Raises:
-        ModelError: the folder holds something.
+        ModelError: the folder isn't empty.
     """
     about = {"format_version": DELTA_FORMAT, "name": title, "base_fingerprint": model_fingerprint(base)}
     with staged_folder(Path(folder)) as stage:
@@ -91,8 +91,13 @@ def write_delta(
 def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path:
     """Write the model folder that a base and a delta make together.
 
+    Args:
+        base: the model folder that the delta was made over.
+        delta: folder of the delta.
+        folder: the folder to write; must not exist yet, or be empty.
+
     Raises:
-        ModelError: the delta is of another base, broken, or there is something in the folder.
+        ModelError: the delta is of another base or broken, or the folder isn't empty.
     """
     base, delta = Path(base), Path(delta)
     name, expected = read_delta(delta)
@@ -106,10 +111,10 @@ def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path
     files = find_weights(base) | changed
     tokenizer = base / TOKENIZER_FILE
     weights = {name: read_tensor(files, name, shapes[name]) for name in files}
-    return _write_as_it_is(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
+    return _write_in_own_dtypes(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
 
 
-def _write_as_it_is(
+def _write_in_own_dtypes(
     folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path | None
 ) -> Path:
     """Write tensors in the dtypes that they have."""

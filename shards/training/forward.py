@@ -1,6 +1,6 @@
-"""Both towers forward while they learn: augmented pictures and padded captions to pooled features.
+"""Forward pass of both towers in training: augmented images and padded captions to pooled features.
 
-Legend: `N` pictures, `M` captions, `H` side in px, `L` tokens of one picture, `T` tokens of the longest caption,
+Legend: `N` images, `M` captions, `H` side in px, `L` tokens of one image, `T` tokens of the longest caption,
 `D` width of a tower.
 """
 
@@ -19,7 +19,16 @@ CAPTION_GROUP = 64
 def image_features(
     towers: TwinTower, pixels_NHHC: torch.Tensor, batch: TrainBatch | None = None, settings: TrainSettings | None = None
 ) -> torch.Tensor:
-    """Run the ViT on pictures, augmented where a batch and settings are given; (N, D), pooled.
+    """Run the ViT on images, augmented where a batch and settings are given.
+
+    Args:
+        towers: the model.
+        pixels_NHHC: uint8 (N, H, H, 3).
+        batch: keys and epoch that determine the augmentation; None for none.
+        settings: augmentation and patch dropout; None for none.
+
+    Returns:
+        (N, D), pooled, in the compute dtype.
 
     Raises:
         ModelError: pixels aren't of the model's size.
@@ -52,9 +61,15 @@ def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor 
 
 
 def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Run the ALBERT on packed captions; (M, D), pooled.
+    """Run the ALBERT on packed captions, in groups of similar length, so that there is little padding.
 
-    Captions go through the tower in groups of like length, so that few are padded to the longest one's.
+    Args:
+        towers: the model.
+        token_ids: int32 (tokens of all captions,).
+        lengths: int64 (M,), on the CPU, tokens of each caption.
+
+    Returns:
+        (M, D), pooled, in the compute dtype.
 
     Raises:
         ModelError: an id is outside the vocabulary, or a caption too long.

@@ -1,14 +1,14 @@
-"""Workers that train one model together: each embeds its share of every batch, and the loss sees the whole batch.
+"""Process group of workers that train one model: each embeds its share of every batch, the loss sees all of it.
 
-A contrastive loss compares each picture with all captions of the batch. So embeddings are gathered over the workers,
+A contrastive loss compares each image with all captions of the batch. So embeddings are gathered over the workers,
 every worker computes the loss of the whole batch, and sends gradients back through its own rows only; the sum of the
-workers' gradients is then that of one worker with the whole batch. Sums are made in one message a step.
+workers' gradients is then that of one worker with the whole batch. Sums are sent in one message per step.
 
 BatchNorm, which only a convolutional stem has, is the exception: each worker normalises by the statistics of its own
 share, as torch's DistributedDataParallel does, and the running statistics are averaged, so that all workers hold the
-same. Such a run equals that of one worker in kind, not in numbers.
+same. Such a run is equivalent to that of one worker, not equal in numbers.
 
-Who starts the workers, and where, is not known here.
+Workers are started elsewhere.
 
 Legend: `R` rows of this worker, `S` rows of all workers, `E` embedding size.
 """
@@ -26,7 +26,7 @@ AnyBatch = TrainBatch | FeatureBatch
 
 
 class ProcessGroup:
-    """This process's place among the workers, of torch's process group.
+    """Rank of this process among the workers, and their collective operations, over torch's process group.
 
     Args:
         process_group: by default the one that `torch.distributed.init_process_group` made.
@@ -38,9 +38,9 @@ class ProcessGroup:
         self.size = distributed.get_world_size(process_group)
 
     def gather(self, rows_RE: torch.Tensor) -> torch.Tensor:
-        """All workers' rows in the order of their ranks, (S, E); any number each. Own rows keep their gradient.
+        """Gather all workers' rows in the order of their ranks, (S, E); any number each. Own rows keep their gradient.
 
-        All workers must call it, with the same dtype and the same sizes behind the first.
+        All workers must call it, with the same dtype and the same sizes after the first.
         """
         gathered: torch.Tensor = _GatherRows.apply(rows_RE, self)
         return gathered
@@ -49,8 +49,8 @@ class ProcessGroup:
         """Sum gradients over the workers, in place.
 
         Args:
-            parameters: float32; one keeps having no gradient where no worker has one.
-            means: float32 tensors that are averaged over the workers, along with it.
+            parameters: float32; a gradient stays None where it is None on every worker.
+            means: float32 tensors that are averaged over the workers in the same message.
         """
         device = parameters[0].device
         has_gradient = torch.tensor([each.grad is not None for each in parameters], dtype=torch.float32, device=device)
@@ -65,17 +65,17 @@ class ProcessGroup:
             mean.copy_(piece.view_as(mean))
 
     def total(self, number: int, device: torch.device) -> int:
-        """Sum of a number over the workers."""
+        """Sum a number over the workers."""
         summed = torch.tensor(number, device=device)
         distributed.all_reduce(summed, group=self._group)
         return int(summed)
 
     def gather_values(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """All workers' rows without gradients, and how many each has."""
+        """Gather all workers' rows without gradients, (S, ...), and the number of rows of each."""
         counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(self.size)]
         distributed.all_gather(counts, torch.tensor([len(rows)], device=rows.device), group=self._group)
         sizes = [int(count) for count in counts]
-        # Messages of all workers are of one size.
+        # Messages of all workers must have the same size.
         padded = rows.new_zeros(max(sizes), *rows.shape[1:])
         padded[: len(rows)] = rows.detach()
         parts = [torch.empty_like(padded) for _ in range(self.size)]
@@ -84,9 +84,9 @@ class ProcessGroup:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Rows of all workers; backwards, each worker takes what belongs to its own.
+    """Rows of all workers; in the backward pass, each worker takes the gradient of its own.
 
-    No message goes backwards, so it doesn't matter which workers have rows that learn.
+    The backward pass sends no message, so it doesn't matter which workers have rows that learn.
     """
 
     @staticmethod
@@ -107,13 +107,13 @@ def gather_batch(
     batch: AnyBatch,
     none_0E: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, AnyBatch]:
-    """Make what the loss of the whole batch takes of each worker's share.
+    """Gather what the loss reads of the whole batch.
 
     Args:
-        group: the workers; all of them must call it.
-        images_RE: embeddings of this worker's pictures; None where its share has none.
-        captions_RE: of its captions.
-        batch: the share. What the loss reads of it is gathered; pixels, tokens and features stay the share's.
+        group: the workers; all of them must call this.
+        images_RE: embeddings of this worker's images; None where its share has none.
+        captions_RE: embeddings of its captions; None where its share has none.
+        batch: the share. Concepts are gathered; pixels, tokens and features stay those of the share.
         none_0E: float32 (0, E) on the embeddings' device.
     """
     images, captions = (group.gather(none_0E if rows is None else rows) for rows in (images_RE, captions_RE))

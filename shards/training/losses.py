@@ -1,6 +1,6 @@
-"""Contrastive losses in which a concept may have several pictures and several captions.
+"""Contrastive losses in which a concept may have several images and several captions.
 
-Legend: `N` pictures, `M` captions, `C` concepts, `E` embedding size. All in float32, whatever the compute dtype.
+Legend: `N` images, `M` captions, `C` concepts, `E` embedding size. All in float32, whatever the compute dtype.
 """
 
 import torch
@@ -11,12 +11,12 @@ INITIAL_SIGLIP_BIAS = -10.0
 
 
 def positives_of(row_concepts: torch.Tensor, column_concepts: torch.Tensor) -> torch.Tensor:
-    """Which pairs are of one concept; bool (N, M)."""
+    """Compare the concepts of all pairs, (N,) and (M,); bool (N, M)."""
     return row_concepts[:, None] == column_concepts[None]
 
 
 def clip_loss(logits_NM: torch.Tensor, positives_NM: torch.Tensor) -> torch.Tensor:
-    """Softmax over captions for each picture and over pictures for each caption; the mean of both.
+    """Compute CLIP's loss: softmax over captions for each image and over images for each caption; mean of both.
 
     A row's target is spread evenly over its positives; with one positive a row this is CLIP's loss. A row without a
     positive has no target and doesn't count.
@@ -34,9 +34,9 @@ def _spread_softmax(logits: torch.Tensor, positives: torch.Tensor) -> torch.Tens
 
 
 def siglip_loss(logits_NM: torch.Tensor, positives_NM: torch.Tensor) -> torch.Tensor:
-    """Each pair for itself: a sigmoid that says whether it is one concept; summed over a picture's captions.
+    """Compute SigLIP's loss: a sigmoid for each pair, whether it is of one concept; summed over an image's captions.
 
-    Source: Zhai et al. 2023 (SigLIP), algorithm 1: the sum over all pairs, divided by the number of pictures.
+    Source: Zhai et al. 2023 (SigLIP), algorithm 1: the sum over all pairs, divided by the number of images.
     """
     signs = positives_NM.float() * 2 - 1
     return -functional.logsigmoid(signs * logits_NM.float()).sum() / max(1, len(logits_NM))
@@ -45,12 +45,12 @@ def siglip_loss(logits_NM: torch.Tensor, positives_NM: torch.Tensor) -> torch.Te
 def concept_loss(
     logits_NC: torch.Tensor, concepts: torch.Tensor, positives_NC: torch.Tensor | None = None, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Softmax over all concepts' prototypes.
+    """Compute the softmax loss over all concepts' prototypes.
 
     Args:
         logits_NC: scores against each prototype.
-        concepts: int64 (N,), the right ones.
-        positives_NC: bool (N, C), where several are right; the target is spread evenly over them.
+        concepts: int64 (N,), the correct ones.
+        positives_NC: bool (N, C), where several are correct; the target is spread evenly over them.
         smoothing: share of the target that is spread over all concepts.
     """
     if positives_NC is None:
@@ -62,10 +62,16 @@ def concept_loss(
 def alignment_loss(
     captions_ME: torch.Tensor, prototypes_CE: torch.Tensor, concepts: torch.Tensor, positives_MC: torch.Tensor | None
 ) -> torch.Tensor:
-    """One minus the cosine to the middle of the right prototypes; the mean over captions.
+    """Compute one minus the cosine to the mean of the correct prototypes; the mean over captions.
 
-    A softmax is content when the right prototype is nearer than all others, however far it is; a caption that lies as
-    far off its pictures' middle as those lies worse for pictures of another kind. Args: unit rows, as `concept_loss`.
+    A softmax only asks that the correct prototype is nearer than all others, however far it is; captions far from the
+    mean of their images find images of another style badly.
+
+    Args:
+        captions_ME: float32 (M, E), unit rows.
+        prototypes_CE: float32 (C, E), unit rows.
+        concepts: int64 (M,), the correct ones.
+        positives_MC: bool (M, C), where several are correct; else None.
     """
     if positives_MC is None:
         targets = prototypes_CE[concepts]

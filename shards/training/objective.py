@@ -1,6 +1,6 @@
-"""What stands beside the towers while they learn, and the loss of one batch's embeddings.
+"""Loss of one batch's embeddings, and the parameters that are trained beside the towers.
 
-Legend: `N` pictures, `M` captions, `C` concepts, `E` embedding size.
+Legend: `N` images, `M` captions, `C` concepts, `E` embedding size.
 """
 
 import math
@@ -23,7 +23,7 @@ from shards.training.settings import TrainSettings
 
 
 class Objective(nn.Module):
-    """Temperature, and what a loss has of its own: SigLIP's bias, the concepts' prototypes."""
+    """Loss with its own parameters: the temperature, SigLIP's bias, the concepts' prototypes."""
 
     def __init__(self, settings: TrainSettings, embedding_dim: int) -> None:
         super().__init__()
@@ -33,17 +33,17 @@ class Objective(nn.Module):
             self.logit_bias = nn.Parameter(torch.tensor(INITIAL_SIGLIP_BIAS))
         if settings.loss == "concepts":
             generator = torch.Generator().manual_seed(settings.seed)
-            # About unit rows: AdamW's steps are of the learning rate's size, and longer rows would hardly turn.
+            # About unit length: AdamW's steps are of the learning rate's size, so longer rows would hardly turn.
             rows = torch.randn(settings.num_concepts, embedding_dim, generator=generator) / math.sqrt(embedding_dim)
             self.prototypes = nn.Parameter(rows)
 
     def set_prototypes(self, prototypes_CE: torch.Tensor) -> None:
-        """Put given vectors in the prototypes' place; of any length."""
+        """Replace the prototypes; (C, E), of any norm."""
         with torch.no_grad():
             self.prototypes.copy_(prototypes_CE)
 
     def clip_scale(self) -> None:
-        """Keep the temperature from running away, as CLIP does."""
+        """Clip the inverse temperature, as CLIP does."""
         with torch.no_grad():
             self.logit_scale.clamp_(max=math.log(self.settings.max_logit_scale))
 
@@ -51,6 +51,11 @@ class Objective(nn.Module):
         self, images_NE: torch.Tensor | None, captions_ME: torch.Tensor | None, batch: TrainBatch | FeatureBatch
     ) -> torch.Tensor:
         """Compute the loss of unit embeddings.
+
+        Args:
+            images_NE: float32 (N, E); None where the batch has no images.
+            captions_ME: float32 (M, E); None where it has no captions.
+            batch: the concepts of both.
 
         Raises:
             ModelError: a pair loss got one side only.
@@ -60,7 +65,7 @@ class Objective(nn.Module):
             return self._concepts(images_NE, captions_ME, batch, scale)
         if images_NE is None or captions_ME is None:
             raise ModelError(
-                f'a batch without {"pictures" if images_NE is None else "captions"}: loss "{self.settings.loss}" '
+                f'a batch without {"images" if images_NE is None else "captions"}: loss "{self.settings.loss}" '
                 "compares both; give batches with both"
             )
         device = images_NE.device
@@ -77,7 +82,7 @@ class Objective(nn.Module):
         batch: TrainBatch | FeatureBatch,
         scale: torch.Tensor,
     ) -> torch.Tensor:
-        """The sum over the sides that the batch has, each against the prototypes."""
+        """Sum of the losses of the sides that the batch has, each against the prototypes."""
         prototypes = nn.functional.normalize(self.prototypes, dim=-1)
         smoothing, losses = self.settings.label_smoothing, []
         if images_NE is not None:
@@ -92,5 +97,5 @@ class Objective(nn.Module):
                 aligned = alignment_loss(captions_ME, prototypes, concepts, positives)
                 losses.append(self.settings.alignment * aligned)
         if not losses:
-            raise ModelError("a batch without pictures and captions; give batches with at least one side")
+            raise ModelError("a batch without images and captions; give batches with at least one side")
         return torch.stack(losses).sum()

@@ -1,4 +1,4 @@
-"""Learning rate and averaging by step. Pure."""
+"""Schedules of the learning rate and of weight averaging. Pure."""
 
 import math
 
@@ -6,15 +6,15 @@ from shards.training.settings import TrainSettings
 
 
 def learning_rate_at(step: int, settings: TrainSettings) -> float:
-    """Linear warm-up, then half a cosine down to the final rate, which steps beyond the last keep.
+    """Compute the learning rate: linear warm-up, then half a cosine down to the final rate, which is then kept.
 
-    With `cooldown_steps` the rate stays between the two, so that a run may be made longer without beginning anew.
+    With `cooldown_steps` the rate is constant in between, so that a run can be made longer without starting again.
 
     Args:
-        step: steps done before this one.
+        step: number of steps before this one.
         settings: rates and lengths.
 
-    Source: the latter, Hu et al. 2024 (MiniCPM), "warmup-stable-decay".
+    Source: of the cool-down, Hu et al. 2024 (MiniCPM), "warmup-stable-decay".
     """
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
@@ -27,7 +27,7 @@ def learning_rate_at(step: int, settings: TrainSettings) -> float:
 
 
 def ema_decay_at(step: int, settings: TrainSettings) -> float:
-    """How much of the average stays at one step; less at first, when it still holds the untrained weights.
+    """Compute the decay of the averaged weights at one step; lower at first, when they are still untrained.
 
     Source: the ramp (1 + t) / (10 + t) of TensorFlow's `ExponentialMovingAverage(num_updates)`.
     """

@@ -1,4 +1,4 @@
-"""How a twin tower is trained: loss, what learns, schedule, augmentation. Pure; imports no torch."""
+"""Settings of a training run: loss, trainable parts, schedule, augmentation. Pure; imports no torch."""
 
 from typing import Literal, Self
 
@@ -12,7 +12,7 @@ What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
 
 class AugmentSettings(ModelSection):
-    """How pictures are varied; each value is the largest change, 0 turns it off."""
+    """Augmentation of images; each value is the largest change, 0 turns it off."""
 
     rotate_deg: float = Field(0.0, ge=0, le=180, description="turn by up to this many degrees, either way")
     scale: float = Field(0.0, ge=0, lt=1, description="grow or shrink by up to this share")
@@ -23,14 +23,14 @@ class AugmentSettings(ModelSection):
     contrast: float = Field(0.0, ge=0, description="factor 1 +- this")
     saturation: float = Field(0.0, ge=0, description="factor 1 +- this")
     hue: float = Field(0.0, ge=0, le=0.5, description="turn of the colour wheel, in turns")
-    shade: float = Field(0.0, ge=0, lt=1, description="a ramp of light across the picture: 1 +- this at its edges")
-    grey: float = Field(0.0, ge=0, le=1, description="probability of a picture without colour")
+    shade: float = Field(0.0, ge=0, lt=1, description="a ramp of light across the image: 1 +- this at its edges")
+    grey: float = Field(0.0, ge=0, le=1, description="probability of an image without colour")
     erase: float = Field(0.0, ge=0, le=1, description="probability that a rectangle is overwritten")
-    fill: float = Field(1.0, ge=0, le=1, description="what comes in from outside the picture; 1 is white")
+    fill: float = Field(1.0, ge=0, le=1, description="value of pixels from outside the image; 1 is white")
 
     @property
     def is_off(self) -> bool:
-        """Whether pictures stay as they are."""
+        """Whether images stay unchanged."""
         changes = self.model_dump(exclude={"fill"})
         return not any(changes.values())
 
@@ -39,33 +39,33 @@ class TrainSettings(ModelSection):
     """One training run; with the weights it starts from and its batches, it determines the result."""
 
     loss: Loss = Field("clip", description="clip: softmax; siglip: sigmoid of each pair; concepts: against prototypes")
-    what: What = Field("all", description="what learns; layers: the ranges named below and nothing else")
-    vision_layers: LayerRange = Field(LayerRange(0, 0), description='picture layers that learn with what = "layers"')
-    text_layers: LayerRange = Field(LayerRange(0, 0), description='text layers that learn with what = "layers"')
+    what: What = Field("all", description="trainable part; layers: only the ranges named below")
+    vision_layers: LayerRange = Field(LayerRange(0, 0), description='ViT layers that learn with what = "layers"')
+    text_layers: LayerRange = Field(LayerRange(0, 0), description='ALBERT layers that learn with what = "layers"')
     learning_rate: float = Field(1e-3, gt=0, description="at the end of the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, at the last step")
     weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
     beta2: float = Field(0.98, gt=0, lt=1, description="AdamW's second decay")
-    warmup_steps: int = Field(100, ge=0)
+    warmup_steps: int = Field(100, ge=0, description="steps in which the rate rises to learning_rate")
     num_steps: int = Field(1000, ge=1, description="length of the schedule; steps beyond keep its last rate")
     cooldown_steps: int | None = Field(
         None,
         ge=0,
-        description="the rate stays until so many steps before the end, then falls; none: it falls throughout",
+        description="the rate is constant until this many steps before the end, then falls; none: it falls throughout",
     )
     grad_clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no limit")
     ema_decay: float = Field(0.999, ge=0, lt=1, description="of the averaged weights; 0: the last weights")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="compute dtype; weights stay float32")
     max_logit_scale: float = Field(100.0, gt=0, description="the temperature's inverse is clipped here, as in CLIP")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description='of loss = "concepts"')
-    patch_dropout: float = Field(0.0, ge=0, lt=1, description="share of picture tokens left out while training")
+    patch_dropout: float = Field(0.0, ge=0, lt=1, description="share of image tokens left out while training")
     num_concepts: int = Field(0, ge=0, description='prototypes of loss = "concepts"')
     alignment: float = Field(
         0.0, ge=0, description='weight of 1 - cosine between a caption and its concepts\' prototypes, with "concepts"'
     )
     train_prototypes: bool = Field(True, description='whether the prototypes learn with loss = "concepts"')
     augmentation: AugmentSettings = AugmentSettings()
-    seed: int = 0
+    seed: int = Field(0, description="of order, augmentation, captions and fresh weights")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

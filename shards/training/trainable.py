@@ -1,10 +1,10 @@
-"""Which tensors learn; decided on names alone."""
+"""Choice of the tensors that learn, by their names alone."""
 
 from shards.config import ModelConfig
 from shards.tensor_shapes import LOGIT_SCALE
 from shards.training.settings import TrainSettings
 
-# Stand beside the towers while they learn.
+# Parameters of the loss, trained beside the towers.
 LOGIT_BIAS = "logit_bias"
 PROTOTYPES = "prototypes"
 
@@ -17,7 +17,7 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
     Args:
         name: as in the model folder; or one of `LOGIT_SCALE`, `LOGIT_BIAS`, `PROTOTYPES`.
         config: the model.
-        settings: what should learn.
+        settings: the trainable part.
     """
     if name in (PROTOTYPES, LOGIT_SCALE, LOGIT_BIAS):
         return settings.train_prototypes or name != PROTOTYPES
@@ -25,7 +25,7 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
 
 
 def trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
-    """How the names of the towers' tensors start that learn."""
+    """Give the prefixes of the names of the towers' tensors that learn."""
     match settings.what:
         case "all":
             return ("vision", "text")
@@ -40,7 +40,7 @@ def trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[st
 
 
 def layer_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
-    """How the names of the ranges' tensors start; an ALBERT layer stands for the group of weights that it applies."""
+    """Give the prefixes of the tensors of the layer ranges; of an ALBERT layer, those of the group that it applies."""
     vision, text = settings.vision_layers, settings.text_layers
     groups = sorted({config.text.group_of(layer) for layer in range(text.start, text.stop)})
     blocks = [f"vision.blocks.{layer}." for layer in range(vision.start, vision.stop)]

@@ -1,14 +1,14 @@
-"""One training step after another, on any iterator of batches; no Ray, no media.
+"""Trainer of a twin tower, one step per batch; no Ray, no media.
 
     trainer = Trainer("models/base", TrainSettings(num_steps=1000))
     for batch in batches:
         print(trainer.step(batch).loss)
     trainer.export("models/mine", name="mine")
 
-All randomness follows from the settings' seed, the epoch and the items' keys, so a state has no generator in it, and
+All randomness depends on the settings' seed, the epoch and the items' keys alone, so a state contains no generator, and
 resumed training equals uninterrupted training.
 
-Legend: `N` pictures, `M` captions, `D` width of a tower, `E` embedding size.
+Legend: `N` images, `M` captions, `D` width of a tower, `E` embedding size.
 """
 
 from collections.abc import Iterator
@@ -42,15 +42,16 @@ FEW_TOKENS = 128
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What one step did.
+    """Metrics of one step.
 
     Attributes:
-        step: steps done, this one included.
-        loss: before the step.
-        learning_rate: of the step.
-        grad_norm: of all gradients together, before clipping.
+        step: number of steps done, this one included.
+        loss: loss before the step.
+        learning_rate: rate of the step.
+        grad_norm: norm of all gradients together, before clipping.
         logit_scale: inverse temperature after the step.
-        num_images, num_captions: in the batch.
+        num_images: number of images in the batch.
+        num_captions: number of captions in the batch.
     """
 
     step: int
@@ -63,11 +64,11 @@ class StepMetrics:
 
 
 class Trainer:
-    """Twin towers that learn, beside their averaged copy.
+    """Twin towers in training, with an averaged copy.
 
     Args:
-        model: a model folder to start from, or a configuration to start afresh with the settings' seed.
-        settings: how to train.
+        model: a model folder to start from, or a configuration for fresh weights by the settings' seed.
+        settings: settings of the run.
         device: torch device.
         tokenizer_json: content of tokenizer.json for the export; by default that of the model folder.
         group: workers that train together, each with a trainer of the same state and its share of each batch.
@@ -105,7 +106,7 @@ class Trainer:
         self._optimizer = self._make_optimizer()
 
     def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
-        """Learn from one batch; in a group, from this worker's share of it.
+        """Train on one batch; in a group, on this worker's share of it.
 
         Raises:
             ModelError: the batch doesn't fit the model or the loss, or the loss is no finite number.
@@ -141,7 +142,7 @@ class Trainer:
         )
 
     def tower_features(self, batch: TrainBatch) -> FeatureBatch:
-        """Run frozen towers once, without augmentation; batches of this train the projections.
+        """Run frozen towers once, without augmentation, for batches that train the projections.
 
         Raises:
             ModelError: the towers aren't frozen.
@@ -155,7 +156,7 @@ class Trainer:
 
     @torch.inference_mode()
     def encode_images(self, pixels_NHHC: torch.Tensor) -> torch.Tensor:
-        """Embed uint8 pictures with the averaged weights, as the exported model will; float32 (N, E) on the CPU."""
+        """Embed images, uint8 (N, H, H, 3), with the averaged weights, like the exported model; float32 (N, E), CPU."""
         parts = [torch.empty(0, self.config.embedding_dim)]
         for rows in torch.split(pixels_NHHC, ENCODE_ROWS):
             projected = self.averaged.vision_head(image_features(self.averaged, rows))
@@ -164,7 +165,7 @@ class Trainer:
 
     @torch.inference_mode()
     def encode_captions(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Embed packed captions with the averaged weights; float32 (M, E) on the CPU."""
+        """Embed packed captions, int32 ids and int64 lengths (M,), with the averaged weights; float32 (M, E), CPU."""
         parts = [torch.empty(0, self.config.embedding_dim)]
         for rows in torch.split(lengths, ENCODE_ROWS):
             ids, token_ids = token_ids[: int(rows.sum())], token_ids[int(rows.sum()) :]
@@ -173,7 +174,7 @@ class Trainer:
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs, as tensors and plain values; `save_checkpoint` writes it."""
+        """State that resuming needs, as tensors and plain values; `save_checkpoint` writes it."""
         return {
             "version": STATE_VERSION,
             "config": self.config.to_json(),
@@ -186,10 +187,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state was taken.
+        """Continue from a state.
 
         Raises:
-            ModelError: it is of another model or of other settings.
+            ModelError: the state is of another model or of other settings.
         """
         expected = {"config": self.config.to_json(), "settings": self.settings.model_dump_json()}
         for key, value in {"version": STATE_VERSION, **expected}.items():
@@ -203,11 +204,11 @@ class Trainer:
         decays = [group["weight_decay"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
         for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
-            group["weight_decay"] = decay  # the settings', also where a recipe goes on with others
+            group["weight_decay"] = decay  # of these settings, also where a script continues with others
         self.num_steps_done = state["num_steps_done"]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The averaged weights under the model folder's names, with the temperature; float32 on the CPU."""
+        """Averaged weights under the model folder's names, with the temperature; float32 on the CPU."""
         found = {
             name: tensor.detach().cpu()
             for name, tensor in self.averaged.state_dict().items()
@@ -221,29 +222,29 @@ class Trainer:
         """Write the averaged weights as a model folder that every command accepts.
 
         Args:
-            folder: must not exist yet, or be empty; unless it may be replaced.
-            name: of the model.
-            dtype: what the weights are stored in; they are cast when they are loaded.
-            trained: what config.json says about it.
-            replace: whether a model folder that is there gives way, at once, when the new one is whole.
+            folder: the folder to write; must not exist yet, or be empty, unless it may be replaced.
+            name: name of the model.
+            dtype: name of the stored dtype; weights are cast when they are loaded.
+            trained: `trained` of config.json.
+            replace: whether an existing model folder is replaced when the new one is complete.
 
         Raises:
-            ModelError: there is something that may not be replaced.
+            ModelError: the folder isn't empty and may not be replaced.
         """
         config = self.config.model_copy(update={"name": name, "trained": trained})
         return export_model(Path(folder), config, self.weights(), self.tokenizer_json, dtype=dtype, replace=replace)
 
     def export_delta(self, folder: str | Path, name: str) -> Path:
-        """Write what learned, and only that, as a small delta over the base, which stays as it is.
+        """Write the layers that learned, and only those, as a small delta over the base, which isn't changed.
 
         `apply_delta` makes a model folder of both.
 
         Args:
-            folder: must not exist yet, or be empty.
-            name: of this version.
+            folder: the folder to write; must not exist yet, or be empty.
+            name: name of this version.
 
         Raises:
-            ModelError: training began afresh, or there is something in the folder.
+            ModelError: training began with fresh weights, or the folder isn't empty.
         """
         if self.base is None:
             raise ModelError("a delta needs a base, and this training began with fresh weights; export the whole model")
@@ -273,13 +274,13 @@ class Trainer:
             return caption_features(self.towers, batch.token_ids, batch.token_lengths).float()
 
     def _share_gradients(self, group: ProcessGroup) -> None:
-        """Sum over the workers what each found for its own rows; the loss's own parameters saw all rows everywhere."""
+        """Sum the workers' gradients; those of the loss's own parameters are complete on each, so only one counts."""
         if group.rank > 0:
             for parameter in self.objective.parameters():
                 if parameter.grad is not None:
                     parameter.grad.zero_()
-        seen = [each for each in self.towers.vision.patch_embed.buffers() if each.is_floating_point()]
-        group.sum_gradients(self._trained(), seen if self._learns("vision.patch_embed.") else ())
+        statistics = [each for each in self.towers.vision.patch_embed.buffers() if each.is_floating_point()]
+        group.sum_gradients(self._trained(), statistics if self._learns("vision.patch_embed.") else ())
 
     def _compute_dtype(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
@@ -289,7 +290,7 @@ class Trainer:
         yield from self.objective.named_parameters()
 
     def _choose_trainable(self) -> None:
-        """Freeze what shall not learn; a frozen BatchNorm doesn't watch either."""
+        """Freeze the other parameters; a frozen BatchNorm doesn't update its statistics either."""
         for name, parameter in self._named_parameters():
             parameter.requires_grad_(is_trainable(name, self.config, self.settings))
         self.towers.eval()
@@ -297,7 +298,7 @@ class Trainer:
             self.towers.vision.patch_embed.train()
 
     def _choose_attention(self) -> None:
-        """On a CPU, the fused kernel's backward pass over few tokens takes a third of a step; plain products don't."""
+        """Turn off fused attention on CPUs: over few tokens its backward pass takes a third of a step."""
         if self.device.type != "cpu":
             return
         if self.config.text.max_position_embeddings <= FEW_TOKENS:
@@ -325,7 +326,7 @@ class Trainer:
         return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, self.settings.beta2))
 
     def _pair_averages(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The averaged tensors and the present ones of all that learns, and of what BatchNorm sees."""
+        """Averaged and current tensors of all parameters that learn, and of BatchNorm's statistics."""
         present, means = self.towers.state_dict(), self.averaged.state_dict()
         parameters = dict(self.towers.named_parameters())
         names = [
@@ -337,7 +338,7 @@ class Trainer:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move the averaged weights, and what BatchNorm saw, towards the present ones."""
+        """Move the averaged weights and BatchNorm statistics towards the current ones."""
         torch._foreach_lerp_(*self._averages, 1 - ema_decay_at(self.num_steps_done, self.settings))
 
 
@@ -350,7 +351,7 @@ def _fresh_towers(config: ModelConfig, seed: int) -> TwinTower:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Let torch choose kernels that give the same bits each time, where it has them."""
+    """Use torch's deterministic kernels where it has them."""
     memory: Any = torch.utils.deterministic
     was_on, was_filling = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     was_warning = torch.is_deterministic_algorithms_warn_only_enabled()

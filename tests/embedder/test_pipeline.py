@@ -137,7 +137,7 @@ def test_a_dataset_gets_two_columns_and_keeps_the_others_untouched(tiny_model, r
 
 
 def test_arrays_of_pixels_are_taken_as_pictures(tiny_model, ray_cluster):
-    pixels = np.stack([np.asarray(samples.picture(seed)) for seed in range(3)])
+    pixels = np.stack([np.asarray(samples.make_image(seed)) for seed in range(3)])
     dataset = ray_cluster.data.from_numpy(pixels).rename_columns({"data": "image"})
     predictor = embedder.BatchPredictor.from_model(tiny_model, num_stages=1)
     found = sorted(list(row["image_embedding"]) for row in predictor.predict(dataset).take_all())

@@ -1,4 +1,4 @@
-"""A factory that builds a small index, in which a test changes only what it is about."""
+"""Factory of small indexes, in which a test changes only what it is about."""
 
 from pathlib import Path
 from typing import Any

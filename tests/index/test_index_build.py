@@ -1,4 +1,4 @@
-"""What a build accepts, what it writes, and that nobody sees half of it."""
+"""A build: the inputs that it accepts, the files that it writes, and that they appear whole or not at all."""
 
 import hashlib
 import tracemalloc
@@ -64,7 +64,7 @@ def test_rows_that_are_views_in_fortran_order_are_indexed_as_they_read(build: Bu
 
 
 def test_a_stream_is_never_held_in_whole(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy tells tracemalloc of its arrays; what FAISS itself holds is the index."""
+    """NumPy reports its arrays to tracemalloc; memory that FAISS holds itself is the index."""
     monkeypatch.setattr("index.vectors.BLOCK_ROWS", 1000)
     num_vectors, dim = 60_000, 64
     ids = make_ids(num_vectors)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_samples import Build, make_pictures_and_captions, make_vectors
+from index_samples import Build, make_images_and_captions, make_vectors
 
 from index.constraints import Constraints
 from index.designs import Design, candidate_designs, count_lists, parse_design
@@ -147,17 +147,17 @@ def test_every_candidate_can_be_built_and_searched(build: Build, tmp_path: Path,
         assert open_index(out).search(vectors[:3], 1).rows.shape == (3, 1)
 
 
-def test_efforts_go_from_fast_to_thorough() -> None:
-    graph = [each["ef_search"] for each in next(Design("HNSW32,Flat").efforts())]
-    lists = [each["nprobe"] for each in next(Design("IVF4096,Flat").efforts())]
+def test_search_parameters_go_from_fast_to_thorough() -> None:
+    graph = [each["ef_search"] for each in next(Design("HNSW32,Flat").search_params())]
+    lists = [each["nprobe"] for each in next(Design("IVF4096,Flat").search_params())]
     assert graph == sorted(graph)
     assert lists == sorted(lists)
     assert lists[-1] == 4096  # at the worst all lists are read: the recall is always reached
-    assert list(Design("Flat").efforts()) == [[{}]]
+    assert list(Design("Flat").search_params()) == [[{}]]
 
 
 def test_directions_are_those_in_which_texts_vary() -> None:
-    _, captions = make_pictures_and_captions(1000, 800)
+    _, captions = make_images_and_captions(1000, 800)
     directions = QueryDirections(captions)
     assert directions.useful_widths() == (16,)  # 8 of meaning and an offset, of 64
     projected = captions @ directions.matrix(16).T
@@ -171,10 +171,10 @@ def test_a_table_too_large_for_exact_search_gets_what_measures_best(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("index.choose.NUM_TRIED", 2000)
-    pictures, captions = make_pictures_and_captions(6000, 800)
+    images, captions = make_images_and_captions(6000, 800)
     said: list[str] = []
     out, manifest = build(
-        pictures, queries=captions, constraints=Constraints(memory_bytes=1_000_000), num_threads=2, say=said.append
+        images, queries=captions, constraints=Constraints(memory_bytes=1_000_000), num_threads=2, say=said.append
     )
     assert manifest.memory_bytes <= 1_000_000  # whole vectors take 1.5 MB
     assert manifest.recall_at_10 >= 0.95
@@ -186,7 +186,7 @@ def test_a_table_too_large_for_exact_search_gets_what_measures_best(
         for each in manifest.trials
         if each.verdict == "slower"
     )
-    exact = np.argsort(-(captions[::2] @ pictures.T), axis=1)[:, :10]
+    exact = np.argsort(-(captions[::2] @ images.T), axis=1)[:, :10]
     found = open_index(out).search(captions[::2], 10).rows
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), exact.tolist(), strict=True)]) >= 0.95
 

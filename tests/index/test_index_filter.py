@@ -2,21 +2,21 @@
 
 import numpy as np
 import pytest
-from index_samples import Build, make_pictures_and_captions, make_vectors
+from index_samples import Build, make_images_and_captions, make_vectors
 
 from index.errors import RetrievalError
 from index.faiss_scan import RowScan
 from index.faiss_search import Selector
-from index.search import Index, open_index, raise_effort
+from index.search import Index, open_index, widen_search_params
 
 KINDS = ("flat", "hnsw", "ivf", "LeanVec16,HNSW32,Flat", "LeanVec16,IVF32,SQ8", "IVF64,RaBitQ")
-NUM_PICTURES = 6000
+NUM_IMAGES = 6000
 
 
 def open_of_kind(build: Build, kind: str) -> tuple[Index, np.ndarray, np.ndarray]:
-    pictures, captions = make_pictures_and_captions(NUM_PICTURES, 400)
-    out, _ = build(pictures, kind=kind, queries=captions)
-    return open_index(out), pictures, captions[::2]
+    images, captions = make_images_and_captions(NUM_IMAGES, 400)
+    out, _ = build(images, kind=kind, queries=captions)
+    return open_index(out), images, captions[::2]
 
 
 def exact(queries: np.ndarray, vectors: np.ndarray, mask: np.ndarray, k: int) -> np.ndarray:
@@ -30,31 +30,31 @@ def share_found(found: np.ndarray, wanted: np.ndarray) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recall_holds_at_every_selectivity(build: Build, kind: str) -> None:
-    index, pictures, queries = open_of_kind(build, kind)
+    index, images, queries = open_of_kind(build, kind)
     rng = np.random.default_rng(3)
     for share in (0.9, 0.5, 0.1, 0.01, 0.002):
-        mask = rng.random(NUM_PICTURES) < share
+        mask = rng.random(NUM_IMAGES) < share
         hits = index.search(queries, 10, among=mask)
         assert mask[hits.rows].all()
-        assert share_found(hits.rows, exact(queries, pictures, mask, 10)) >= 0.95, share
+        assert share_found(hits.rows, exact(queries, images, mask, 10)) >= 0.95, share
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_filter_far_from_the_query_still_finds_what_passes(build: Build, kind: str) -> None:
     """The rows that pass are those that fit the queries least: a walk that starts near finds none of them."""
-    index, pictures, queries = open_of_kind(build, kind)
-    scores = (pictures @ queries.T).mean(axis=1)
+    index, images, queries = open_of_kind(build, kind)
+    scores = (images @ queries.T).mean(axis=1)
     mask = scores < np.quantile(scores, 0.2)
     hits = index.search(queries, 10, among=mask)
     assert mask[hits.rows].all()
-    assert share_found(hits.rows, exact(queries, pictures, mask, 10)) >= 0.9
+    assert share_found(hits.rows, exact(queries, images, mask, 10)) >= 0.9
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_passing", [0, 1, 9, 10, 11])
 def test_as_many_come_back_as_there_are(build: Build, kind: str, num_passing: int) -> None:
     index, _, queries = open_of_kind(build, kind)
-    mask = np.zeros(NUM_PICTURES, dtype=bool)
+    mask = np.zeros(NUM_IMAGES, dtype=bool)
     mask[100 : 100 + num_passing] = True
     hits = index.search(queries[:3], 10, among=mask)
     assert hits.rows.shape == hits.scores.shape == (3, min(10, num_passing))
@@ -67,37 +67,37 @@ def test_a_mask_of_another_length_is_refused(build: Build) -> None:
         open_index(out).search(make_vectors(1), among=np.ones(299, dtype=bool))
 
 
-def test_effort_grows_as_the_share_shrinks_and_reranking_stays() -> None:
-    assert raise_effort({"ef_search": 64, "k_factor": 4}, 0.5) == {"ef_search": 128, "k_factor": 4}
-    assert raise_effort({"nprobe": 3}, 0.9) == {"nprobe": 4}
-    assert raise_effort({}, 0.1) == {}
+def test_search_parameters_grow_as_the_share_shrinks_and_reranking_stays() -> None:
+    assert widen_search_params({"ef_search": 64, "k_factor": 4}, 0.5) == {"ef_search": 128, "k_factor": 4}
+    assert widen_search_params({"nprobe": 3}, 0.9) == {"nprobe": 4}
+    assert widen_search_params({}, 0.1) == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pictures_are_found_by_pictures(build: Build, kind: str) -> None:
-    """What a projection made for texts can't find is searched exactly."""
-    index, pictures, _ = open_of_kind(build, kind)
-    queries = pictures[::60]
+def test_images_are_found_by_images(build: Build, kind: str) -> None:
+    """Images, which a projection made for texts can't find, are searched exactly."""
+    index, images, _ = open_of_kind(build, kind)
+    queries = images[::60]
     found = index.search(queries, 10, profile="image").rows
-    assert share_found(found, exact(queries, pictures, np.ones(NUM_PICTURES, bool), 10)) >= 0.93
+    assert share_found(found, exact(queries, images, np.ones(NUM_IMAGES, bool), 10)) >= 0.93
     assert index.manifest.image_recall_at_10 >= 0.95
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_come_back_as_they_went_in(build: Build, kind: str) -> None:
-    index, pictures, _ = open_of_kind(build, kind)
+    index, images, _ = open_of_kind(build, kind)
     rows = np.array([5, 3, 5999])
-    np.testing.assert_allclose(index.vectors(rows), pictures[rows], atol=4e-3)
+    np.testing.assert_allclose(index.vectors(rows), images[rows], atol=4e-3)
 
 
 @pytest.mark.parametrize(
     "kind", ["LeanVec16,HNSW32,Flat", "LeanVec16,IVF32,Flat", "LeanVec16,Flat", "HNSW32,Flat", "LeanVec16,IVF32,SQ8"]
 )
 def test_scoring_projections_of_what_passes_finds_the_best_and_gives_whole_cosines(build: Build, kind: str) -> None:
-    index, pictures, queries = open_of_kind(build, kind)
-    mask = np.random.default_rng(3).random(NUM_PICTURES) < 0.3
+    index, images, queries = open_of_kind(build, kind)
+    mask = np.random.default_rng(3).random(NUM_IMAGES) < 0.3
     scores, rows = RowScan(index._index).find(queries, 10, Selector(mask))
     assert mask[rows].all()
-    assert share_found(rows, exact(queries, pictures, mask, 10)) >= 0.95
-    np.testing.assert_allclose(scores, np.einsum("qe,qke->qk", queries, pictures[rows]), atol=2e-3)
+    assert share_found(rows, exact(queries, images, mask, 10)) >= 0.95
+    np.testing.assert_allclose(scores, np.einsum("qe,qke->qk", queries, images[rows]), atol=2e-3)
     assert (np.diff(scores, axis=1) <= 0).all()

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_samples import Build, make_pictures_and_captions, make_vectors
+from index_samples import Build, make_images_and_captions, make_vectors
 
 from index import faiss_build
 from index.constraints import Constraints
 from index.designs import parse_design
 from index.queries import MAX_MEASURED, RecallQueries, sampled_queries, split_queries, text_like_queries
-from index.recall import find_truth, measure_recall
+from index.recall import find_ground_truth, measure_recall
 from index.search import open_index
 from index.vectors import VectorTable
 
@@ -31,11 +31,11 @@ def share_found(found: np.ndarray, exact: np.ndarray) -> float:
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf", "IVF64,PQ16x4fs", "SQ8,Refine(SQfp16)"])
 def test_the_manifest_tells_the_recall_that_a_reader_of_the_version_gets(build: Build, kind: str) -> None:
-    pictures, captions = make_pictures_and_captions(6000, 200)
-    out, manifest = build(pictures, kind=kind, queries=captions, constraints=Constraints(recall=0.8))
+    images, captions = make_images_and_captions(6000, 200)
+    out, manifest = build(images, kind=kind, queries=captions, constraints=Constraints(recall=0.8))
     held_out = captions[::2]
     found = open_index(out).search(held_out, 10).rows
-    expected = share_found(found, brute_force(make_table(pictures), held_out, 10)[1])
+    expected = share_found(found, brute_force(make_table(images), held_out, 10)[1])
     assert manifest.recall_at_10 == pytest.approx(expected, abs=1e-9)
     assert 0.8 <= manifest.recall_at_10 < 1.0
     assert (manifest.num_recall_queries, manifest.recall_query_kind) == (100, "text")
@@ -43,11 +43,11 @@ def test_the_manifest_tells_the_recall_that_a_reader_of_the_version_gets(build: 
 
 @pytest.mark.parametrize(("kind", "name"), [("hnsw", "ef_search"), ("ivf", "nprobe")])
 def test_a_higher_target_buys_recall_with_a_slower_search(build: Build, tmp_path: Path, kind: str, name: str) -> None:
-    pictures, captions = make_pictures_and_captions(6000, 200)
-    wishes = {"fast": Constraints(recall=0.1), "thorough": Constraints(recall=0.999)}
+    images, captions = make_images_and_captions(6000, 200)
+    requests = {"fast": Constraints(recall=0.1), "thorough": Constraints(recall=0.999)}
     made = {
-        wish: build(pictures, kind=kind, queries=captions, constraints=constraints, out=tmp_path / wish)[1]
-        for wish, constraints in wishes.items()
+        request: build(images, kind=kind, queries=captions, constraints=constraints, out=tmp_path / request)[1]
+        for request, constraints in requests.items()
     }
     assert made["fast"].parameters[name] < made["thorough"].parameters[name]
     assert made["fast"].recall_at_10 < made["thorough"].recall_at_10
@@ -55,9 +55,9 @@ def test_a_higher_target_buys_recall_with_a_slower_search(build: Build, tmp_path
 
 
 def test_without_queries_vectors_of_the_table_are_asked_at_a_careful_setting(build: Build) -> None:
-    """Pictures find each other where captions find nothing, so the cheap settings are not trusted."""
-    pictures, _ = make_pictures_and_captions(6000, 1)
-    _, manifest = build(pictures, kind="hnsw")
+    """Images find each other where captions find nothing, so the cheap settings are not trusted."""
+    images, _ = make_images_and_captions(6000, 1)
+    _, manifest = build(images, kind="hnsw")
     assert (manifest.num_recall_queries, manifest.recall_query_kind) == (MAX_MEASURED, "sampled")
     assert manifest.parameters["ef_search"] >= 64
 
@@ -82,37 +82,37 @@ def test_what_is_learned_from_is_never_measured_on() -> None:
 
 def test_a_sampled_query_does_not_count_itself_as_found() -> None:
     table = make_table(make_vectors(50))
-    truth = find_truth(table, sampled_queries(table), brute_force)
+    ground_truth = find_ground_truth(table, sampled_queries(table), brute_force)
 
     def only_itself(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores, rows = brute_force(table, queries, 1)
         nothing = np.full((len(queries), k - 1), -1)
         return np.hstack([scores, np.full(nothing.shape, -np.inf, np.float32)]), np.hstack([rows, nothing])
 
-    assert measure_recall(truth, only_itself, table.take) == 0.0
-    assert measure_recall(truth, lambda queries, k: brute_force(table, queries, k), table.take) == 1.0
+    assert measure_recall(ground_truth, only_itself, table.take) == 0.0
+    assert measure_recall(ground_truth, lambda queries, k: brute_force(table, queries, k), table.take) == 1.0
 
 
 def test_half_of_the_neighbours_is_a_recall_of_one_half() -> None:
     table = make_table(make_vectors(500))
-    truth = find_truth(table, RecallQueries(make_vectors(20, seed=9), "text"), brute_force)
+    ground_truth = find_ground_truth(table, RecallQueries(make_vectors(20, seed=9), "text"), brute_force)
 
     def half(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores, rows = brute_force(table, queries, 500)
         return tuple(np.hstack([each[:, :5], each[:, -5:]]) for each in (scores, rows))  # type: ignore[return-value]
 
-    assert measure_recall(truth, half, table.take) == 0.5
+    assert measure_recall(ground_truth, half, table.take) == 0.5
 
 
 def test_any_of_equal_vectors_counts_as_found() -> None:
-    """Forty copies of one picture: which ten of them come back does not matter."""
+    """Forty copies of one image: which ten of them come back does not matter."""
     copies = np.repeat(make_vectors(1), 40, axis=0)
     table = make_table(np.vstack([copies, make_vectors(60, seed=3)]))
-    truth = find_truth(table, RecallQueries(copies[:1], "text"), brute_force, num_kept=10)
+    ground_truth = find_ground_truth(table, RecallQueries(copies[:1], "text"), brute_force, num_kept=10)
 
     def rows_from(start: int) -> float:
         answer = (np.ones((1, 10), np.float32), np.arange(start, start + 10)[None])
-        return measure_recall(truth, lambda _queries, _k: answer, table.take)
+        return measure_recall(ground_truth, lambda _queries, _k: answer, table.take)
 
     assert (rows_from(30), rows_from(35)) == (1.0, 0.5)
 
@@ -132,13 +132,13 @@ def test_an_exact_index_is_measured_too(build: Build) -> None:
 
 
 def test_text_like_queries_are_as_hard_as_captions() -> None:
-    """A list index finds pictures for pictures, and loses them for captions; made queries must tell so."""
-    pictures, captions = make_pictures_and_captions(6000, 400)
-    made = text_like_queries(pictures[:400], captions[200:])
+    """A list index finds images for images, and loses them for captions; made queries must tell so."""
+    images, captions = make_images_and_captions(6000, 400)
+    made = text_like_queries(images[:400], captions[200:])
     assert np.linalg.norm(made, axis=1) == pytest.approx(1, abs=1e-6)
-    index = faiss_build.build(parse_design("IVF64,Flat"), make_table(pictures))
+    index = faiss_build.build(parse_design("IVF64,Flat"), make_table(images))
     recalls = {}
-    for name, queries in {"pictures": pictures[:200], "captions": captions[:200], "made": made[:200]}.items():
+    for name, queries in {"images": images[:200], "captions": captions[:200], "made": made[:200]}.items():
         index.nprobe = 4
-        recalls[name] = share_found(index.search(queries, 10)[1], brute_force(make_table(pictures), queries, 10)[1])
-    assert abs(recalls["made"] - recalls["captions"]) < 0.5 * (recalls["pictures"] - recalls["captions"])
+        recalls[name] = share_found(index.search(queries, 10)[1], brute_force(make_table(images), queries, 10)[1])
+    assert abs(recalls["made"] - recalls["captions"]) < 0.5 * (recalls["images"] - recalls["captions"])

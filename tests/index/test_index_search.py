@@ -1,4 +1,4 @@
-"""What a search returns: the exact answer where the index is exact, k results whenever k exist, and clear refusals."""
+"""Results of a search: the exact answer where the index is exact, k results whenever k exist, and clear refusals."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from index_samples import Build, make_ids, make_pictures_and_captions, make_vectors
+from index_samples import Build, make_ids, make_images_and_captions, make_vectors
 
 from index.changes import compare_ids
 from index.constraints import Constraints
@@ -29,55 +29,55 @@ def ids_of(numbers: np.ndarray, run_id: str = "run-1") -> pa.Table:
 
 
 def updated(build: Build, tmp_path: Path, kind: str, removed: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
-    """An index of 5,000 pictures, without `removed`, with 1,000 more; and the pictures, and queries of their kind."""
-    pictures, captions = make_pictures_and_captions(NUM_BEFORE + NUM_ADDED, 400)
-    numbers = np.arange(len(pictures))
-    before, _ = build(pictures[:NUM_BEFORE], ids=ids_of(numbers[:NUM_BEFORE]), kind=kind, queries=captions)
-    added = (block for block in np.array_split(pictures[NUM_BEFORE:], 7))
+    """An index of 5,000 images, without `removed`, with 1,000 more; and the images, and queries of their kind."""
+    images, captions = make_images_and_captions(NUM_BEFORE + NUM_ADDED, 400)
+    numbers = np.arange(len(images))
+    before, _ = build(images[:NUM_BEFORE], ids=ids_of(numbers[:NUM_BEFORE]), kind=kind, queries=captions)
+    added = (block for block in np.array_split(images[NUM_BEFORE:], 7))
     mask = np.isin(numbers[:NUM_BEFORE], removed)
     out = tmp_path / "index" / "000002"
     manifest = update_index(before, out, added, ids_of(numbers[NUM_BEFORE:]), mask, embeddings_version=8)
     index = open_index(out)
     assert index.manifest == manifest
-    return index, pictures, captions
+    return index, images, captions
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_added_is_found_and_what_was_removed_is_not(build: Build, tmp_path: Path, kind: str) -> None:
     removed = np.arange(0, 1000)
-    index, pictures, captions = updated(build, tmp_path, kind, removed)
+    index, images, captions = updated(build, tmp_path, kind, removed)
     assert (len(index), index.manifest.num_rows, index.manifest.num_masked) == (5000, 6000, 1000)
     assert index.manifest.embeddings_version == 8
     numbers = np.array([int(item_id) for item_id in index.ids["item_id"].to_pylist()])
     found = numbers[index.search(captions, 10).rows]
     left = np.setdiff1d(np.arange(6000), removed)
-    wanted = left[np.argsort(-(captions @ pictures[left].T), axis=1)[:, :10]]
+    wanted = left[np.argsort(-(captions @ images[left].T), axis=1)[:, :10]]
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
     assert not np.isin(found, removed).any()
     assert (found >= NUM_BEFORE).any()
     assert recall >= 0.94
-    assert numbers[index.search(pictures[left[::500]], 1, profile="image").rows[:, 0]].tolist() == left[::500].tolist()
+    assert numbers[index.search(images[left[::500]], 1, profile="image").rows[:, 0]].tolist() == left[::500].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_recall_it_tells_is_that_of_a_fresh_measure(build: Build, tmp_path: Path, kind: str) -> None:
-    index, pictures, captions = updated(build, tmp_path, kind, np.arange(0, 900))
+    index, images, captions = updated(build, tmp_path, kind, np.arange(0, 900))
     held_out = captions[::2]
     found = index.search(held_out, 10).rows
     live = np.flatnonzero(index.is_live)
-    wanted = live[np.argsort(-(held_out @ pictures[live].T), axis=1)[:, :10]]
+    wanted = live[np.argsort(-(held_out @ images[live].T), axis=1)[:, :10]]
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
     assert index.manifest.recall_at_10 == pytest.approx(recall, abs=0.003)  # its own vectors are rounded
     assert index.manifest.built_recall_at_10 >= 0.95
 
 
 def test_removing_the_very_answers_of_a_query_leaves_its_recall_true(build: Build, tmp_path: Path) -> None:
-    """More than the kept exact neighbours of a query go at once: it is asked anew."""
-    pictures, captions = make_pictures_and_captions(NUM_BEFORE + NUM_ADDED, 400)
-    nearest = np.argsort(-(captions[0] @ pictures[:NUM_BEFORE].T))[:200]
+    """More than the kept exact neighbours of a query go at once: it is searched again."""
+    images, captions = make_images_and_captions(NUM_BEFORE + NUM_ADDED, 400)
+    nearest = np.argsort(-(captions[0] @ images[:NUM_BEFORE].T))[:200]
     index, _, _ = updated(build, tmp_path, "hnsw", nearest)
     live = np.flatnonzero(index.is_live)
-    wanted = live[np.argsort(-(captions[::2] @ pictures[live].T), axis=1)[:, :10]]
+    wanted = live[np.argsort(-(captions[::2] @ images[live].T), axis=1)[:, :10]]
     found = index.search(captions[::2], 10).rows
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
     assert index.manifest.recall_at_10 == pytest.approx(recall, abs=1e-9)
@@ -135,11 +135,11 @@ def test_too_much_change_asks_for_a_build(
 
 
 def test_vectors_that_the_index_was_not_made_for_ask_for_a_build(build: Build, tmp_path: Path) -> None:
-    """What is added lies in a few lists, which captions then ask for: they fill, and the others starve."""
-    pictures, captions = make_pictures_and_captions(4000, 400)
-    before, _ = build(pictures, kind="IVF64,Flat", queries=captions, constraints=Constraints(recall=0.9))
+    """Added vectors lie near one image, so a few lists fill and the others don't grow."""
+    images, captions = make_images_and_captions(4000, 400)
+    before, _ = build(images, kind="IVF64,Flat", queries=captions, constraints=Constraints(recall=0.9))
     noise = np.random.default_rng(0).standard_normal((3000, 64)) * 0.02
-    near = pictures[:1] + noise
+    near = images[:1] + noise
     near = (near / np.linalg.norm(near, axis=1, keepdims=True)).astype(np.float32)
     with pytest.raises(RebuildNeededError, match="fills few of its lists"):
         update_index(before, tmp_path / "2", near, make_ids(3000, "run-2"), np.zeros(4000, bool), embeddings_version=8)

@@ -1,4 +1,4 @@
-"""Numbered versions appear whole; what a killed build leaves is recognised, swept, and never mistaken for one."""
+"""Numbered versions appear whole; leftovers of a killed build are recognised, removed, and never mistaken for one."""
 
 import fcntl
 import os

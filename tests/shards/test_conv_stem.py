@@ -107,7 +107,7 @@ def test_residual_blocks_of_the_stem_are_resnets_own(make_config, make_model, ma
     assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-def test_neighbours_in_a_batch_do_not_change_a_picture_behind_the_stem(make_config, make_model, make_batch):
+def test_neighbours_in_a_batch_do_not_change_an_image_behind_the_stem(make_config, make_model, make_batch):
     config = make_config(STEM)
     shard = load_shard(make_model(config), vision_only(config))
     frames = make_batch(config, frames=[1] * 7, tokens=[0] * 7).vision

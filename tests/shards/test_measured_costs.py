@@ -1,4 +1,4 @@
-"""Measured seconds and bytes: of the right order, from one layer at a time, and what more layers need more of."""
+"""Measured seconds and bytes: of the right order, from one layer at a time, and larger for larger layers."""
 
 import subprocess
 import sys
@@ -81,8 +81,8 @@ def test_measuring_reads_one_layer_of_each_tower_at_a_time_and_loads_no_ray(mode
         "    held.append((len(spec.vision), len(spec.text)))\n"
         "    return load(folder, spec, **options)\n"
         "s.load_shard = spy\n"
-        "from shards.measure import Setting, measure_costs\n"
-        f"measure_costs({str(model)!r}, Setting(num_rows=1))\n"
+        "from shards.measure import TimingSetting, measure_costs\n"
+        f"measure_costs({str(model)!r}, TimingSetting(num_rows=1))\n"
         "print(sorted(set(held)), 'ray' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

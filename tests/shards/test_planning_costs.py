@@ -1,4 +1,4 @@
-"""What costs, mixes, devices and grids promise."""
+"""Costs, workloads, devices and grids of the planner."""
 
 import dataclasses
 import itertools
@@ -10,8 +10,8 @@ from shards.costs import weight_bytes
 from shards.errors import ModelError
 from shards.planning.costs import HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, parse_devices
-from shards.planning.grid import make_grid
 from shards.planning.problem import make_problem
+from shards.planning.solver.grid import make_grid
 from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
@@ -87,7 +87,7 @@ def test_a_grid_has_the_costs_of_each_of_its_stages(make_config, groups, dtype):
     fleet = parse_devices("1xA10, 4xCPU")
     costs = {device.name: estimate_costs(config, device, dtype) for _, device in fleet}
     problem = make_problem(config, fleet, costs, estimate_host(config), mix=DataMix(0.5, 3.0, 9), dtype=dtype)
-    grid = make_grid(problem, range(4), range(6), least=0)
+    grid = make_grid(problem, range(4), range(6), min_layers=0)
     for (row, column), (number, pool) in itertools.product(
         np.ndindex(len(grid.vision.starts), len(grid.text.starts)), enumerate(problem.pools)
     ):
@@ -108,7 +108,7 @@ def test_a_weights_cap_leaves_out_just_the_stages_above_it(make_config):
     costs = {"A10": estimate_costs(config, fleet[0][1], "float32")}
     cap = weight_bytes(config, ShardSpec(LayerRange(0, 2), LayerRange(0, 2)), "float32")
     problem = make_problem(config, fleet, costs, estimate_host(config), mix=DataMix(), dtype="float32")
-    grid = make_grid(dataclasses.replace(problem, weights_cap_bytes=cap), range(5), range(5), least=0)
+    grid = make_grid(dataclasses.replace(problem, weights_cap_bytes=cap), range(5), range(5), min_layers=0)
     for row, column in np.ndindex(*grid.seconds[0].shape):
         vision = LayerRange(int(grid.vision.starts[row]), int(grid.vision.stops[row]))
         text = LayerRange(int(grid.text.starts[column]), int(grid.text.stops[column]))

@@ -1,4 +1,4 @@
-"""Plans on paper: what they say of themselves, of their neighbours, of other fleets, and of equal parts."""
+"""Plans: their predictions, other numbers of stages, other fleets, and the comparison with equal parts."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from shards.planning.devices import parse_devices
 from shards.planning.planner import placed_stages
 from shards.planning.predict import predict
 from shards.planning.problem import make_problem
-from shards.planning.search import best_placement
+from shards.planning.solver.search import best_placement
 from shards.planning.what_if import what_if
 from shards.planning.workload import DataMix
 
@@ -126,7 +126,7 @@ def test_plans_of_before_still_load(make_config):
 
 
 def test_equal_parts_are_as_good_where_layers_of_both_towers_are_spread_evenly(make):
-    """Equal devices, depths that divide, and layers that outweigh the hand-overs: there is nothing to balance."""
+    """Equal devices, depths that divide, and layers that outweigh the transfers: there is nothing to balance."""
     large = {"width": 1280, "num_heads": 16}, {"hidden_size": 2048, "num_attention_heads": 16}
     for mix in (DataMix(1.0, 1.0), DataMix(1.0, 0.1), DataMix(0.1, 5.0)):
         comparison = compare_with_equal_parts(make("3xT4", mix, vision=large[0], text=large[1]), 3)

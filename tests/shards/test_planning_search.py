@@ -1,4 +1,4 @@
-"""The search against brute force: every cut, every placement, each throughput at which something changes."""
+"""The solver against brute force: every cut, every placement, each throughput at which a use changes."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from shards.costs import cut_bytes_per_caption, cut_bytes_per_image, weight_byte
 from shards.planning.costs import ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DeviceType, parse_devices
 from shards.planning.problem import PlacementProblem, Pool
-from shards.planning.search import best_placement
+from shards.planning.solver.search import best_placement
 from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
@@ -76,7 +76,7 @@ def cuts_of(problem, num_stages):
 
 
 class Stage:
-    """What one stage takes on one pool, from the definitions."""
+    """Load of one stage on one pool, from the definitions."""
 
     def __init__(self, problem, spec, pool):
         config, mix, costs = problem.config, problem.mix, pool.costs
@@ -102,7 +102,7 @@ class Stage:
         self.fits &= weights <= (problem.weights_cap_bytes or weights)
 
     def devices_at(self, rate):
-        """The least that does `rate` items a second: by trying one size after the other."""
+        """The fewest devices that do `rate` items per second: by trying one size after the other."""
         sizes = [1 / share for share in reversed(SHARES) if share <= self.pool.max_shares]
         sizes = [size for size in sizes if size == 1 or self.memory <= self.pool.device.memory_bytes * size]
         load = rate * self.seconds * (1 - 1e-9)
@@ -132,10 +132,10 @@ def best_rate(problem, stages, above=0.0):
     return next((rate for rate in hopeful if is_possible(problem, stages, rate)), 0.0)
 
 
-def by_brute_force(problem, num_stages, least=0):
+def by_brute_force(problem, num_stages, min_layers=0):
     best = 0.0
     for specs in cuts_of(problem, num_stages):
-        if any(min(len(spec.vision), len(spec.text)) < least for spec in specs):
+        if any(min(len(spec.vision), len(spec.text)) < min_layers for spec in specs):
             continue
         options = [[stage for pool in problem.pools if (stage := Stage(problem, spec, pool)).fits] for spec in specs]
         for stages in itertools.product(*options):
@@ -145,7 +145,7 @@ def by_brute_force(problem, num_stages, least=0):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_is_as_good_as_trying_everything(make_config, seed):
-    """Ten problems a seed: 400 in all."""
+    """Ten problems per seed: 400 in all."""
     chance = random.Random(seed)
     for _ in range(10):
         problem = random_problem(chance, make_config)
@@ -162,7 +162,7 @@ def test_the_search_is_as_good_as_trying_everything(make_config, seed):
 
 
 def check_placement(problem, placement, num_stages):
-    """The placement is one, and does what it says."""
+    """The placement is valid, and has the throughput that it claims."""
     assert len(placement.pools) == len(placement.devices) == num_stages
     assert (placement.cuts[0], placement.cuts[-1]) == ((0, 0), problem.depths)
     specs = specs_of(placement)
@@ -210,7 +210,7 @@ def specs_of(placement):
 
 @pytest.mark.parametrize("devices", ["2xA100:80GB, 4xT4:16GB, 3xL4", "2xA100:80GB, 4xL4, 64xCPU"])
 def test_a_large_model_on_three_kinds_of_devices_is_planned_at_once(make_config, devices):
-    """0.2 s on an idle core is what is promised; a shared one is given five times that, of its own time."""
+    """0.2 s on an idle core are promised; the limit is five times that, in CPU time of this process."""
     config = make_config(
         {"width": 1280, "depth": 48, "num_heads": 16, "image_size": 224, "patch_size": 14},
         {"num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16},

@@ -1,4 +1,4 @@
-"""int8 stages: what they hold, how far they are from float32, and that neither cut nor batch changes them."""
+"""int8 stages: their tensors, their distance from float32, and that neither cut nor batch changes them."""
 
 import itertools
 import subprocess

@@ -1,4 +1,4 @@
-"""What needs a CUDA device: shards there against the unsplit towers on the CPU."""
+"""Shards on a CUDA device against the unsplit towers on the CPU."""
 
 import pytest
 import torch

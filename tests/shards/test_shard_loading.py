@@ -1,4 +1,4 @@
-"""A shard holds its own tensors, reads no others, and says what is wrong with a folder."""
+"""A shard holds its own tensors, reads no others, and reports what is wrong with a folder."""
 
 import json
 import shutil
@@ -216,7 +216,7 @@ def test_one_seed_gives_the_same_bytes_and_another_others(make_config, tokenizer
     assert sorted(path.name for path in first.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_a_fresh_model_tells_pictures_and_captions_apart(make_config, make_batch, tmp_path):
+def test_a_fresh_model_tells_images_and_captions_apart(make_config, make_batch, tmp_path):
     config = make_config()
     folder = init_model(config, tmp_path / "fresh", seed=0)
     found = load_shard(folder, whole_model(config))(make_batch(config, frames=[1] * 8, tokens=range(3, 11)))

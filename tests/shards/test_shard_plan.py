@@ -7,7 +7,7 @@ import pytest
 from shards.costs import text_costs, vision_costs
 from shards.errors import ModelError
 from shards.plan import MIXED_SLACK, LayerRange, ShardPlan, ShardSpec, check_plan, plan_shards, plan_specs
-from shards.planning.resources import TIE
+from shards.planning.solver.resources import TIE
 
 BIG_TEXT = {"num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072, "embedding_size": 128}
 

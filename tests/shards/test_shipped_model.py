@@ -1,4 +1,4 @@
-"""The model that the package ships: complete, small, and better than chance on pictures that it has never seen."""
+"""The model that the package ships: complete, small, and better than chance on images that it has never seen."""
 
 import io
 import json
@@ -49,16 +49,16 @@ def test_the_shipped_model_is_small_trained_and_says_where_it_comes_from():
         assert word in card
 
 
-def test_the_shipped_model_finds_pictures_of_a_style_that_it_never_saw():
+def test_the_shipped_model_finds_images_of_a_style_that_it_never_saw():
     config = load_model_config(FOLDER)
     fit = ResizeSpec(config.preprocess.image_size, config.preprocess.resize, config.preprocess.interpolation)
     encoder = CaptionEncoder((FOLDER / "tokenizer.json").read_text(), config.preprocess.max_caption_tokens)
-    with tarfile.open(PACKAGE / "demo_data" / "noto.tar") as tar, SandboxedDecoder() as door:
+    with tarfile.open(PACKAGE / "demo_data" / "noto.tar") as tar, SandboxedDecoder() as decoder:
         members = {member.name: member for member in tar.getmembers()}
         names = sorted(name.removesuffix(".png") for name in members if name.endswith(".png"))[::19]
         read = lambda name: tar.extractfile(members[name]).read()  # noqa: E731 - one line in this test alone
         captions = [json.load(io.BytesIO(read(f"{name}.json")))["caption"] for name in names]
-        pixels = torch.from_numpy(np.stack([door.picture(read(f"{name}.png"), fit) for name in names]))
+        pixels = torch.from_numpy(np.stack([decoder.image(read(f"{name}.png"), fit) for name in names]))
     ids = [torch.from_numpy(encoder.encode(caption)) for caption in captions]
     ones, lengths = torch.ones(len(names), dtype=torch.int64), torch.tensor([len(each) for each in ids])
     found = load_shard(FOLDER, whole_model(config))(
@@ -67,5 +67,5 @@ def test_the_shipped_model_finds_pictures_of_a_style_that_it_never_saw():
     places = np.arange(len(names))
     recall = retrieval_at(found.text.values.numpy(), places, found.vision.values.numpy(), places)
     assert len(names) > 90
-    assert recall[1] >= 0.6  # of about 100 pictures; chance is 0.01
+    assert recall[1] >= 0.6  # of about 100 images; chance is 0.01
     assert recall[10] >= 0.85

@@ -25,7 +25,7 @@ SCENARIOS = {
 
 
 def share_of(batch, start, stop):
-    """Some pictures and their captions of a batch."""
+    """Some images and their captions of a batch."""
     tokens = torch.split(batch.token_ids, batch.token_lengths.tolist())[start:stop]
     return TrainBatch(
         pixels=batch.pixels[start:stop],
@@ -45,7 +45,7 @@ def cut(batch, step):
 
 
 def train(trainer, num_steps, rank=None):
-    """What each step told; the first step's gradients, and what BatchNorm had seen after it."""
+    """Metrics of each step; the first step's gradients, and the statistics of BatchNorm after it."""
     history, gradients, seen = [], {}, {}
     for step in range(num_steps):
         batch = make_train_batch(trainer.config, step)
@@ -77,7 +77,7 @@ def worker(rank, folder, configs):
 
 @pytest.fixture(scope="module")
 def trained(make_config, tmp_path_factory):
-    """What each of two workers saw and has, by scenario."""
+    """Results of each of two workers, by scenario."""
     folder = tmp_path_factory.mktemp("group")
     configs = {"plain": make_config(), "stem": make_config(STEM)}
     context = multiprocessing.get_context("spawn")

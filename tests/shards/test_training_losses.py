@@ -18,7 +18,7 @@ from shards.training.metrics import best_ranks, retrieval_at
 from shards.training.schedule import ema_decay_at, learning_rate_at
 from shards.training.settings import AugmentSettings, TrainSettings
 
-# Three pictures of two concepts, four captions; the last caption has no picture here.
+# Three images of two concepts, four captions; the last caption has no image here.
 IMAGES, CAPTIONS = torch.tensor([7, 7, 9]), torch.tensor([7, 9, 9, 4])
 
 
@@ -105,14 +105,12 @@ def test_ties_count_against_the_model():
     assert retrieval_at(same, places, same, places) == {1: 0.0, 5: 1.0, 10: 1.0}
 
 
-def test_any_picture_of_the_concept_counts_and_others_of_it_do_not_stand_in_the_way():
+def test_any_image_of_the_concept_counts_and_others_of_it_do_not_stand_in_the_way():
     queries = np.array([[1, 0], [0, 1], [1, 0]], np.float32)
-    pictures = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.5, 0.5]], np.float32)
-    ranks = best_ranks(queries, np.array([5, 6, 8]), pictures, np.array([5, 5, 6, 7]))
-    assert ranks.tolist() == [0, 0, 4]  # the third concept has no picture at all
-    assert retrieval_at(queries, np.array([5, 6, 8]), pictures, np.array([5, 5, 6, 7]), (1,)) == {
-        1: pytest.approx(2 / 3)
-    }
+    images = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.5, 0.5]], np.float32)
+    ranks = best_ranks(queries, np.array([5, 6, 8]), images, np.array([5, 5, 6, 7]))
+    assert ranks.tolist() == [0, 0, 4]  # the third concept has no image at all
+    assert retrieval_at(queries, np.array([5, 6, 8]), images, np.array([5, 5, 6, 7]), (1,)) == {1: pytest.approx(2 / 3)}
 
 
 def test_the_rate_rises_then_falls_along_a_cosine_and_stays():
@@ -159,7 +157,7 @@ STRONG = AugmentSettings(
 )  # fmt: skip
 
 
-def pictures(num=6):
+def images(num=6):
     return torch.rand(num, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 
 
@@ -167,14 +165,14 @@ def keys(num=6):
     return torch.tensor([item_key(f"a/{number}.png") for number in range(num)])
 
 
-def test_what_a_picture_becomes_does_not_depend_on_its_neighbours():
+def test_what_a_image_becomes_does_not_depend_on_its_neighbours():
     draws = draw(keys(), 1, 2, NUM_DRAWS)
-    together = augment(pictures(), STRONG, draws)
+    together = augment(images(), STRONG, draws)
     order = torch.tensor([4, 0, 5])
-    assert_close(augment(pictures()[order], STRONG, draw(keys()[order], 1, 2, NUM_DRAWS)), together[order])
+    assert_close(augment(images()[order], STRONG, draw(keys()[order], 1, 2, NUM_DRAWS)), together[order])
     assert together.min() >= 0
     assert together.max() <= 1
-    assert not torch.allclose(together, pictures())
+    assert not torch.allclose(together, images())
 
 
 def test_draws_differ_by_seed_epoch_and_item_and_are_evenly_spread():
@@ -189,11 +187,11 @@ def test_draws_differ_by_seed_epoch_and_item_and_are_evenly_spread():
     assert torch.corrcoef(many.T).fill_diagonal_(0).abs().max() < 0.03
 
 
-def test_without_settings_pictures_stay_and_outside_comes_white():
-    assert torch.equal(augment(pictures(), AugmentSettings(), draw(keys(), 0, 0, NUM_DRAWS)), pictures())
+def test_without_settings_images_stay_and_outside_comes_white():
+    assert torch.equal(augment(images(), AugmentSettings(), draw(keys(), 0, 0, NUM_DRAWS)), images())
     moved = augment(torch.zeros(50, 3, 16, 16), AugmentSettings(translate=0.5), draw(torch.arange(50), 0, 0, NUM_DRAWS))
     assert moved.max() == 1
-    grey = augment(pictures(), AugmentSettings(grey=1), draw(keys(), 0, 0, NUM_DRAWS))
+    grey = augment(images(), AugmentSettings(grey=1), draw(keys(), 0, 0, NUM_DRAWS))
     assert_close(grey[:, 0], grey[:, 1], atol=2e-3, rtol=0)
 
 

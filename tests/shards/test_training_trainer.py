@@ -1,4 +1,4 @@
-"""The training step: reproducible, resumable to the bit, and what it may not touch stays untouched."""
+"""Training step: reproducible, resumable to the bit, and frozen parts stay unchanged."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ def settings(**changes):
 
 
 def make_train_batch(config, number=0, num_concepts=6):
-    """Two pictures and two captions of each concept; concepts have colours and words of their own."""
+    """Two images and two captions of each concept; concepts have colours and words of their own."""
     generator = torch.Generator().manual_seed(number)
     concepts = torch.arange(num_concepts).repeat(2)
     side = config.vision.image_size
@@ -272,17 +272,17 @@ def test_features_are_only_computed_for_towers_that_stay(make_config, make_model
         trainer.tower_features(make_train_batch(trainer.config))
 
 
-def test_prototypes_are_learned_from_pictures_alone_and_captions_fit_given_ones(make_config):
+def test_prototypes_are_learned_from_images_alone_and_captions_fit_given_ones(make_config):
     config = make_config(STEM)
     shared = {"loss": "concepts", "num_concepts": 6, "num_steps": 80, "learning_rate": 3e-3}
-    pictures = Trainer(config, settings(what="text_frozen", **shared))
+    images = Trainer(config, settings(what="text_frozen", **shared))
     none = torch.empty(0, dtype=torch.int64)
     for number in range(40):
         batch = make_train_batch(config, number)
-        pictures.step(TrainBatch(batch.pixels, batch.image_concepts, none.int(), none, none, batch.image_keys, number))
+        images.step(TrainBatch(batch.pixels, batch.image_concepts, none.int(), none, none, batch.image_keys, number))
     batch = make_train_batch(config, 1000)
-    prototypes = torch.nn.functional.normalize(pictures.objective.prototypes.detach(), dim=-1)
-    assert (pictures.encode_images(batch.pixels) @ prototypes.T).argmax(1).eq(batch.image_concepts).float().mean() > 0.8
+    prototypes = torch.nn.functional.normalize(images.objective.prototypes.detach(), dim=-1)
+    assert (images.encode_images(batch.pixels) @ prototypes.T).argmax(1).eq(batch.image_concepts).float().mean() > 0.8
 
     texts = Trainer(config, settings(what="vision_frozen", train_prototypes=False, **shared))
     texts.objective.set_prototypes(prototypes)

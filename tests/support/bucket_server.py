@@ -1,6 +1,6 @@
 """An S3 server on this machine, from the package moto, in a process of its own: `bucket_server.py` prints its URL.
 
-moto looks at If-Match and If-None-Match and then writes; between the two another request could come. Requests are
+moto checks If-Match and If-None-Match and then writes; between the two another request could come. Requests are
 therefore served one at a time, which makes its conditional writes as atomic as those of S3.
 """
 
@@ -16,7 +16,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from shards import object_stores
+from embedder.storage import object_stores
 
 KEY, SECRET = "canary-access-key", "canary/secret+with=signs"
 
@@ -25,7 +25,7 @@ def serve(obeys_conditions: bool) -> None:
     """Answer until killed.
 
     Args:
-        obeys_conditions: as S3; else the conditions of writes are overlooked, as some servers do.
+        obeys_conditions: whether conditions of writes are checked, as S3 does; some servers ignore them.
     """
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -46,7 +46,7 @@ def serve(obeys_conditions: bool) -> None:
 
 @contextlib.contextmanager
 def running_server(*options: str) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Start a server; gives its URL and process."""
+    """Start a server; yields its URL and process."""
     process = subprocess.Popen([sys.executable, str(Path(__file__)), *options], stdout=subprocess.PIPE, text=True)
     try:
         yield process.stdout.readline().strip(), process
@@ -65,7 +65,7 @@ def make_bucket(url: str, name: str) -> None:
 
 
 def bucket_on(url, monkeypatch):
-    """Make a bucket on a server, and the environment that leads to it."""
+    """Make a bucket on a server, and set the environment for it."""
     name = f"team-{secrets.token_hex(4)}"
     make_bucket(url, name)
     for variable in [each for each in os.environ if each.startswith("AWS_")]:
@@ -80,4 +80,4 @@ def bucket_on(url, monkeypatch):
 
 
 if __name__ == "__main__":
-    serve(obeys_conditions="--overlook-conditions" not in sys.argv)
+    serve(obeys_conditions="--ignore-conditions" not in sys.argv)

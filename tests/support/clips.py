@@ -12,7 +12,12 @@ Colour = tuple[int, int, int]
 
 
 def write_apart(path: Path, colours: Sequence[Colour], **how: Any) -> None:
-    """Do what `write` does in a process that ends with it.
+    """Call `write` in a process of its own, which ends with it.
+
+    Args:
+        path: the file to write.
+        colours: colours of the frames, in order.
+        how: further arguments of `write`.
 
     SVT-AV1, the only AV1 encoder of PyAV, run by root puts the process that uses it under SCHED_FIFO 99, and with it
     all that the process starts later: such a process takes the machine from everything else.
@@ -43,16 +48,16 @@ def write(
 
     Args:
         path: the file to write.
-        colours: of the frames, in order.
+        colours: colours of the frames, in order.
         codec: FFmpeg's name of an encoder.
         kind: container, by the usual suffix.
-        rate: frames a second.
+        rate: frames per second.
         pix_fmt: FFmpeg's name of a pixel format.
         size: width and height in pixels.
-        pts: presentation times in frames; else 0, 1, 2, ...
-        options: of the container.
+        pts: presentation times in frames; default: 0, 1, 2, ...
+        options: options of the container.
         frames: pixels (height, width, 3 or 4) uint8, instead of plain colours.
-        prepare: changes the stream before it is opened.
+        prepare: called with the stream before it is opened.
     """
     with av.open(str(path), "w", format={"mkv": "matroska"}.get(kind, kind), options=options or {}) as container:
         stream = container.add_stream(codec, rate=rate)

@@ -1,4 +1,4 @@
-"""Runs the command `embedder`, in this process or in one of its own."""
+"""Runs of the command `embedder`, in this process or in one of its own."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from embedder.cli import main
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     stdout: str
@@ -26,7 +26,7 @@ class Ended(NamedTuple):
 
 
 def run_here(*arguments) -> Ended:
-    """Run it in this process, which has imported already what would take another one seconds."""
+    """Run it in this process, which saves seconds of imports."""
     out, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(errors), patch.object(sys, "argv", ["embedder", *map(str, arguments)]):
         try:

@@ -1,4 +1,4 @@
-"""Runs the main job and reads what it published."""
+"""Runs of `embed`, and what they publish."""
 
 from contextlib import nullcontext
 
@@ -9,10 +9,10 @@ from embedder.ingest.embed import embed
 
 
 class Quiet:
-    """Watches nothing."""
+    """Watcher that shows nothing."""
 
     def say(self, message):
-        """Be told."""
+        """Ignore a message."""
 
     def progress(self, num_items):
         """Show nothing."""

@@ -20,15 +20,15 @@ def make_vectors(num_vectors: int, dim: int = DIM, seed: int = 0) -> np.ndarray:
     return unit(np.random.default_rng(seed).standard_normal((num_vectors, dim)))
 
 
-def make_pictures_and_captions(num_pictures: int, num_captions: int, dim: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures are meaning and appearance, captions the meaning alone and an offset: hard to find for an index."""
+def make_images_and_captions(num_images: int, num_captions: int, dim: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Images are meaning and appearance, captions the meaning alone and an offset: hard to find for an index."""
     rng = np.random.default_rng(0)
     meaning_map, look_map = rng.standard_normal((8, dim)), rng.standard_normal((24, dim))
-    meaning = rng.standard_normal((num_pictures, 8))
-    look = rng.standard_normal((200, 24))[rng.integers(0, 200, num_pictures)] + 0.4 * rng.standard_normal(
-        (num_pictures, 24)
+    meaning = rng.standard_normal((num_images, 8))
+    look = rng.standard_normal((200, 24))[rng.integers(0, 200, num_images)] + 0.4 * rng.standard_normal(
+        (num_images, 24)
     )
-    owners = rng.integers(0, num_pictures, num_captions)
+    owners = rng.integers(0, num_images, num_captions)
     offset = unit(rng.standard_normal((1, dim)))
     return unit(meaning @ meaning_map + look @ look_map), unit(unit(meaning[owners] @ meaning_map) + offset)
 

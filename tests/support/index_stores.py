@@ -13,7 +13,7 @@ from embedder.store.lock import write_lock
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
-from embedder.store_index.keep_index import NO_WISHES, build_store_index, keep_index
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_store_index, keep_index
 
 DIM = 16
 NO_FIRST_INDEX = IndexConfig(build=False)
@@ -45,7 +45,7 @@ def item(number: int, night: int = 0, **changes) -> dict:
     )
 
 
-def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, say=silent, info=INFO):
+def indexed_run(files: StoreFiles, *rows: dict, retired=(), config=DEFAULT_INDEX_CONFIG, say=silent, info=INFO):
     """One whole run as a refresh publishes it, its index kept; two part files at most."""
     with write_lock(files):
         run = start_run(files, info, pa.schema([]))
@@ -57,7 +57,7 @@ def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, 
         return publish(
             run,
             stamp,
-            lambda version: keep_index(files, version, info, say, wishes),
+            lambda version: keep_index(files, version, info, say, config),
             PublishIntent(kind="refresh", info=info),
             pa.chunked_array([list(retired)], pa.string()),
         )
@@ -66,6 +66,6 @@ def indexed_night(files: StoreFiles, *rows: dict, retired=(), wishes=NO_WISHES, 
 def indexed_store(folder: Path, number: int = 200, **options) -> StoreFiles:
     """A store of so many pictures, and its index, built by hand."""
     files = new_store(folder)
-    indexed_night(files, *(item(each) for each in range(number)), wishes=NO_FIRST_INDEX)
+    indexed_run(files, *(item(each) for each in range(number)), config=NO_FIRST_INDEX)
     build_store_index(files, **options)
     return files

@@ -15,7 +15,7 @@ from command_runs import run_here
 import embedder
 from embedder import pipeline
 from embedder.engine.ray_session import start_ray
-from embedder.steps.ray_decode import decode_behind
+from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.stage_actor import StageActor
 
 FOLDER = "EMBEDDER_TEST_NOTES"
@@ -35,7 +35,7 @@ def rows_of(table):
 
 def noted_decode(listing, **arguments):
     """Decoding, with a note of each table that it makes."""
-    for table in decode_behind(listing, **arguments):
+    for table in decode_at_low_priority(listing, **arguments):
         note(step="decode", rows=rows_of(table))
         yield table
 
@@ -75,7 +75,7 @@ def main():
     """Do what the request says, one after the other, on one Ray."""
     request = json.loads(Path(sys.argv[1]).read_text())
     os.environ[FOLDER] = request["notes"]
-    pipeline.decode_behind, pipeline.StageActor = noted_decode, NotedStage
+    pipeline.decode_at_low_priority, pipeline.StageActor = noted_decode, NotedStage
     start_ray(num_cpus=4, num_gpus=request["num_gpus"])
     does = {"command": ended, "predict": predicted}
     results = [does[kind](options) for kind, options in request["runs"]]

@@ -36,9 +36,9 @@ HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 4000
 DNG = b"II*\0\x08\0\0\0\0\0" + b"\0" * 4000
 PANORAMA = (20_000, 7_500)
 
-NUM_PICTURES = len(CAPTIONS) + len(NAMES) + 3  # and a panorama, a picture without a suffix, a PNG called .jpg
+NUM_IMAGES = len(CAPTIONS) + len(NAMES) + 3  # and a panorama, an image without a suffix, a PNG called .jpg
 NUM_CLIPS = 2
-NUM_ITEMS = NUM_PICTURES + NUM_CLIPS + 1  # and one that is broken
+NUM_ITEMS = NUM_IMAGES + NUM_CLIPS + 1  # and one that is broken
 UNREADABLE = {"HEIC": 4, "DNG": 1, "SVG": 1}
 OTHER_FILES = {".pdf": 2, ".gpx": 1, ".m4a": 1, ".md": 1, ".json": 1, "no suffix": 1}
 
@@ -47,7 +47,7 @@ def people_folder(root: Path, *, panorama: bool = True) -> Path:
     """Make the folder; `panorama` of 150 million pixels, or a small one."""
     camera = root / "DCIM"
     camera.mkdir(parents=True)
-    _pictures(root, camera)
+    _write_images(root, camera)
     samples.clip(camera / "clip 1.mp4", seconds=1.0)
     samples.clip(camera / "IMG_0100.MOV", seconds=1.0)
     for name in (*JUNK, *SIDECARS, *OTHERS):
@@ -63,15 +63,15 @@ def people_folder(root: Path, *, panorama: bool = True) -> Path:
     return root
 
 
-def _pictures(root: Path, camera: Path) -> None:
+def _write_images(root: Path, camera: Path) -> None:
     for number, (name, caption) in enumerate(CAPTIONS.items()):
         exif = Image.Exif()
         exif[0x0112], exif[0x010F] = 1 + number, "A phone"
-        samples.picture(number, 400, 300).save(camera / name, "JPEG", exif=exif)
+        samples.make_image(number, 400, 300).save(camera / name, "JPEG", exif=exif)
         (camera / name).with_suffix(".txt").write_text(caption, encoding="utf-8")
     for number, name in enumerate(NAMES):
         path = root / unicodedata.normalize("NFD", name)  # as a Mac writes names
-        samples.picture(100 + number).save(path)
+        samples.make_image(100 + number).save(path)
     (root / "a screenshot").write_bytes(samples.image_bytes(200))
     (root / "really a PNG.jpg").write_bytes(samples.image_bytes(201))
     (root / "cut off.jpg").write_bytes(samples.image_bytes(202, "JPEG")[:300])

@@ -1,4 +1,4 @@
-"""Runs the refresh and looks at what is left."""
+"""Runs of `refresh`, and what they leave in the store."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from embedding_runs import Quiet
 
 import embedder
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.observability.run_observer import RUNS_FILE
 from embedder.store.files import StoreFiles
@@ -38,13 +38,13 @@ def items_of(config):
 
 
 def touch(path: Path):
-    """Another time of change, the same content."""
+    """Change the time of a file, not its content."""
     now = path.stat().st_mtime_ns
     os.utime(path, ns=(now, now + 5_000_000_000))
 
 
 def contents(store):
-    """Every file of a store with its bytes; but for the lock, and the file where each run leaves a line."""
+    """Read every file of a store but the lock and the file where each run leaves a line."""
     root = Path(store)
     files = (path for path in root.rglob("*") if path.is_file() and path.name not in (".lock", RUNS_FILE))
     return {path.relative_to(root): path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""Nights that change a folder, a rollback over them, and its release."""
+"""Refreshes of a changing folder, a rollback over them, and its release."""
 
 import os
 
@@ -13,13 +13,13 @@ from embedder.store_index.keep_index import kept_or_built
 
 
 def change(source, night: int):
-    """One day: a new picture, and another one in an old file."""
+    """Change a folder for one refresh: a new image, and another image in an old file."""
     (source / "pictures" / f"{100 + night:04d}.png").write_bytes(samples.image_bytes(100 + night))
     repaint(source / "pictures" / "0003.png", seed=200 + night)
 
 
 def repaint(path, seed: int):
-    """Another picture in the same file."""
+    """Write another image to the same file."""
     time_ns = path.stat().st_mtime_ns + 5_000_000_000
     path.write_bytes(samples.image_bytes(seed))
     os.utime(path, ns=(time_ns, time_ns))
@@ -38,7 +38,7 @@ def let_go(config):
 
 
 def nights(config, source, number: int = 2, **changes):
-    """The first publication and so many nights with changes; gives the rows of each."""
+    """Publish, then refresh after each of `number` changes; gives the rows of each publication."""
     rows = [refreshed(config, **changes)[1]]
     for night in range(1, number + 1):
         change(source, night)

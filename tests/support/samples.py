@@ -1,4 +1,4 @@
-"""Pictures, clips and captions made in code."""
+"""Images, clips and captions made in code."""
 
 from fractions import Fraction
 from io import BytesIO
@@ -18,8 +18,14 @@ SENTENCES = [
 ] * 4
 
 
-def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
-    """Coloured rectangles on noise; the same seed gives the same picture."""
+def make_image(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+    """Make coloured rectangles on noise; the same seed gives the same image.
+
+    Args:
+        seed: seed of the colours.
+        width: in pixels.
+        height: in pixels.
+    """
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 60, (height, width, 3), np.uint8)
     pixels[: height // 2, : width // 2] += rng.integers(0, 190, 3, np.uint8)
@@ -27,14 +33,21 @@ def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
 
 
 def image_bytes(seed: int, form: str = "PNG") -> bytes:
-    """A picture file."""
+    """Encode an image file."""
     file = BytesIO()
-    picture(seed).save(file, form)
+    make_image(seed).save(file, form)
     return file.getvalue()
 
 
 def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48) -> Path:
-    """A clip whose brightness grows with time."""
+    """Write a clip whose brightness grows with time; return its path.
+
+    Args:
+        path: the file to write.
+        seconds: length.
+        fps: frames per second.
+        size: side of a frame, in pixels.
+    """
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=Fraction(fps))
         stream.width = stream.height = size
@@ -49,7 +62,14 @@ def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48) -> Pat
 
 
 def folder(root: Path, num_images: int = 6, *, captions: bool = True, num_clips: int = 0) -> Path:
-    """Pictures `pictures/N.png`, every second one with a caption, and clips `clips/N.mp4`."""
+    """Write images `pictures/N.png`, every second one with a caption, and clips `clips/N.mp4`.
+
+    Args:
+        root: folder to fill.
+        num_images: number of images.
+        captions: whether there are captions.
+        num_clips: number of clips.
+    """
     (root / "pictures").mkdir(parents=True)
     for number in range(num_images):
         (root / "pictures" / f"{number:04d}.png").write_bytes(image_bytes(number))

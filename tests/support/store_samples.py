@@ -1,4 +1,4 @@
-"""Finished rows as the last stage hands them to the writer, made by hand."""
+"""Finished rows as the last stage passes them to the writer, made by hand."""
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ INFO = StoreInfo(
 
 
 def row(item_id: str, **changes) -> dict:
-    """One embedded picture, its only row."""
+    """Only row of one embedded image."""
     return {
         "item_id": item_id,
         "source": "",
@@ -49,7 +49,7 @@ def row(item_id: str, **changes) -> dict:
 
 
 def reject(item_id: str, **changes) -> dict:
-    """An item without any vector."""
+    """Row of an item without any vector."""
     nothing = {"segment": None, "modality": None, "image_embedding": None, "num_vectors": 0}
     error = {"step": "decode", "error_type": "Broken", "error": "it is broken", "transient": False}
     return row(item_id) | nothing | error | changes
@@ -83,8 +83,8 @@ def begin(files: StoreFiles, carryover: pa.Schema | None = None) -> tuple[Run, R
 
 
 def publish_rows(files: StoreFiles, *rows: dict) -> Run:
-    """One whole run: write, publish."""
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(*rows))
-    publish(run, stamp, lambda version: None)
+    """Write and publish one whole run."""
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(*rows))
+    publish(run, metadata, lambda version: None)
     return run

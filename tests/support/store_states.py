@@ -1,4 +1,4 @@
-"""What a store holds, read as readers do; and deaths between any two changes to it."""
+"""State of a store as readers see it, and simulated kills between any two changes to it."""
 
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,14 +17,20 @@ from embedder.store.tables import RecordTable
 
 
 def new_store(folder: Path) -> StoreFiles:
-    """A store of the samples' model, in which nothing is yet."""
+    """Make an empty store of the samples' model."""
     files = StoreFiles(folder)
     bind_store(files, INFO)
     return files
 
 
 def rows_at(files: StoreFiles, version, name: str = "embeddings") -> dict:
-    """The rows of one publication by item and segment, with all their values; each there once."""
+    """Rows of one publication by item and segment, with all their values; each occurs once.
+
+    Args:
+        files: the store.
+        version: the publication.
+        name: name of the table.
+    """
     rows = RecordTable(files, name, getattr(version, name)).read().to_pylist()
     by_key = {(row["item_id"], row.get("segment")): row for row in rows}
     assert len(by_key) == len(rows), "each row once"
@@ -32,7 +38,7 @@ def rows_at(files: StoreFiles, version, name: str = "embeddings") -> dict:
 
 
 def rows_now(files: StoreFiles, name: str = "embeddings") -> dict:
-    """The rows of what is published."""
+    """Rows of what is published."""
     return rows_at(files, published(files), name)
 
 
@@ -42,22 +48,22 @@ def state_now(files: StoreFiles) -> dict:
 
 
 def vectors_now(files: StoreFiles) -> dict:
-    """item_id -> picture's vector, of what is published."""
+    """item_id -> image vector, of what is published."""
     return {item_id: row["image_embedding"] for (item_id, _), row in rows_now(files).items()}
 
 
 def no_index(candidate):
-    """Search is exact."""
+    """Choose no index, so that search is exact."""
     return
 
 
 def heard(messages: list):
-    """Collects what is said."""
+    """Receiver of messages that appends them to a list."""
     return messages.append
 
 
 def silent(message):
-    """Hears nothing."""
+    """Receiver that ignores messages."""
 
 
 class Killed(Exception):
@@ -76,7 +82,7 @@ CHANGES = (
 
 @contextmanager
 def dying(monkeypatch, number: int):
-    """Let all changes to stores but the first few die before they are made; yields a list of those that were made."""
+    """Kill all changes to stores but the first few before they are made; yields a list of those that were made."""
     made: list[str] = []
 
     def mortal(kind, name):
@@ -96,20 +102,36 @@ def dying(monkeypatch, number: int):
         yield made
 
 
-def night(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh"):
-    """One whole run as a refresh publishes it; returns its record."""
+def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh"):
+    """Write and publish one whole run as a refresh does; return its record.
+
+    Args:
+        files: the store.
+        rows: finished rows.
+        retired: ids of items that leave the store.
+        info: model and preprocessing.
+        kind: kind of the publication.
+    """
     bind_store(files, info, may_change=True)
     run = start_run(files, info, pa.schema([]))
     fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
-    stamp = RunMetadata(run.run_id, run.session, *fingerprints, pa.schema([]))
+    metadata = RunMetadata(run.run_id, run.session, *fingerprints, pa.schema([]))
     if rows:
-        write_part(files, stamp, 0, table(*rows))
+        write_part(files, metadata, 0, table(*rows))
     replaces_all = differing(read_store_info(files), info) != []
-    order = PublishIntent(kind=kind, info=info, replaces_all=replaces_all)
-    return publish(run, stamp, lambda version: None, order, pa.chunked_array([list(retired)], pa.string()))
+    intent = PublishIntent(kind=kind, info=info, replaces_all=replaces_all)
+    return publish(run, metadata, lambda version: None, intent, pa.chunked_array([list(retired)], pa.string()))
 
 
 def record(run_id: str, previous: str | None = None, kind: str = "refresh", restores: str | None = None) -> Published:
+    """Record of a publication with one item.
+
+    Args:
+        run_id: id of the run.
+        previous: run that it replaced.
+        kind: kind of the run.
+        restores: run whose rows a rollback brought back.
+    """
     return Published(
         run_id=run_id,
         previous=previous,

@@ -86,13 +86,13 @@ def training(source: Path, out: Path, /, **changes) -> TrainConfig:
 
 
 class Watching:
-    """Keeps what is said; calls a function after each step."""
+    """Listener that keeps the messages; calls a function after each step."""
 
     def __init__(self, on_step=None):
         self.said, self.on_step = [], on_step
 
     def say(self, message):
-        """Be told."""
+        """Keep one message."""
         self.said.append(message)
 
     @contextmanager
@@ -107,6 +107,6 @@ def weights(folder: Path) -> bytes:
 
 
 def metrics(out: Path) -> list[dict]:
-    """The lines of metrics.jsonl without what a clock said."""
+    """The lines of metrics.jsonl without times."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "elapsed_s"} for line in lines]

@@ -1,4 +1,4 @@
-"""Search every file of a store for some items, each kind of file in the way that it holds names."""
+"""Search of all files of a store for some items, by the kind of each file."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator
@@ -27,20 +27,20 @@ RECORDS = (
     "_last_checkpoint",
     ".lock",
 )
-"""Files of fixed keys that hold no item's name or text; a word in them that equals an id is not the item."""
+"""Files with fixed keys and no item's name or text; a word in them that equals an id is not the item."""
 
 NUMBERS = (".faiss", ".npy", ".npz")
-"""Files of an index that are numbers only; the ids stand beside them."""
+"""Index files of numbers only; the ids are in other files."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A search of the whole store.
+    """Result of a search of the whole store.
 
     Attributes:
-        num_files: files that were looked into.
+        num_files: files that were searched.
         num_parquet: those of them that were read as Parquet.
-        size_bytes: of all files.
+        size_bytes: size of all files.
         found_in: the files that name or hold one of the items.
     """
 
@@ -51,7 +51,7 @@ class Scan:
 
 
 def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
-    """Look into every file of the store."""
+    """Search every file of the store."""
     infos = list(files.list(""))
     found = files.each(lambda info: names_in(files, info, names), infos)
     return Scan(
@@ -63,12 +63,26 @@ def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
 
 
 def holds(files: StoreFiles, info: FileInfo, names: ItemNames) -> bool:
-    """Whether a file has a row of one of the items, or names one; raises as `names_in`."""
+    """Whether a file has a row of one of the items, or names one.
+
+    Args:
+        files: the store.
+        info: the file.
+        names: the items.
+
+    Raises:
+        StoreError: as `names_in`.
+    """
     return bool(names_in(files, info, names))
 
 
 def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
-    """Which items a file has rows of, or names, by their ids or URIs.
+    """Ids and URIs of the items that a file has rows of, or names.
+
+    Args:
+        files: the store.
+        info: the file.
+        names: the items.
 
     Raises:
         StoreError: it is no Parquet file, though its name says so.
@@ -84,29 +98,29 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
     else:
         values = texts_of(files.read(info.path))
     if f"/{LOG_FOLDER}/" in info.path:
-        values = (said_by(action) for action in values)
+        values = (row_values(action) for action in values)
     return frozenset().union(*map(names.found_in, values))
 
 
 def _read_parquet(files: StoreFiles, info: FileInfo) -> pa.Table:
-    """The ids of a Parquet file that has any, else all its rows (a checkpoint's)."""
+    """Read the ids of a Parquet file that has any, else all its rows (a checkpoint's)."""
     try:
         file = pq.ParquetFile(files.open(info.path))
         return file.read(["item_id"] if "item_id" in file.schema_arrow.names else None)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
-            f"{files.uri(info.path)}: can't be read ({error}), so nobody can say what it holds; restore the file, or "
+            f"{files.uri(info.path)}: can't be read ({error}), so its content is unknown; restore the file, or "
             "delete it where nothing needs it"
         ) from None
 
 
 def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
-    """Which ids are among others."""
+    """Mask of the ids that are among others."""
     return pc.is_in(ids.cast(pa.string()), value_set=pa.array(list(wanted), pa.string()))
 
 
-def said_by(action: Any) -> list[Any]:
-    """What an action of a Delta log, in an entry or a checkpoint, says of rows: bounds of files, and predicates.
+def row_values(action: Any) -> list[Any]:
+    """Values of rows in an action of a Delta log, in an entry or a checkpoint: bounds of files, and predicates.
 
     The rest is paths and columns, in which a word that equals an id is not the item.
     """
@@ -118,7 +132,7 @@ def said_by(action: Any) -> list[Any]:
 
 
 def texts_of(content: bytes) -> Iterator[Any]:
-    """What a text file says: the value where it is JSON, else line by line, each a value where it is JSON."""
+    """Parse a text file: the value where it is JSON, else line by line, each a value where it is JSON."""
     text = content.decode(errors="replace")
     try:
         yield json.loads(text)

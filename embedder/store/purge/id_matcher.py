@@ -1,4 +1,4 @@
-"""Where a text names an item: exactly, so that one item's purge neither misses it nor takes another's name for it."""
+"""Matching of items' names in texts: exact, so that a purge neither misses an item nor matches another one."""
 
 import json
 import re
@@ -12,22 +12,22 @@ GONE = "[purged]"
 MIN_TEXT_LENGTH = 4
 MIN_NUMBER_LENGTH = 6
 MAX_NESTED = 40
-"""Groups of a pattern that stand in each other; more is for names made to break it."""
+"""Nesting depth of groups in a pattern; only names made for an attack need more."""
 
-# A name ends where no letter, digit, dot or dash goes on: `a.jpg` is neither in `aa.jpg` nor in `a.jpg.png`, but it is
+# A name ends where no letter, digit, dot or dash follows: `a.jpg` is neither in `aa.jpg` nor in `a.jpg.png`, but it is
 # in `/pictures/a.jpg: broken` and at the end of a sentence.
 _BEFORE, _AFTER = r"(?<![\w.\-])", r"(?![\w/\-]|\.\w)"
 
 
 class ItemNames:
-    """Ids and URIs of some items, to be found in other texts."""
+    """Ids and URIs of some items, with a search for them in texts."""
 
     def __init__(self, ids: Collection[str], uris: Collection[str] = ()) -> None:
         """Prepare the search.
 
         Args:
-            ids: of the items.
-            uris: under which they were read; an error message may say these instead.
+            ids: ids of the items.
+            uris: URIs from which they were read; an error message may have these instead.
         """
         self.ids = frozenset(ids)
         self.exact = self.ids | frozenset(uris)
@@ -39,13 +39,13 @@ class ItemNames:
     def are_in(self, value: Any) -> bool:
         """Whether a text, or any text in nested lists and objects, names one of the items.
 
-        Short names and numbers (`7`, `red`) count only where they are the whole text or stand in quotes: elsewhere
-        they are mostly somebody else's.
+        Short names and numbers (`7`, `red`) count only where they are the whole text or quoted: elsewhere they
+        mostly mean something else.
         """
         return any(True for _ in self._found(value))
 
     def found_in(self, value: Any) -> frozenset[str]:
-        """Which ids and URIs a text names, or any text in nested lists and objects."""
+        """Ids and URIs in a text, or in any text in nested lists and objects."""
         return frozenset(self._found(value))
 
     def _found(self, value: Any) -> Iterator[str]:
@@ -53,10 +53,10 @@ class ItemNames:
             if text in self.exact:
                 yield text
             for match in self._pattern.finditer(text):
-                yield self._names[match[0] if match[0] in self._names else match[0][1:-1]]  # else it stands in quotes
+                yield self._names[match[0] if match[0] in self._names else match[0][1:-1]]  # else it is quoted
 
     def removed_from(self, value: Any) -> Any:
-        """The value with `[purged]` in the place of each name."""
+        """Copy of the value with `[purged]` in place of each name."""
         return map_texts(value, lambda text: GONE if text in self.exact else self._pattern.sub(GONE, text))
 
 
@@ -65,13 +65,13 @@ def _is_telling(name: str) -> bool:
 
 
 def any_of(names: Sequence[str], depth: int = 0) -> str:
-    """A pattern for the longest of some names, in which each beginning that they share stands once.
+    """Pattern for the longest of some names, in which each common prefix occurs once.
 
-    Side by side, thousands of names would all be tried at each place of a text.
+    As plain alternatives, thousands of names would all be tried at each position of a text.
 
     Args:
         names: sorted, each once.
-        depth: of what is nested around the pattern.
+        depth: number of groups around the pattern.
     """
     if not names:
         return r"(?!)"
@@ -88,10 +88,10 @@ def any_of(names: Sequence[str], depth: int = 0) -> str:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a value as JSON has them, keys included; a text that is JSON itself is opened."""
+    """All texts in a JSON value, keys included; a text that is JSON itself is parsed."""
     if isinstance(value, str):
         yield value
-        yield from texts_in(_opened(value))
+        yield from texts_in(_parsed(value))
     elif isinstance(value, dict):
         for key, each in value.items():
             yield str(key)
@@ -102,9 +102,9 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with each text changed; one that is JSON itself stays JSON."""
+    """Copy of the value with each text changed; one that is JSON itself stays JSON."""
     if isinstance(value, str):
-        inner = _opened(value)
+        inner = _parsed(value)
         changed = change(value)
         return changed if inner is None or changed == GONE else json.dumps(map_texts(inner, change))
     if isinstance(value, dict):
@@ -114,8 +114,8 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _opened(text: str) -> Any:
-    """What a text holds that is a JSON object or list."""
+def _parsed(text: str) -> Any:
+    """Parsed value of a text that is a JSON object or list, else None."""
     if not text.startswith(("{", "[")):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Before a purge: what it would remove, change and write anew, found by looking into every file of the store."""
+"""Plan of a purge: files to delete, change and rewrite, found by a search of every file of the store."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -22,18 +22,18 @@ from embedder.store.store_info import check_writable, read_store_info
 from embedder.store.tables import RecordTable
 
 Named = Mapping[FileInfo, frozenset[str]]
-"""Files that are no part files -> the ids and URIs in them."""
+"""Files other than part files -> the ids and URIs in them."""
 
 
 @dataclass(frozen=True)
 class PurgedItem:
-    """An item that is to be purged.
+    """Item that is to be purged.
 
     Attributes:
-        item_id: names it.
-        is_published: whether what is published knows it.
+        item_id: id of the item.
+        is_published: whether the published items include it.
         num_vectors: its rows in the published embeddings.
-        was_purged: whether it was to be purged before; with nothing left of it, that was done.
+        was_purged: whether an earlier purge included it; with nothing left of it, that one is complete.
     """
 
     item_id: str
@@ -44,22 +44,21 @@ class PurgedItem:
 
 @dataclass(frozen=True)
 class PurgePlan:
-    """What a purge does.
+    """Plan of a purge.
 
     Attributes:
         items: the items, by id.
         names: ids and URIs that the store is searched for.
-        rewritten: part files that some readable publication needs: they are written anew, where they stand, without
-            the items.
+        rewritten: part files that some readable publication needs: they are rewritten in place, without the items.
         published: those of them whose other rows are published again, as new files.
-        deleted: files that nothing needs without the items, in the order in which they go: index versions, journal
+        deleted: files that are useless without the items, in the order of their deletion: index versions, journal
             entries, lists of ids, part files of no publication.
-        changed: texts in which the names are written over, and entries of the tables' logs that tell of the items or of
-            a part file that is written anew.
-        indexes: folders of the index versions among what is deleted.
+        changed: texts in which the names are redacted, and entries of the tables' logs that mention the items or a
+            rewritten part file.
+        indexes: folders of the index versions in `deleted`.
         versions: run ids of the publications that hold the items; they stay readable, without them.
-        publishes: whether a new publication takes the place of the current one.
-        given_up: run ids of the unfinished runs that nobody can go on with after that.
+        publishes: whether a new publication replaces the current one.
+        given_up: run ids of the unfinished runs that can't be resumed after that.
     """
 
     items: tuple[PurgedItem, ...]
@@ -75,38 +74,38 @@ class PurgePlan:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The items' ids."""
+        """Ids of the items."""
         return self.names.ids
 
     @property
     def num_published(self) -> int:
-        """How many of the items are published."""
+        """Number of the items that are published."""
         return sum(item.is_published for item in self.items)
 
     @property
     def num_vectors(self) -> int:
-        """Their rows in the published embeddings."""
+        """Number of their rows in the published embeddings."""
         return sum(item.num_vectors for item in self.items)
 
     @property
     def bytes_rewritten(self) -> int:
-        """Bytes of the part files that are written anew, of those that are published again twice."""
+        """Size of the part files that are rewritten; those that are published again count twice."""
         return sum(info.size_bytes for info in (*self.rewritten, *self.published))
 
     @property
     def finds_nothing(self) -> bool:
-        """Whether nothing of the items is left, as they were purged before."""
+        """Whether nothing of the items is left after an earlier purge."""
         return not (self.publishes or self.rewritten or self.deleted or self.changed)
 
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """The items' rows in one part file.
+    """Rows of the items in one part file.
 
     Attributes:
         info: the file.
-        num_rows: item_id -> rows.
-        uris: under which the items were read.
+        num_rows: item_id -> number of rows.
+        uris: URIs from which the items were read.
     """
 
     info: FileInfo
@@ -115,10 +114,10 @@ class _HeldRows:
 
 
 def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
-    """Look for some items in the whole store, and decide what is to be done with each file that has them.
+    """Search the whole store for some items, and decide what to do with each file that has them.
 
     Args:
-        files: the store; nobody else writes to it.
+        files: the store; no other process writes to it.
         item_ids: the items.
 
     Raises:
@@ -133,7 +132,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     found = files.each(lambda info: names_in(files, info, names), others)
     named = {info: each for info, each in zip(others, found, strict=True) if each}
     purged = purged_before(files, ids)
-    # A word of a text that equals an id may be anything: a misspelt id, a URI.
+    # A word in a text that equals an id may be anything: a misspelt id, a URI.
     known = purged.union(
         *(rows.num_rows for rows in held.values()), *(found for info, found in named.items() if not is_free_text(info))
     )
@@ -177,7 +176,7 @@ def _planned(
 
 
 def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str]) -> dict[str, _HeldRows]:
-    """Path of a part file -> the items' rows in it, where it has any."""
+    """Path of a part file -> rows of the items in it, where it has any."""
     tables = {name: RecordTable(files, name) for name in TABLES}
 
     def read(info: FileInfo) -> _HeldRows:
@@ -191,7 +190,7 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
 
 
 def _needs(files: StoreFiles, current: Current | None, held: Mapping[str, _HeldRows]) -> dict[str, frozenset[str]]:
-    """Run id of each publication that can be read, the current one among them -> those of the part files it needs."""
+    """Run id of each readable publication, including the current one -> the part files in `held` that it needs."""
     versions: dict[str, Current] = {version.run_id: version for version in publications(files)}
     if current is not None:
         versions[current.run_id] = current
@@ -221,9 +220,9 @@ def _is_behind(
     held: Collection[str],
     indexes: Collection[str],
 ) -> bool:
-    """Whether what is published, or a table's newest version, which other readers open, can't stay as it is.
+    """Whether the publication, or a table's newest version, which other readers open, has to be replaced.
 
-    The index may hold items that left the tables before: it masks what is gone, until it is built anew.
+    The index may hold items that left the tables before: it masks them until it is rebuilt.
     """
     newest = (f"{name}/{path}" for name in TABLES for path in RecordTable(files, name).paths())
     is_indexed = current.index is not None and index_folder(current.index) in indexes
@@ -243,7 +242,7 @@ def _items(ids: Collection[str], published: Sequence[_HeldRows], purged: Collect
 
 
 def _of_indexes(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
-    """The files of some index versions; the manifest first, without which the rest is no version."""
+    """Files of some index versions; the manifest first, without which the rest is no version."""
     found = [info for info in infos if info.path.rpartition("/")[0] in indexes]
     return sorted(found, key=lambda info: not info.path.endswith("/manifest.json"))
 
@@ -251,12 +250,12 @@ def _of_indexes(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[Fil
 def _entries(
     files: StoreFiles, infos: Sequence[FileInfo], held: Mapping[str, _HeldRows], named: Named
 ) -> list[FileInfo]:
-    """The journal entries that name an item, or a part file with one: they go before that file does."""
+    """Journal entries that name an item, or a part file with one: they are deleted before that file."""
     entries = [info for info in infos if "/journal/" in info.path and info.path.endswith(".json")]
-    told = files.each(lambda info: read_entry(files, info.path).parts, entries)
+    parts_by_entry = files.each(lambda info: read_entry(files, info.path).parts, entries)
     return [
         info
-        for info, parts in zip(entries, told, strict=True)
+        for info, parts in zip(entries, parts_by_entry, strict=True)
         if info in named or any(f"{part.table}/{part.path}" in held for part in parts)
     ]
 
@@ -282,7 +281,7 @@ def is_part(info: FileInfo) -> bool:
 
 
 def index_folder(number: int) -> str:
-    """The folder of an index version."""
+    """Folder of an index version."""
     return f"index/{number:06d}"
 
 

@@ -1,11 +1,11 @@
-"""Remove items for good: from what is published, from every older version, and from every text; and prove it.
+"""Permanent removal of items: from the published state, all older versions, and all texts; with a search as proof.
 
-The order makes each step repeatable. The items are first remembered as purged, so that nobody brings them back; then
-the published state loses them; then indexes, texts and logs; and part files last, as these tell under which URIs and
-with which vectors the rest may hold them. Killed anywhere, the same command goes on.
+The order makes each step repeatable. The items are first recorded as purged, so that no run embeds them again; then
+they leave the published state; then indexes, texts and logs; and part files last, as these hold the URIs and vectors
+by which the rest is searched. After a kill at any point, the same command continues.
 
-Older versions stay readable: their part files are written anew where they stand, so that no version comes to other
-files than it had, and the log says their new sizes. Nobody who opens the published state meets such a file.
+Older versions stay readable: their part files are rewritten in place, so that every version keeps its list of files,
+and the log has their new sizes. The published state has no such file.
 """
 
 from collections import Counter
@@ -25,25 +25,25 @@ from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publis
 from embedder.store.part_writer import encode_part, rewritten_name, store_part
 from embedder.store.purge.audit import Scan, is_among, scan_store
 from embedder.store.purge.plan import PurgePlan, index_folder, plan_purge
-from embedder.store.purge.redact import scrub_logs, scrub_texts
+from embedder.store.purge.redact import redact_logs, redact_texts
 from embedder.store.purge.rewrite_log import places_of, restate_parts
 from embedder.store.purge.tombstones import remember_purged
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 GROUP_BYTES = 256 << 20
-"""PartFile files whose new content stands in memory together, so that the log is written anew once for them."""
+"""Size of the part files whose new content is held in memory together, so that the log is rewritten once for them."""
 
 
 @dataclass(frozen=True)
 class Purge:
-    """A purge that was made, and what a search of the whole store found afterwards.
+    """Result of a purge, with a search of the whole store afterwards.
 
     Attributes:
-        plan: what was to be done.
-        unreadable: run ids of the publications that can't be read any more, though that was promised.
-        published: the new publication, none where the published state did not hold the items.
-        scan: the search.
+        plan: plan of the purge.
+        unreadable: run ids of the publications that can't be read any more, contrary to the plan.
+        published: the new publication; None where the published state did not hold the items.
+        scan: result of the search.
     """
 
     plan: PurgePlan
@@ -53,17 +53,17 @@ class Purge:
 
 
 def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoice, say: Say) -> Purge:
-    """Remove items for good, all of them or none.
+    """Remove items permanently, all of them or none.
 
     Args:
         files: the store, held by the write lock.
         item_ids: the items.
-        choose_index: gives the new publication its index, where the old one held them: builds it, or none.
-        say: is told what happens.
+        choose_index: chooses or builds the index of the new publication, where the old one held the items.
+        say: receives progress messages.
 
     Raises:
         StoreError: there is no store, it is of an older format, or an item is unknown to it.
-        RunFailedError: something of them is still found afterwards.
+        RunFailedError: the search still finds something of them.
     """
     plan = plan_purge(files, item_ids)
     before = readable(files, publications(files))
@@ -72,8 +72,8 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     _forget_indexes(files, plan.indexes)
     files.confirm_lease()
     _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] not in TABLES])
-    scrub_logs(files, plan.names)
-    scrub_texts(files, plan.names)
+    redact_logs(files, plan.names)
+    redact_texts(files, plan.names)
     _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] in TABLES])
     for name in TABLES:
         _rewrite_in_place(files, name, [info for info in plan.rewritten if info.path.startswith(f"{name}/")], plan.ids)
@@ -89,7 +89,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice, say: Say) -> Published | None:
-    """A publication whose files hold none of the items."""
+    """Publish a version whose files hold none of the items."""
     current = read_current(files)
     if current is None:
         return None
@@ -110,7 +110,7 @@ def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoi
 def _without(
     files: StoreFiles, run: RunInfo, name: str, parts: Sequence[PartFile], held: Collection[str], ids: Collection[str]
 ) -> Iterator[PartFile]:
-    """The files as they are, those that hold an item as new ones without it."""
+    """Part files without the items: unchanged, or new ones in place of those that hold an item."""
     table = RecordTable(files, name)
     for part in parts:
         if f"{name}/{part.path}" not in held:
@@ -125,24 +125,24 @@ def _rest(table: RecordTable, path: str, ids: Collection[str]) -> pa.Table:
 
 
 def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
-    """Let no publication name an index version that is about to go: search of it is exact then."""
+    """Remove index versions that will be deleted from the records of publications; their search is exact then."""
     for record in publications(files):
         past = {number: when for number, when in record.past_indexes.items() if index_folder(number) not in folders}
         is_gone = record.index is not None and index_folder(record.index) in folders
-        _record(files, record, {"index": None if is_gone else record.index, "past_indexes": past})
+        _update_record(files, record, {"index": None if is_gone else record.index, "past_indexes": past})
 
 
 def _recount(files: StoreFiles) -> None:
-    """Let each publication that can be read say what it holds now."""
+    """Update the row counts of each publication that can be read."""
     records = publications(files)
     whole, known = readable(files, records), dict[str, Counter[str]]()
     for record in records:
         if record.run_id in whole:
-            _record(files, record, count_rows(files, record, known))
+            _update_record(files, record, count_rows(files, record, known))
 
 
-def _record(files: StoreFiles, record: Published, said: Mapping[str, object]) -> None:
-    changed = record.model_copy(update=said)
+def _update_record(files: StoreFiles, record: Published, fields: Mapping[str, object]) -> None:
+    changed = record.model_copy(update=fields)
     if changed != record:
         write_record(files, run_file(record.run_id, PUBLISHED_FILE), changed)
 
@@ -153,9 +153,9 @@ def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
 
 
 def _rewrite_in_place(files: StoreFiles, name: str, infos: Sequence[FileInfo], ids: Collection[str]) -> None:
-    """Write part files anew under their own names, without some items' rows.
+    """Rewrite part files under their own names, without some items' rows.
 
-    The log says the new size first: killed in between, the file still holds the items, and is found again.
+    The log gets the new size first: after a kill in between, the file still holds the items, and is found again.
     """
     if not infos:
         return
@@ -172,7 +172,7 @@ def _rewrite_in_place(files: StoreFiles, name: str, infos: Sequence[FileInfo], i
 
 
 def _groups(infos: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:
-    """Files one after the other, in groups of bounded size."""
+    """Consecutive files in groups of bounded size."""
     group: list[FileInfo] = []
     for info in infos:
         if group and sum(each.size_bytes for each in (*group, info)) > GROUP_BYTES:

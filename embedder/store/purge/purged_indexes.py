@@ -1,7 +1,7 @@
-"""Which index versions hold anything of purged items: their ids, those of masked rows too, or their captions' vectors.
+"""Search for index versions with data of purged items: ids, also of masked rows, or vectors of their captions.
 
-An index carries captions' vectors, for its recall is measured on them after each update; they bear no id, so they are
-looked for by value. An item's caption may be there though it has no picture, and none of its ids is.
+An index holds captions' vectors, as its recall is measured on them after each update; they have no id, so they are
+searched by value. An item's caption may be there though it has no image, and none of its ids is.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,12 +16,12 @@ IDS_FILE, QUERIES_FILE = "/ids.parquet", "/queries.npz"
 
 
 def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str]) -> frozenset[bytes]:
-    """The vectors of the items' captions, as their bytes.
+    """Read the vectors of the items' captions, as bytes.
 
     Args:
         files: the store.
-        ids: the items.
-        paths: the part files of embeddings that hold them, relative to the table's folder.
+        ids: ids of the items.
+        paths: part files of embeddings that hold them, relative to the table's folder.
     """
     table = RecordTable(files, "embeddings")
     found: set[bytes] = set()
@@ -33,7 +33,13 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
 
 
 def holding_indexes(files: StoreFiles, names: ItemNames, vectors: frozenset[bytes]) -> set[str]:
-    """The folders of the index versions that hold something of the items."""
+    """Folders of the index versions that hold data of the items.
+
+    Args:
+        files: the store.
+        names: the items.
+        vectors: result of `caption_vectors`.
+    """
     infos = [info for info in files.list("index") if info.path.endswith((IDS_FILE, QUERIES_FILE))]
     return {info.path.rpartition("/")[0] for info in infos if _holds(files, info, names, vectors)}
 
@@ -41,5 +47,5 @@ def holding_indexes(files: StoreFiles, names: ItemNames, vectors: frozenset[byte
 def _holds(files: StoreFiles, info: FileInfo, names: ItemNames, vectors: frozenset[bytes]) -> bool:
     if info.path.endswith(IDS_FILE):
         return holds(files, info, names)
-    content = files.read(info.path) if vectors else b""  # the file is not compressed: vectors stand in it as they are
+    content = files.read(info.path) if vectors else b""  # uncompressed: it contains the bytes of the vectors
     return any(vector in content for vector in vectors)

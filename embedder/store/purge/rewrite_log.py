@@ -1,4 +1,4 @@
-"""Entries and checkpoints of a table's log, changed where they stand: versions keep their numbers and their files."""
+"""Changes of a table's log in place, entries and checkpoints: versions keep their numbers and their files."""
 
 import json
 import time
@@ -14,17 +14,23 @@ from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.journal import PartFile
 
 Action = dict[str, Any]
-"""A line of a log entry, or a row of a checkpoint, in which the kinds that it is not are null."""
+"""Line of a log entry, or row of a checkpoint, in which all kinds but its own are null."""
 
 
 def log_files(files: StoreFiles, table: str) -> list[FileInfo]:
-    """The entries of a table's log and its checkpoints; not the hint at the last one, which names no file."""
+    """Entries and checkpoints of a table's log, without `_last_checkpoint`, which names no file."""
     infos = files.list(f"{table}/{LOG_FOLDER}")
     return [info for info in infos if info.path.endswith((".json", ".parquet"))]
 
 
 def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:
-    """Where a table's log says that some part files joined it: path -> log files."""
+    """Path of each part file -> log files that add it to the table.
+
+    Args:
+        files: the store.
+        table: name of the table.
+        paths: part files, relative to the table's folder.
+    """
     places: dict[str, set[str]] = {path: set() for path in paths}
     for info in log_files(files, table):
         for action in _read(files, info.path)[0]:
@@ -35,12 +41,12 @@ def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str
 
 
 def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile]) -> None:
-    """Let a log file say the size and statistics that some part files have from now on.
+    """Write the new size and statistics of some part files into a log file.
 
     Args:
         files: the store.
-        log_path: the log file.
-        parts: by path.
+        log_path: path of the log file.
+        parts: new entries by path.
     """
 
     def restated(action: Action) -> Action:
@@ -48,14 +54,20 @@ def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile
         if not add or add["path"] not in parts:
             return action
         part = parts[add["path"]]
-        said = {"size": part.size_bytes, "stats": part.stats, "modificationTime": int(time.time() * 1000)}
-        return action | {"add": add | said | _unparsed(add)}
+        fields = {"size": part.size_bytes, "stats": part.stats, "modificationTime": int(time.time() * 1000)}
+        return action | {"add": add | fields | _unparsed(add)}
 
     change_log(files, log_path, restated)
 
 
 def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Action]) -> None:
-    """Write a log file anew, each action changed."""
+    """Rewrite a log file, with each action changed.
+
+    Args:
+        files: the store.
+        log_path: path of the log file.
+        change: function from an action to its replacement.
+    """
     actions, schema = _read(files, log_path)
     changed = map(change, actions)
     if schema is None:
@@ -65,15 +77,15 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
 
 
 def without_bounds(action: Action) -> Action:
-    """An action that says no least and no greatest value of a part file."""
+    """Copy of an action without the least and greatest values of its part file."""
     kind = "add" if action.get("add") else "remove"
     stats = json.loads(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
     return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _unparsed(action[kind])}
 
 
-def _unparsed(said: Action) -> Action:
-    """Checkpoints of other programs may say the statistics a second time, as columns."""
-    return {"stats_parsed": None} if "stats_parsed" in said else {}
+def _unparsed(file_action: Action) -> Action:
+    """Fields that clear the second copy of the statistics, which checkpoints of other programs may have as columns."""
+    return {"stats_parsed": None} if "stats_parsed" in file_action else {}
 
 
 def _read(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:

@@ -1,4 +1,4 @@
-"""Which items were purged: remembered as keyed hashes, so that a later run leaves them out and the store names none."""
+"""Record of purged items as keyed hashes, so that later runs leave them out and the store names none."""
 
 import hashlib
 import secrets
@@ -15,7 +15,7 @@ PURGED_FILE = "purged.json"
 
 
 class PurgedIds(Record):
-    """`purged.json`: hashes under a key of the store's own, so that two stores' lists can't be compared."""
+    """`purged.json`: hashes with a key of this store, so that the lists of two stores can't be compared."""
 
     key: str = Field(description="32 random bytes, in hex")
     hashes: dict[str, datetime] = Field(description="hash of an item_id -> when it was purged")
@@ -26,12 +26,12 @@ class PurgedIds(Record):
 
 
 def read_purged(files: StoreFiles) -> PurgedIds:
-    """What the store remembers; nothing, with a fresh key, before the first purge."""
+    """Read the record; before the first purge it is empty, with a fresh key."""
     return read_record(files, PURGED_FILE, PurgedIds) or PurgedIds(key=secrets.token_hex(32), hashes={})
 
 
 def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
-    """Leave these items out from now on."""
+    """Record items as purged, so that later runs leave them out."""
     known = read_purged(files)
     now = utc_now()
     new = {known.hash_of(item_id): now for item_id in item_ids}
@@ -39,13 +39,13 @@ def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
 
 
 def purged_before(files: StoreFiles, item_ids: Iterable[str]) -> set[str]:
-    """Which of these items were purged and not allowed again."""
+    """Those of some items that were purged and not allowed again."""
     known = read_purged(files)
     return {item_id for item_id in item_ids if known.hash_of(item_id) in known.hashes}
 
 
 def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
-    """Forget that these items were purged, so that the next run embeds them; returns how many of them were."""
+    """Forget that these items were purged, so that the next run embeds them; return how many of them were."""
     known = read_purged(files)
     forgotten = {known.hash_of(item_id) for item_id in item_ids} & known.hashes.keys()
     if forgotten:
@@ -55,10 +55,10 @@ def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
 
 
 def without_purged(listing: pa.Table, files: StoreFiles) -> tuple[pa.Table, int]:
-    """A listing without the items that were purged, and how many that were.
+    """Listing without purged items, and the number of those.
 
     Args:
-        listing: listed items, by `item_id`.
+        listing: listed items, with `item_id`.
         files: the store.
     """
     known = read_purged(files)

@@ -1,4 +1,4 @@
-"""Ids that a store does not know, told with those that may have been meant."""
+"""Error for ids that are not in a store, with suggestions."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -8,33 +8,33 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance import table_at
 
-MAX_TOLD = 10
+MAX_LISTED = 10
 MAX_COMPARED = 3
-"""Unknown ids that others are looked for which resemble them: a file of thousands is no misspelling."""
+"""Unknown ids for which similar ones are searched: a file of thousands is no misspelling."""
 MAX_KNOWN = 20_000
-"""Items that they are compared with: a second's work."""
+"""Items that they are compared with, which takes a second."""
 
 
 def refuse_unknown(files: StoreFiles, unknown: Mapping[str, Sequence[str]], num_asked: int) -> None:
-    """Refuse to purge items some of which are not there: to whoever asked, that would look like success.
+    """Refuse a purge of which some items are not in the store; otherwise it would look like success.
 
     Args:
         files: the store.
-        unknown: ids that are not there -> texts in which they stand as words.
-        num_asked: how many items were to be purged.
+        unknown: ids that are not in the store -> texts in which they occur as words.
+        num_asked: number of items to purge.
 
     Raises:
-        StoreError: some are not.
+        StoreError: `unknown` is not empty.
     """
     if not unknown:
         return
     known = _known_items(files)
-    told = sorted(unknown)[:MAX_TOLD]
+    listed = sorted(unknown)[:MAX_LISTED]
     texts = [
         repr(each) + _hint(near_ids(each, known) if place < MAX_COMPARED else [], unknown[each])
-        for place, each in enumerate(told)
+        for place, each in enumerate(listed)
     ]
-    more = f" and {len(unknown) - len(told):,} more" if len(unknown) > len(told) else ""
+    more = f" and {len(unknown) - len(listed):,} more" if len(unknown) > len(listed) else ""
     raise StoreError(
         f"purge: {len(unknown):,} of {num_asked:,} ids are unknown to store {files.address}, in every version, and "
         f"were not purged before: {', '.join(texts)}{more}; nothing was purged, not the others either: correct these "
@@ -49,10 +49,10 @@ def _hint(near: Sequence[str], texts: Sequence[str]) -> str:
 
 
 def near_ids(item_id: str, known: Mapping[str, str]) -> list[str]:
-    """Up to two items that may have been meant; pure.
+    """Up to two items that may be meant; pure.
 
     Args:
-        item_id: an id that nobody knows: misspelt, a URI or path of the item, or a path below or above its own.
+        item_id: an unknown id: misspelt, a URI or path of the item, or a path below or above its own.
         known: item_id -> URI.
     """
     by_path = [
@@ -64,7 +64,7 @@ def near_ids(item_id: str, known: Mapping[str, str]) -> list[str]:
 
 
 def _known_items(files: StoreFiles) -> dict[str, str]:
-    """The published items, or the first many of them: item_id -> URI."""
+    """Published items, at most `MAX_KNOWN`: item_id -> URI."""
     known: dict[str, str] = {}
     current = read_current(files)
     if current is None:

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line errors, JSON, and the whole way from a folder to a picture of hits."""
+"""The command line: exit codes, one-line errors, JSON, and the whole way from a folder to a contact sheet."""
 
 import json
 import re
@@ -39,17 +39,17 @@ def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embe
     assert scores == sorted(scores, reverse=True)
     video = next(hit for hit in found["hits"] if hit["modality"] == "video")
     assert video["start_s"] == 0.0
-    with Image.open(sheet) as picture:
-        pixels = np.asarray(picture)
+    with Image.open(sheet) as image:
+        pixels = np.asarray(image)
     assert pixels.shape[2] == 3
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100, "there are pictures on it"
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100, "there are images on it"
 
 
-def test_a_picture_finds_itself(folder, tiny_model, tmp_path, run_embedder):
+def test_an_image_finds_itself(folder, tiny_model, tmp_path, run_embedder):
     store = tmp_path / "store"
     assert run_embedder("embed", folder, "--model", tiny_model, "--store", store)[0] == 0
-    picture = folder / "pictures" / "0007.png"
-    code, found, _ = run_embedder("search", "--image", picture, "--store", store, "-k", 1, "--json")
+    image = folder / "pictures" / "0007.png"
+    code, found, _ = run_embedder("search", "--image", image, "--store", store, "-k", 1, "--json")
     assert code == 0
     assert found["hits"][0]["item_id"] == "pictures/0007.png"
     assert found["hits"][0]["score"] == pytest.approx(1, abs=1e-4)
@@ -67,8 +67,8 @@ MISTAKES = {
     "nothing to evaluate": (["evaluate", "--store", "{tmp}/nowhere"], "no store.json"),
     "too many stages": (["plan", "--model", "{model}", "--stages", "99", "--estimate"], "ask for 1 to 8 stages"),
     "unknown index": (["index", "build", "--kind", "magic", "--store", "{tmp}/s"], "write auto, flat, hnsw or ivf"),
-    "text and picture": (["search", "x", "--image", "y.png", "--store", "{tmp}/s"], "give one of the two"),
-    "a plan of nobody": (
+    "text and image": (["search", "x", "--image", "y.png", "--store", "{tmp}/s"], "give one of the two"),
+    "missing plan": (
         ["embed", "{folder}", "--model", "{model}", "--store", "{tmp}/s", "--plan", "{tmp}/none"],
         "embedder plan --out",
     ),

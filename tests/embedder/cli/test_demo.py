@@ -1,4 +1,4 @@
-"""The shipped demo, end to end: what it finds is measured, and a second run finds everything done."""
+"""The shipped demo, end to end: its recalls are measured, and a second run finds everything done."""
 
 import pytest
 from PIL import Image

@@ -29,7 +29,7 @@ from embedder.storage.printable import printable
 
 NUM_ROWS, NUM_BROKEN, NUM_FILES = 1_000, 60, 60
 SHEET_HITS = 60
-NUM_PICTURES = 20
+NUM_IMAGES = 20
 MAX_NAME_BYTES = 200
 ROOT = Path(embedder.__file__).parents[1]
 
@@ -54,7 +54,7 @@ class Screen:
             self.shown += data
 
     def close(self):
-        """What was shown; the line ends that the terminal itself makes are one character."""
+        """Close the terminal; returns the text that it showed, each line end as one character."""
         os.close(self.theirs)
         self._reader.join(30)
         os.close(self.ours)
@@ -110,14 +110,14 @@ def file_names():
 def archive(tmp_path_factory, tiny_model):
     """A store of a table with 1,000 hostile ids and captions and of a folder with hostile names; and what went in."""
     root = tmp_path_factory.mktemp("hostile")
-    for seed in range(NUM_PICTURES):
+    for seed in range(NUM_IMAGES):
         (root / f"{seed}.png").write_bytes(samples.image_bytes(seed))
     (root / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     ids, captions = hostile_texts.texts(NUM_ROWS), hostile_texts.texts(NUM_ROWS, seed=1)
     is_broken = [number % (NUM_ROWS // NUM_BROKEN) == 0 for number in range(NUM_ROWS)]
-    names = ["broken.png" if broken else f"{number % NUM_PICTURES}.png" for number, broken in enumerate(is_broken)]
-    pictures = [str(root / name) for name in names]
-    columns = {"name": ids, "picture": pictures, "title": captions, "note": captions}
+    names = ["broken.png" if broken else f"{number % NUM_IMAGES}.png" for number, broken in enumerate(is_broken)]
+    images = [str(root / name) for name in names]
+    columns = {"name": ids, "picture": images, "title": captions, "note": captions}
     pq.write_table(pa.table(columns), root / "t.parquet")
     folder = root / "folder"
     folder.mkdir()
@@ -225,9 +225,9 @@ def test_a_contact_sheet_and_a_notebook_show_hostile_hits(archive, monkeypatch, 
     assert code == 0, shown
     assert hostile_texts.raw_characters(shown) == []
     assert printable(str(sheet)) in shown
-    with Image.open(sheet) as picture:
-        assert picture.width == 896
-        assert (np.asarray(picture) < 100).any()
+    with Image.open(sheet) as image:
+        assert image.width == 896
+        assert (np.asarray(image) < 100).any()
     page = embedder.open_store(archive["store"]).search(query, k=10)._repr_html_()
     assert hostile_texts.raw_characters(page) == []
 

@@ -1,11 +1,11 @@
-"""The commands of the index: what they print, how they end, and what the configuration says to them."""
+"""The commands of the index: what they print, how they end, and what the configuration changes in them."""
 
 import json
 
 import pytest
 import samples
 from embedding_runs import Quiet
-from index_stores import indexed_night, indexed_store, item
+from index_stores import indexed_run, indexed_store, item
 from refresh_runs import refreshed
 from store_states import no_index
 from typer.testing import CliRunner
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, StoreError
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -39,7 +39,7 @@ def run(files, command: str, *arguments) -> tuple[dict, str]:
 
 
 def test_status_shows_what_each_version_is(files):
-    indexed_night(files, item(3, 1), item(200), retired=["0007.jpg"])
+    indexed_run(files, item(3, 1), item(200), retired=["0007.jpg"])
     found, text = run(files, "status")
     assert [(each["index"], each["published"], each["num_vectors"]) for each in found["versions"]] == [
         (1, False, 200),
@@ -51,13 +51,13 @@ def test_status_shows_what_each_version_is(files):
     assert "HNSW32,Flat" in text and "1.0%" in text
 
 
-def test_update_does_what_is_to_be_done_and_says_where_that_is_nothing(files):
+def test_update_says_where_there_is_nothing_to_do(files):
     found, text = run(files, "update")
     assert (found["updated"], found["index"]) == (False, 1)
     assert "index 1 holds what is published: nothing to update" in text
     # A rollback of the rows that took no index along, and one put back by hand.
     first = read_current(files).run_id
-    indexed_night(files, item(200))
+    indexed_run(files, item(200))
     rollback(files, first, no_index, lambda message: None)
     assert isinstance(runner.invoke(app, ["index", "update", "--store", str(files.address)]).exception, StoreError)
 
@@ -80,7 +80,7 @@ def test_a_design_can_be_named_and_force_is_an_option(files):
     assert found["design"] == "HNSW16,Flat"
 
 
-def test_what_the_gate_refuses_is_the_users_mistake_and_publishes_nothing(files):
+def test_an_index_that_the_gate_refuses_is_the_users_mistake_and_is_not_published(files):
     limit = ("--set", "index.memory_bytes=64")
     done = runner.invoke(app, ["index", "build", "--store", str(files.address), "--kind", "flat", *limit])
     assert isinstance(done.exception, GateRefusedError)
@@ -111,7 +111,7 @@ def test_a_wrong_value_is_named_before_anything_begins(setting):
         load_config(settings=[setting])
 
 
-def test_a_refresh_keeps_to_the_files_wishes_and_a_later_one_ends_what_they_stopped(make_run, tmp_path):
+def test_a_refresh_keeps_the_constraints_of_the_file_and_a_later_one_finishes_what_they_stopped(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=12)
     config = make_run(source)
     refreshed(config)

@@ -72,7 +72,7 @@ MISTAKES = {
     "tight cap": (["--stages", "1", "--weights-cap", "30KiB"], "the nearest that can run: --"),
     "devices too few": (["--stages", "8", "--devices", "1xT4:1MB"], "give more or larger devices"),
     "mix": (["--images-per-item", "-1"], "images_per_item is -1"),
-    "empty mix": (["--images-per-item", "0", "--captions-per-item", "0"], "neither pictures nor captions"),
+    "empty mix": (["--images-per-item", "0", "--captions-per-item", "0"], "neither images nor captions"),
     "bytes of what": (["--what-if", "--bytes", "1TB"], "--item-bytes"),
     "bytes and items": (["--bytes", "1TB", "--num-items", "3"], "one of the two"),
 }

@@ -1,4 +1,4 @@
-"""`embedder purge` does what was meant: it says what it will do, asks, and takes no misspelt id for a success."""
+"""`embedder purge` shows its plan, asks before it changes anything, and refuses a misspelt id."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from store_samples import row
-from store_states import new_store, night, vectors_now
+from store_states import new_store, publish_refresh, vectors_now
 from typer.testing import CliRunner
 
 from embedder.cli import app
@@ -22,8 +22,8 @@ runner = CliRunner()
 @pytest.fixture
 def files(tmp_path):
     files = new_store(tmp_path / "store")
-    night(files, row("a.jpg"), row("anna.jpg"))
-    night(files, row("anna.jpg", modified="t1"), row("b.jpg"))
+    publish_refresh(files, row("a.jpg"), row("anna.jpg"))
+    publish_refresh(files, row("anna.jpg", modified="t1"), row("b.jpg"))
     return files
 
 
@@ -61,7 +61,7 @@ def test_a_misspelt_id_is_exit_2_and_one_line_that_names_it_and_nothing_is_purge
     assert contents(files) == before
 
 
-def test_without_a_terminal_it_wants_to_be_told_yes(files):
+def test_without_a_terminal_it_needs_the_option_yes(files):
     before = contents(files)
     code, out, errors = purge(files, "anna.jpg")
     assert (code, out, len(errors.splitlines())) == (2, "", 1)
@@ -101,7 +101,7 @@ def test_a_dry_run_lists_what_would_be_done_and_changes_nothing(files):
     assert contents(files) == before
 
 
-def test_again_is_told_apart_from_unknown_and_asks_nothing(files):
+def test_a_second_purge_of_an_item_is_no_mistake_and_asks_nothing(files):
     assert purge(files, "anna.jpg", "--yes")[0] == 0
     before = contents(files)
     code, out, _ = purge(files, "anna.jpg", answer=b"n\n")
@@ -114,7 +114,7 @@ def test_again_is_told_apart_from_unknown_and_asks_nothing(files):
 
 def test_a_file_of_thousands_of_ids_is_one_purge(files, tmp_path):
     names = [f"people/{number:05d} a.jpg" for number in range(3000)]
-    night(files, *(row(name, uri=f"/pictures/{name}") for name in names), row("other.jpg"))
+    publish_refresh(files, *(row(name, uri=f"/pictures/{name}") for name in names), row("other.jpg"))
     files.write("runs/nightly.log", "".join(f"read /pictures/{name}\n" for name in names).encode())
     ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(names))

@@ -31,7 +31,7 @@ def ask():
 
 @pytest.fixture(scope="module")
 def texts(tiny_model, tmp_path_factory):
-    """A store of a real, tiny model: six pictures, three of them with captions."""
+    """A store of a real, tiny model: six images, three of them with captions."""
     from embedder.config import load_config
 
     folder = tmp_path_factory.mktemp("command")
@@ -43,7 +43,7 @@ def texts(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory):
-    """Pictures and a video whose vectors are known, with a file of queries."""
+    """Images and a video whose vectors are known, with a file of queries."""
     folder = tmp_path_factory.mktemp("vectors")
     rows = [*(picture(f"{n}.png", 10 * n) for n in range(4)), *video("v.mp4", 50, 60, 70)]
     searchable(folder / "s", *rows, price=[float(n) for n in range(7)])
@@ -70,11 +70,11 @@ def test_several_texts_are_answered_at_once_each_as_alone(texts, ask):
     assert shown.index("a red car") < shown.index("two cats")
 
 
-def test_several_pictures_find_themselves(texts, ask):
-    pictures = [texts.parent / "in" / "pictures" / f"{number:04d}.png" for number in (1, 4)]
-    found = ask(texts, "--image", pictures[0], "--image", pictures[1], "-k", 1)["results"]
+def test_several_images_find_themselves(texts, ask):
+    images = [texts.parent / "in" / "pictures" / f"{number:04d}.png" for number in (1, 4)]
+    found = ask(texts, "--image", images[0], "--image", images[1], "-k", 1)["results"]
     assert [each["hits"][0]["item_id"] for each in found] == ["pictures/0001.png", "pictures/0004.png"]
-    assert [each["image"] for each in found] == [str(path) for path in pictures]
+    assert [each["image"] for each in found] == [str(path) for path in images]
 
 
 def test_words_of_captions_count_with_hybrid(texts, ask):
@@ -106,7 +106,7 @@ def test_near_duplicates_and_segments(vectors, ask):
 
 @pytest.mark.parametrize(
     ("option", "value", "why"),
-    [("--where", "price > 99", "none of 7 pictures and video segments fulfils the condition price > 99"),
+    [("--where", "price > 99", "none of 7 images and video segments fulfils the condition price > 99"),
      ("--min-score", "1", "none has a score of 1.0 or more; the best is -0.342")],
 )  # fmt: skip
 def test_nothing_found_is_one_line_that_says_why(vectors, ask, option, value, why):
@@ -146,8 +146,8 @@ def test_a_mistake_exits_with_2_and_nothing_found_with_0(vectors, run_embedder):
 
 
 def test_several_threads_encode_and_search_one_store(texts):
-    picture_file = texts.parent / "in" / "pictures" / "0003.png"
-    queries = [{"query": "a red car", "hybrid": True}, {"query": "two cats"}, {"image": picture_file}]
+    image_file = texts.parent / "in" / "pictures" / "0003.png"
+    queries = [{"query": "a red car", "hybrid": True}, {"query": "two cats"}, {"image": image_file}]
     expected = [[hit.item_id for hit in open_store(texts).search(**query, k=6)] for query in queries]
     store, found = open_store(texts), []
     start = threading.Barrier(6)

@@ -1,9 +1,9 @@
-"""The commands that look after a store: what they print, and how they end."""
+"""The commands that maintain a store: their output and their exit codes."""
 
 import json
 
 from store_samples import row
-from store_states import new_store, night
+from store_states import new_store, publish_refresh
 from typer.testing import CliRunner
 
 from embedder.cli import app
@@ -19,14 +19,14 @@ def run(*arguments):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_a_store_is_looked_after_from_the_command_line(tmp_path):
+def test_a_store_is_maintained_from_the_command_line(tmp_path):
     files = new_store(tmp_path / "store")
-    first = night(files, row("a.jpg"), row("b.jpg"))
-    second = night(files, row("b.jpg", modified="t1"), row("c.jpg"))
+    first = publish_refresh(files, row("a.jpg"), row("b.jpg"))
+    second = publish_refresh(files, row("b.jpg", modified="t1"), row("c.jpg"))
     store = ("--store", files.address)
 
-    told = run("history", *store)["publications"]
-    assert [(each["run_id"], each["num_items"], each["current"]) for each in told] == [
+    listed = run("history", *store)["publications"]
+    assert [(each["run_id"], each["num_items"], each["current"]) for each in listed] == [
         (first.run_id, 2, False),
         (second.run_id, 3, True),
     ]
@@ -50,8 +50,8 @@ def test_a_store_is_looked_after_from_the_command_line(tmp_path):
 
 def test_a_person_reads_what_happened(tmp_path):
     files = new_store(tmp_path / "store")
-    night(files, row("a.jpg"))
-    night(files, row("b.jpg"))
+    publish_refresh(files, row("a.jpg"))
+    publish_refresh(files, row("b.jpg"))
     lines = {
         command: runner.invoke(app, [command, *more, "--store", str(files.address)]).stdout
         for command, more in {
@@ -71,7 +71,7 @@ def test_a_person_reads_what_happened(tmp_path):
     assert "format version 2 already" in lines["migrate"]
 
 
-def test_mistakes_are_told_as_such(tmp_path):
+def test_mistakes_are_reported_as_such(tmp_path):
     assert isinstance(runner.invoke(app, ["history"]).exception, ConfigError)
     assert "purge: no items" in str(runner.invoke(app, ["purge", "--store", str(tmp_path)]).exception)
     missing = runner.invoke(app, ["purge", "--from-file", "nowhere.txt", "--store", str(tmp_path)])

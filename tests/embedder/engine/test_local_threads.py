@@ -26,7 +26,7 @@ def test_every_table_comes_once_and_in_order(num_tables, num_cpus):
 
 
 @pytest.mark.parametrize(("threads_help", "num_workers"), [(True, 1), (False, 3)])
-def test_the_crew_that_proves_faster_does_the_rest(threads_help, num_workers):
+def test_the_threads_that_prove_faster_do_the_rest(threads_help, num_workers):
     import torch
 
     workers = []

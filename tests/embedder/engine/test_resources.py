@@ -1,10 +1,22 @@
-"""Requests that would hang for ever are refused; defaults always fit."""
+"""Requests that would hang forever are refused; defaults always fit; heavier stages have the higher priority."""
+
+from dataclasses import replace
 
 import pytest
 
 from embedder.config import load_config
-from embedder.engine.resources import Available, allocate, describe_devices, describe_limits, object_store_bytes
+from embedder.engine.resources import (
+    MAX_NICENESS,
+    Available,
+    allocate,
+    describe_devices,
+    describe_limits,
+    niceness_by_work,
+    object_store_bytes,
+)
 from embedder.errors import ConfigError
+from shards.plan import PlannedStage, ShardSpec
+from shards.ranges import LayerRange
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])
@@ -144,3 +156,34 @@ def test_a_run_says_what_its_stages_compute_on_where_there_are_gpus():
         "2 GPU(s): stage 0 on cuda (1 GPU), stage 1 on cuda (0.5 GPU), stage 2 on cuda (0.5 GPU)"
     )
     assert describe_devices(allocate(config, Available(8)), Available(8)) is None
+
+
+ONE = PlannedStage(ShardSpec(LayerRange(0, 1), LayerRange(0, 1)), 1, 1e6, 0.0, 0, 0)
+
+
+def planned(*seconds, num_replicas=1):
+    return [replace(ONE, seconds_per_item=each, num_replicas=num_replicas) for each in seconds]
+
+
+def test_equal_stages_share_equally():
+    assert niceness_by_work([ONE, ONE, ONE]) == (0, 0, 0)
+    assert niceness_by_work(planned(1.0, 1.01)) == (0, 0)
+
+
+def test_the_heaviest_gives_way_to_none_and_the_others_the_more_the_less_they_do():
+    first, second, third = niceness_by_work(planned(1.0, 0.93, 0.8))
+    assert first == 0 < second < third <= MAX_NICENESS
+
+
+def test_steps_are_bounded():
+    assert niceness_by_work(planned(1.0, 1e-9)) == (0, MAX_NICENESS)
+    assert niceness_by_work([ONE, replace(ONE, flops_per_image=0.0)]) == (0, MAX_NICENESS)
+
+
+def test_replicas_share_the_work_of_their_stage():
+    halved = replace(ONE, seconds_per_item=2.0, num_replicas=2)
+    assert niceness_by_work([halved, *planned(1.0)]) == (0, 0)
+
+
+def test_operations_stand_in_for_seconds():
+    assert niceness_by_work([replace(ONE, flops_per_caption=1e6), ONE]) == (0, MAX_NICENESS)

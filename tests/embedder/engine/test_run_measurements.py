@@ -1,4 +1,4 @@
-"""What a run's report is computed from: replicas over time, CPU of all processes, Ray's share."""
+"""Measurements behind a run's report: replicas over time, CPU of all processes, Ray's share."""
 
 import json
 import subprocess
@@ -80,8 +80,7 @@ def test_cpu_seconds_of_children_are_counted_also_after_their_end():
 
 
 def test_cpu_seconds_between_looks_are_a_straight_line():
-    use = CpuUse()
-    use._totals = [(10.0, 1.0), (20.0, 3.0), (30.0, 3.0)]
+    use = CpuUse([(10.0, 1.0), (20.0, 3.0), (30.0, 3.0)])
     assert use.between(15.0, 25.0) == pytest.approx(1.0)
     assert use.between(0.0, 40.0) == pytest.approx(2.0)
     assert CpuUse().between(0.0, 1.0) == 0.0
@@ -104,8 +103,7 @@ def test_ray_s_share_follows_what_runs_found_within_reason():
 
 
 def test_ray_s_share_leaves_out_the_start_of_the_stages():
-    use = CpuUse()
-    use._totals = [(100.0, 0.0), (104.0, 40.0), (110.0, 52.0)]
+    use = CpuUse([(100.0, 0.0), (104.0, 40.0), (110.0, 52.0)])
     calls = [call("decode", 1, 100.0, 4.0), call("stage 0", 2, 105.0, 4.0)]  # 2 CPU seconds each
     assert beside_steps(use, calls, all_up_s=104.0, stop_s=110.0) == (pytest.approx(12.0 - 2.0), pytest.approx(6.0))
     assert beside_steps(use, calls, all_up_s=109.5, stop_s=110.0) is None

@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM in every phase of a run: what is finished is kept, the wait is said, and a second one ends it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import samples
 from command_runs import run_here
 from embedding_runs import Quiet, assert_same, embedded
+from stop_runs import Listening, num_kept, once, press, wait_until
 
 from embedder.engine.interrupts import SAME_S, SignalInterrupt, held, interruptible
 from embedder.engine.job import decode_spec, open_model
@@ -26,49 +26,8 @@ from embedder.steps.decode import ItemReader
 from embedder.steps.stage import Stage
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.runs import all_runs
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
-
-
-class Listening(Quiet):
-    """Keeps what is said, and whether the run's tasks had been asked to stop by then."""
-
-    def __init__(self, store):
-        self.said, self.asked = [], []
-        self._store = Path(store)
-
-    def say(self, message):
-        self.said.append(message)
-        self.asked.append(bool(list(self._store.glob("runs/*/STOP-*"))))
-
-
-def press(number=signal.SIGINT, times=1):
-    for _ in range(times):
-        os.kill(os.getpid(), number)
-
-
-def once(monkeypatch, owner, name, do, when=lambda *args, **options: True):
-    """Do something before the first call of a function for which `when` holds."""
-    original = getattr(owner, name)
-    left = [do]
-
-    def call(*args, **options):
-        if left and when(*args, **options):
-            left.pop()()
-        return original(*args, **options)
-
-    monkeypatch.setattr(owner, name, call)
-
-
-def num_kept(config):
-    files = StoreFiles(config.store)
-    return sum(entry["num_items"] for run in all_runs(files) for entry in entries_of(config, run.run_id))
-
-
-def entries_of(config, run_id):
-    folder = Path(config.store) / "runs" / run_id / "journal"
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def arguments(config, *more):
@@ -149,13 +108,6 @@ def test_tables_that_wait_for_the_stages_are_left_out(make_run, tmp_path, monkey
         embed(config, Quiet())
     assert begun_after == []
     assert 4 * 4 <= num_kept(config) <= 4 * (5 + 2)
-
-
-def wait_until(is_so):
-    deadline_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_no_time_to_finish_keeps_what_was_finished_before(make_run, tmp_path, monkeypatch):
@@ -296,96 +248,6 @@ def test_a_second_signal_ends_the_command_and_all_that_it_started(make_run, tmp_
     assert rest == "embedder: SIGINT again: ended at once\n"
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
-
-
-@pytest.mark.parametrize("rows_per_part", [8, 10_000])
-def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
-    from embedder import pipeline
-    from embedder.engine import draining
-    from embedder.steps.stage_actor import StageActor
-
-    class Waiting(StageActor):
-        """So that not all items are through before anybody has looked."""
-
-        def __call__(self, table):
-            if self._run is not None and max(table["item_id"].to_pylist()) >= "pictures/0100.png":
-                while not self._run.stop_requested():
-                    time.sleep(0.05)
-            return super().__call__(table)
-
-    source = samples.folder(tmp_path / "in", num_images=160)
-    _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
-    settings = {"batch_size": 4, "decode": {"items_per_task": 8}}
-    config = make_run(source, engine="ray", rows_per_part=rows_per_part, **settings)
-
-    def is_through(self, executor):
-        return [*executor._topology][-1].metrics.num_row_inputs_received >= 8
-
-    def press_and_wait():
-        """Ray starts no further task until this is over."""
-        press()
-        wait_until(lambda: list(Path(config.store).glob("runs/*/STOP-*")))
-
-    listening = Listening(config.store)
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "StageActor", Waiting)
-        once(patch, draining.DrainOnStop, "on_execution_step", press_and_wait, is_through)
-        with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
-            embed(config, listening)
-    (line,) = (place for place, said in enumerate(listening.said) if said.startswith("SIGINT: stopping"))
-    assert not listening.asked[line]
-    kept = num_kept(config)
-    assert 8 <= kept <= 100
-    report, rows = embedded(config.model_copy(update={"engine": "local"}))
-    assert report.num_unchanged == kept
-    assert_same(rows, undisturbed)
-
-
-def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
-    from embedder import pipeline
-    from embedder.engine import draining
-    from embedder.steps.stage_actor import StageActor
-
-    class Hanging(StageActor):
-        def __call__(self, table):
-            if self._stage.spec.index == 1 and any(each.endswith("0100.png") for each in table["item_id"].to_pylist()):
-                time.sleep(1000)
-            return super().__call__(table)
-
-    source = samples.folder(tmp_path / "in", num_images=120, captions=False)
-    config = make_run(
-        source, engine="ray", stop_timeout_s=1, batch_size=4, rows_per_part=10_000, decode={"items_per_task": 8}
-    )
-
-    def hangs(self, executor):
-        write = [*executor._topology][-1]
-        return write.metrics.num_row_inputs_received >= 8 and not write.num_active_tasks()
-
-    listening = Listening(config.store)
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "StageActor", Hanging)
-        once(patch, draining.DrainOnStop, "on_execution_step", press, hangs)
-        with pytest.raises(RunFailedError, match=r"stopped on request after"):
-            embed(config, listening)
-    assert num_kept(config) >= 8
-    _, rows = embedded(config.model_copy(update={"engine": "local"}))
-    assert len(rows) == 120
-
-
-def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_path, monkeypatch, ray_cluster):
-    from embedder import pipeline
-    from embedder.engine import draining
-    from embedder.steps.stage_actor import StageActor
-
-    class NeverUp(StageActor):
-        def __init__(self, spec, run=None):
-            time.sleep(1000)
-
-    config = make_run(samples.folder(tmp_path / "in", num_images=20), engine="ray", stop_timeout_s=1000)
-    monkeypatch.setattr(pipeline, "StageActor", NeverUp)
-    once(monkeypatch, draining.DrainOnStop, "on_execution_step", press)
-    with pytest.raises(RunFailedError, match="stopped on request before any item was finished"):
-        embed(config, Quiet())
 
 
 @pytest.mark.slow

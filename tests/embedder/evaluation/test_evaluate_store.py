@@ -13,7 +13,7 @@ from store_states import new_store, silent
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.cli.evaluate_command import save
+from embedder.cli.evaluate import save_evaluation
 from embedder.cli.render_evaluation import evaluation_parts
 from embedder.errors import ConfigError, EmbedderError, StoreError
 from embedder.evaluation.evaluate import EvaluationOptions, evaluate
@@ -126,7 +126,7 @@ def test_without_index_and_model_the_exact_part_is_whole_and_the_rest_is_said_to
     assert (values(found.model.r_at)[1], found.index, found.encoding) == (1, None, None)
     assert any("embedder index build" in note for note in found.notes)
     assert any(note.startswith("encoding was not timed") for note in found.notes)
-    save(found, tmp_path / "out")
+    save_evaluation(found, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
 
 
@@ -138,12 +138,12 @@ def test_a_graph_gives_a_curve_from_fast_to_thorough_which_is_saved_with_its_pic
     found = run(store, num_queries=50)
     assert found.queries.num_queries == 50
     assert any("--num-queries" in note for note in found.notes)
-    efforts = [point.parameters["ef_search"] for point in found.index.curve]
-    assert efforts == sorted(efforts)
-    assert len(efforts) > 4
+    search_params = [point.parameters["ef_search"] for point in found.index.curve]
+    assert search_params == sorted(search_params)
+    assert len(search_params) > 4
     assert sum(point.is_published for point in found.index.curve) == 1
     assert found.index.curve[-1].recall_at_10.value > 0.95
-    lines = save(found, tmp_path / "out")
+    lines = save_evaluation(found, tmp_path / "out")
     assert len(lines) == 2
     content = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (content["format_version"], Evaluation.model_validate(content)) == (1, found)
@@ -217,7 +217,7 @@ MISTAKES = {
     "no such column": ([{"query": "at 0", "item": "000.png"}], "no column 'item_id', only query, item"),
     "empty query": ([{"query": "at 0", "item_id": "1"}, {"query": " ", "item_id": "1"}], "row 2: the query is empty"),
     "no item": ([{"query": "at 0", "item_id": None}], "row 1: item_id is empty"),
-    "unknown items": ([{"query": "at 0", "item_id": "cat.png"}] * 3, "no picture of 3 of 3 item ids, such as cat.png"),
+    "unknown items": ([{"query": "at 0", "item_id": "cat.png"}] * 3, "no image of 3 of 3 item ids, such as cat.png"),
 }
 
 
@@ -245,7 +245,7 @@ def test_other_mistakes_are_named(make_store, tmp_path):
         run(store, queries=str(tmp_path / "nowhere.csv"))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--out .*file: "):
-        save(run(store), tmp_path / "file")
+        save_evaluation(run(store), tmp_path / "file")
 
 
 def test_a_store_without_captions_asks_for_a_file(make_store):

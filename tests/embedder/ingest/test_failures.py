@@ -16,8 +16,7 @@ from embedding_runs import Quiet, embedded
 import embedder
 from embedder.engine import local
 from embedder.errors import RunFailedError, StoreError
-from embedder.ingest.embed import embed
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store import runs as store_runs
 from embedder.store.files import StoreFiles

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import samples
 from embedding_runs import Quiet, embedded
-from index_stores import NO_FIRST_INDEX, indexed_night, item, vector_of
+from index_stores import NO_FIRST_INDEX, indexed_run, item, vector_of
 from refresh_runs import refreshed
 from store_samples import INFO
 from store_states import heard, new_store, silent
@@ -20,7 +20,7 @@ import embedder
 from embedder.config import IndexConfig
 from embedder.errors import RunFailedError
 from embedder.ingest import publish_or_refuse
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
@@ -123,7 +123,7 @@ def test_where_there_are_only_captions_there_is_no_index_and_one_line_says_so(ma
     report = refresh(make_run(source), watcher, IngestOptions(kind="refresh"))
     assert report.published
     assert [line for line in watcher.said if "index" in line] == [
-        "no index: no picture or video is among what is published"
+        "no index: no image or video is among what is published"
     ]
     assert read_current(StoreFiles(make_run(source).store)).index is None
 
@@ -147,7 +147,7 @@ def test_many_pictures_or_a_wish_for_more_than_exact_search_are_judged_with_what
     monkeypatch.setattr(queries_module, "_texts", loaded.append)
     monkeypatch.setattr(index_making, "FEW_VECTORS", many)
     files = new_store(tmp_path / "store")
-    indexed_night(files, *(item(number, text_embedding=None, caption=None) for number in range(5)))
+    indexed_run(files, *(item(number, text_embedding=None, caption=None) for number in range(5)))
     assert bool(loaded) is asked
 
 
@@ -174,7 +174,7 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
     monkeypatch.setattr(index_making, "build_index", no_memory)
     files = new_store(tmp_path / "store")
     with pytest.raises(RunFailedError, match=r"memory is too small .*bad_alloc.*index\.build=false") as failure:
-        indexed_night(files, item(1))
+        indexed_run(files, item(1))
     assert "\n" not in str(failure.value)
     assert read_current(files) is None
     finish_publication(files, lambda version, info: keep_index(files, version, info, silent, NO_FIRST_INDEX))
@@ -217,7 +217,7 @@ def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_
 
 def test_the_new_model_of_a_refresh_has_its_own_index(tmp_path):
     files, said = new_store(tmp_path / "store"), []
-    indexed_night(files, *(item(number) for number in range(20)), wishes=NO_FIRST_INDEX)
+    indexed_run(files, *(item(number) for number in range(20)), config=NO_FIRST_INDEX)
     other = INFO.model_copy(update={"model_fingerprint": "another"})
     number = keep_index(files, read_current(files).embeddings, other, heard(said), IndexConfig())
     assert manifest_of(files, number).model_fingerprint == "another"

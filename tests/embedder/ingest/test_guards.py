@@ -13,13 +13,11 @@ from store_samples import begin, publish_rows, row, table
 
 from embedder.config import RunConfig, load_config
 from embedder.errors import ConfigError, RunFailedError
-from embedder.ingest.candidate import Candidate
 from embedder.ingest.embed import embed
-from embedder.ingest.guards import force, judge, judge_retire
-from embedder.ingest.judging import refusal
+from embedder.ingest.guards import force, judge, judge_retire, refusal
+from embedder.ingest.run_result import count_run
 from embedder.store.files import StoreFiles
 from embedder.store.hash_sample import hash_of, lowest_keys
-from embedder.store.journal import read_finished
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.part_writer import write_part
 from embedder.store.runs import Run, all_runs
@@ -54,19 +52,18 @@ def shuffled_pairs(num=NUM_PAIRS, seed=0):
     return [pair(f"p{number:04d}", vectors[number], vectors[order[number]]) for number in range(num)]
 
 
-def candidate_of(run, num_items, num_rejected, published, retired=(), **options):
-    """What a run would publish, by its journal."""
-    entries = run.entries()
-    whole = read_finished(run.files, entries).whole
-    return Candidate(run, entries, whole, num_items, num_rejected, published, pa.array(retired, pa.string()), **options)
+def result_of(run, num_items, num_rejected, published, retired=(), **options):
+    """Result of a run by its journal, but for the numbers of items and rejects."""
+    result = count_run(run, published, pa.chunked_array([retired], pa.string()), **options)
+    return replace(result, num_items=num_items, num_rejected=num_rejected)
 
 
-def candidate(files, *rows, retired=(), num_items=None, num_rejected=0, **options):
+def result(files, *rows, retired=(), num_items=None, num_rejected=0, **options):
     """A run that has finished these rows and is not published."""
     run, stamp = begin(files)
     if rows:
         write_part(files, stamp, 0, table(*rows))
-    return candidate_of(run, num_items or len(rows), num_rejected, read_current(files), retired, **options)
+    return result_of(run, num_items or len(rows), num_rejected, read_current(files), retired, **options)
 
 
 def verdicts(found, limits=LIMITS, forced=()):
@@ -80,7 +77,7 @@ def publish_figure(files, recall, num_pairs):
 
 
 def test_good_pairs_pass_all_guards_and_give_the_figure_to_publish(files):
-    found = verdicts(candidate(files, *matching_pairs()))
+    found = verdicts(result(files, *matching_pairs()))
     assert all(verdict.passed for verdict in found.values())
     assert (found["retrieval"].figure, found["retrieval"].num_judged) == (1.0, NUM_PAIRS)
     assert found["vectors"].figure == pytest.approx(1, abs=0.05), "random directions have a mean cosine of 0"
@@ -89,7 +86,7 @@ def test_good_pairs_pass_all_guards_and_give_the_figure_to_publish(files):
 def test_constant_vectors_are_not_published(files):
     same = unit_vectors(1)[0]
     rows = [pair(f"p{number}", vector, same) for number, vector in enumerate(unit_vectors(60))]
-    verdict = verdicts(candidate(files, *rows))["vectors"]
+    verdict = verdicts(result(files, *rows))["vectors"]
     assert not verdict.passed and verdict.blocks
     assert verdict.figure == pytest.approx(0, abs=1e-9)
     assert "60 text vectors" in verdict.message
@@ -99,13 +96,13 @@ def test_constant_vectors_are_not_published(files):
 def test_both_towers_are_told_where_both_collapsed(files):
     same = unit_vectors(1)[0]
     rows = [pair(f"p{number}", same, same) for number in range(60)]
-    message = verdicts(candidate(files, *rows))["vectors"].message
+    message = verdicts(result(files, *rows))["vectors"].message
     assert "60 image vectors" in message and "60 text vectors" in message
 
 
 def test_zero_vectors_are_not_published(files):
     rows = [pair(f"p{number}", np.zeros(WIDTH), vector) for number, vector in enumerate(unit_vectors(60))]
-    verdict = verdicts(candidate(files, *rows))["vectors"]
+    verdict = verdicts(result(files, *rows))["vectors"]
     assert not verdict.passed
     assert "60 image vectors" in verdict.message
 
@@ -116,7 +113,7 @@ def test_vectors_on_one_line_are_not_published(files):
         pair(f"p{number}", sign * direction, vector)
         for number, (sign, vector) in enumerate(zip(signs, unit_vectors(60), strict=True))
     ]
-    verdict = verdicts(candidate(files, *rows))["vectors"]
+    verdict = verdicts(result(files, *rows))["vectors"]
     assert not verdict.passed
     assert verdict.figure == pytest.approx(1)
     assert "over 1 directions" in verdict.message and "min_vector_directions" in verdict.message
@@ -124,7 +121,7 @@ def test_vectors_on_one_line_are_not_published(files):
 
 def test_few_vectors_are_never_judged(files):
     same = unit_vectors(1)[0]
-    found = verdicts(candidate(files, *[pair(f"p{number}", same, same) for number in range(6)]))
+    found = verdicts(result(files, *[pair(f"p{number}", same, same) for number in range(6)]))
     assert all(verdict.passed for verdict in found.values())
     assert found["vectors"].figure is None and found["retrieval"].figure is None
 
@@ -132,14 +129,14 @@ def test_few_vectors_are_never_judged(files):
 def test_one_caption_for_all_pictures_is_no_collapse(files):
     text = unit_vectors(1)[0]
     rows = [pair(f"p{number}", image, text) | {"caption": "a photo"} for number, image in enumerate(unit_vectors(100))]
-    assert verdicts(candidate(files, *rows))["vectors"].passed
+    assert verdicts(result(files, *rows))["vectors"].passed
 
 
 def test_shuffled_captions_are_not_published_where_they_once_were_right(files):
     publish_rows(files, *matching_pairs())
     publish_figure(files, 1.0, NUM_PAIRS)
     changed = [each | {"modified": "t1"} for each in shuffled_pairs()]
-    verdict = verdicts(candidate(files, *changed))["retrieval"]
+    verdict = verdicts(result(files, *changed))["retrieval"]
     assert not verdict.passed
     assert verdict.figure < 0.2
     assert verdict.limit == pytest.approx(0.75)
@@ -152,7 +149,7 @@ def test_forcing_one_guard_overrides_that_one_only(files):
     publish_figure(files, 1.0, NUM_PAIRS)
     same = unit_vectors(1)[0]
     collapsed = [pair(f"p{number:04d}", same, same, modified="t1") for number in range(NUM_PAIRS)]
-    found = verdicts(candidate(files, *collapsed), forced=["retrieval"])
+    found = verdicts(result(files, *collapsed), forced=["retrieval"])
     assert found["retrieval"].forced and not found["retrieval"].passed and not found["retrieval"].blocks
     assert found["vectors"].blocks and not found["vectors"].forced
     assert not found["rejects"].forced, "what passes is not forced"
@@ -164,7 +161,7 @@ def test_all_guards_that_fail_are_told_at_once_with_one_option_each(files):
     same = unit_vectors(1)[0]
     collapsed = [pair(f"p{number:04d}", same, same, modified="t1") for number in range(NUM_PAIRS)]
     broken = [store_samples.reject(f"b{number:03d}") for number in range(20)]
-    found = candidate(files, *collapsed, *broken, num_items=320, num_rejected=20)
+    found = result(files, *collapsed, *broken, num_items=320, num_rejected=20)
     told = refusal(judge(found, LIMITS))
     assert [told.count(f"guard {name}: ") for name in ("rejects", "vectors", "retrieval")] == [1, 1, 1]
     assert told.endswith("with --force rejects --force vectors --force retrieval")
@@ -182,7 +179,7 @@ def test_the_rejects_guard_names_the_most_frequent_reasons_with_an_example_each(
         for kind, num in kinds.items()
         for number in range(num)
     ]
-    message = verdicts(candidate(files, *rows, num_items=18, num_rejected=18))["rejects"].message
+    message = verdicts(result(files, *rows, num_items=18, num_rejected=18))["rejects"].message
     assert (
         "7 x decode UnidentifiedImage (as UnidentifiedImage/0: UnidentifiedImage happened\\nto number 0), "
         "5 x decode FileNotFound (as FileNotFound/0: FileNotFound happened\\nto number 0), "
@@ -195,14 +192,14 @@ def test_ids_and_errors_of_any_length_leave_the_message_short(files):
         store_samples.reject(f"{number}" + 5_000 * "d/", error_type=f"Kind{number}", error=9_000 * "x \n")
         for number in range(50)
     ]
-    told = refusal(judge(candidate(files, *rows, num_items=50, num_rejected=50), LIMITS))
+    told = refusal(judge(result(files, *rows, num_items=50, num_rejected=50), LIMITS))
     assert len(told) < 1_500 and "\n" not in told
     assert "47 for 47 other reasons" in told
 
 
 def test_a_guard_that_does_not_exist_cannot_be_forced(files):
     with pytest.raises(ConfigError, match="--force retreival: there is no such guard; .*retrieval"):
-        judge(candidate(files), LIMITS, ["retreival"])
+        judge(result(files), LIMITS, ["retreival"])
 
 
 def test_the_state_to_be_published_is_judged_not_only_the_run(files):
@@ -211,7 +208,7 @@ def test_the_state_to_be_published_is_judged_not_only_the_run(files):
     run_rows = [each | {"modified": "t1"} for each in matching_pairs(70, seed=3)[:20]]
     new = matching_pairs(40, seed=9, prefix="q")
     gone = [f"p{number:04d}" for number in range(90, 100)]
-    found = verdicts(candidate(files, *run_rows, *new, retired=gone))["retrieval"]
+    found = verdicts(result(files, *run_rows, *new, retired=gone))["retrieval"]
     assert found.num_judged == 100 + 40 - 10
     assert found.figure == 1.0
 
@@ -219,13 +216,13 @@ def test_the_state_to_be_published_is_judged_not_only_the_run(files):
 def test_replaced_vectors_do_not_count_any_more(files):
     publish_rows(files, *shuffled_pairs(100))
     mended = [each | {"modified": "t1"} for each in matching_pairs(100)]
-    assert verdicts(candidate(files, *mended))["retrieval"].figure == 1.0
+    assert verdicts(result(files, *mended))["retrieval"].figure == 1.0
 
 
 def test_an_item_that_could_not_be_read_counts_with_its_old_vectors(files):
     publish_rows(files, *matching_pairs(100))
     broken = store_samples.reject("p0003", modified="t1")
-    found = verdicts(candidate(files, broken, num_rejected=1))
+    found = verdicts(result(files, broken, num_rejected=1))
     assert found["retrieval"].num_judged == 100
 
 
@@ -237,21 +234,22 @@ def test_touched_items_of_equal_content_count_with_the_vectors_that_they_keep(fi
     rows = table(*[store_samples.reject(name, known_version=f"v-{name}", **known) | no_error for name in names])
     run, stamp = begin(files)
     write_part(files, stamp, 0, rows)
-    found = verdicts(candidate_of(run, 50, 0, read_current(files)))
-    assert found["retrieval"].num_judged == 100
-    assert found["vectors"].figure is None, "no vector is new"
+    write_part(files, stamp, 1, table(*matching_pairs(1, prefix="new")))
+    found = verdicts(result_of(run, 51, 0, read_current(files)))
+    assert found["retrieval"].num_judged == 101
+    assert found["vectors"].figure is None, "one vector alone is new"
 
 
 def test_after_a_change_of_the_model_old_vectors_do_not_count(files):
     publish_rows(files, *matching_pairs(100))
-    found = verdicts(candidate(files, *matching_pairs(80, seed=5), keeps_published=False))
+    found = verdicts(result(files, *matching_pairs(80, seed=5), keeps_published=False))
     assert found["retrieval"].num_judged == 80
 
 
 def test_rows_of_an_item_that_is_torn_do_not_count(files):
     pairs = matching_pairs(100)
     torn = [each | {"num_vectors": 2} for each in pairs[:5]]
-    assert verdicts(candidate(files, *torn, *pairs[5:]))["retrieval"].num_judged == 95
+    assert verdicts(result(files, *torn, *pairs[5:]))["retrieval"].num_judged == 95
 
 
 def test_a_store_that_grows_is_compared_at_its_old_size(files):
@@ -263,22 +261,22 @@ def test_a_store_that_grows_is_compared_at_its_old_size(files):
         pair(f"p{number:04d}", image, text / np.linalg.norm(text))
         for number, (image, text) in enumerate(zip(images, texts, strict=True))
     ]
-    small = verdicts(candidate(files, *rows[:200]))["retrieval"]
+    small = verdicts(result(files, *rows[:200]))["retrieval"]
     publish_rows(files, *rows[:200])
     publish_figure(files, small.figure, small.num_judged)
-    large = verdicts(candidate(files, *rows[200:]))["retrieval"]
+    large = verdicts(result(files, *rows[200:]))["retrieval"]
     assert large.figure < 0.5 * small.figure, "of 2,000 pairs, far below that of 200"
     assert large.passed, "and yet nothing is wrong"
     assert large.num_judged == 2000
 
 
 def test_a_first_publication_has_nothing_to_fall_below(files):
-    assert verdicts(candidate(files, *shuffled_pairs()))["retrieval"].passed
+    assert verdicts(result(files, *shuffled_pairs()))["retrieval"].passed
 
 
 def test_nothing_to_publish_is_not_judged_for_retrieval(files):
     publish_rows(files, *matching_pairs(100))
-    assert set(verdicts(candidate(files))) == {"rejects", "vectors"}
+    assert set(verdicts(result(files))) == {"rejects", "vectors"}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +297,7 @@ def test_nothing_to_publish_is_not_judged_for_retrieval(files):
 def test_rejects_are_judged_by_their_share(files, num_items, num_rejected, is_first, passes):
     if not is_first:
         publish_rows(files, row("a"))
-    found = verdicts(candidate(files, num_items=num_items, num_rejected=num_rejected))["rejects"]
+    found = verdicts(result(files, num_items=num_items, num_rejected=num_rejected))["rejects"]
     assert found.passed == passes
     if not passes:
         assert f"{num_rejected} of {num_items:,} items were rejected" in found.message
@@ -311,7 +309,7 @@ def test_rejects_are_judged_by_their_share(files, num_items, num_rejected, is_fi
     [({}, True), ({"min_rejects": 2}, False), ({"min_rejects": 3}, True), ({"max_reject_fraction": 0}, False)],
 )
 def test_how_few_rejects_stop_no_run_can_be_said(files, limits, passes):
-    found = verdicts(candidate(files, num_items=50, num_rejected=2), load_config(overrides=limits))["rejects"]
+    found = verdicts(result(files, num_items=50, num_rejected=2), load_config(overrides=limits))["rejects"]
     assert (found.passed, found.figure) == (passes, 0.04)
 
 
@@ -320,7 +318,7 @@ def test_a_first_run_that_embeds_nothing_is_refused_however_few_its_files_are(fi
     if not is_first:
         publish_rows(files, row("a"))
     gone = row("b", modality=None, num_vectors=0, step="decode", error_type="OtherFile", error="no picture")
-    found = candidate(files, gone, num_rejected=num_rejected)
+    found = result(files, gone, num_rejected=num_rejected)
     found = verdicts(replace(found, num_items=num_rejected))["rejects"]
     assert found.passed == passes
     if not passes:
@@ -384,7 +382,7 @@ def judged(config):
     report = embed(config.model_copy(update={"max_reject_fraction": 1.0}), Quiet())
     files = StoreFiles(config.store)
     run = Run(files, all_runs(files)[-1], "9999-test")
-    return verdicts(candidate_of(run, report.num_items, report.num_rejected, None))
+    return verdicts(result_of(run, report.num_items, report.num_rejected, None))
 
 
 def test_an_untrained_model_is_not_held_up(make_run, tmp_path):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.ingest.diff import MODEL_CHANGED, diff
-from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, RetryPolicy, known_items
+from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 
 
 def published(*rows):
@@ -36,7 +36,7 @@ def facts(known):
 
 def test_the_journal_counts_before_the_table_and_keeps_what_is_published():
     table = published(("a", "embedded"), ("b", "embedded"), ("c", "rejected"))
-    found = facts(known_items(table, finished(("new", "embedded"), ("b", "rejected")), RetryPolicy()))
+    found = facts(known_items(table, finished(("new", "embedded"), ("b", "rejected"))))
     assert found == {
         "new": (9, None, None, None),
         "b": (9, "rejected before", "of b", 2),
@@ -47,22 +47,22 @@ def test_the_journal_counts_before_the_table_and_keeps_what_is_published():
 
 def test_vectors_of_a_reject_count_only_where_they_are_stale():
     table = published(("whole", "rejected", {"stale": True}), ("torn", "rejected", {"stale": None}))
-    assert {name: row[2] for name, row in facts(known_items(table, NOTHING_FINISHED, RetryPolicy())).items()} == {
+    assert {name: row[2] for name, row in facts(known_items(table, NOTHING_FINISHED)).items()} == {
         "whole": "of whole",
         "torn": None,
     }
 
 
 def test_nothing_is_kept_of_what_is_outdated():
-    policy = RetryPolicy(outdated=MODEL_CHANGED)
-    found = facts(known_items(published(("a", "embedded"), ("b", "embedded")), finished(("b", "embedded")), policy))
+    table = published(("a", "embedded"), ("b", "embedded"))
+    found = facts(known_items(table, finished(("b", "embedded")), outdated=MODEL_CHANGED))
     assert found == {"b": (9, None, None, None), "a": (1, MODEL_CHANGED, None, None)}
 
 
 COMPARE = """
 import pyarrow as pa
 from embedder.ingest.diff import diff, gone
-from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, Policy, known_items
+from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 number = 200_000
 row = {"source": "", "size_bytes": 1, "modified": "2000-01-01T00:00:00.000000000Z", "attempts": 1, "state": "embedded",
        "transient": None, "stale": False, "content_version": "0" * 32, "num_vectors": 1}
@@ -70,7 +70,7 @@ columns = {name: pa.repeat(pa.scalar(row[name], PUBLISHED.field(name).type), num
 table = pa.table({"item_id": [f"folder/{each:08d}.png" for each in range(number)], **columns})
 listing = table.select(["item_id", "size_bytes", "modified"])
 before = pa.total_allocated_bytes()
-assert diff(listing, known_items(table, NOTHING_FINISHED, Policy())).num_unchanged == number
+assert diff(listing, known_items(table, NOTHING_FINISHED)).num_unchanged == number
 assert gone(listing, table).num_rows == 0
 print(pa.default_memory_pool().max_memory() / before)
 """
@@ -81,10 +81,12 @@ def test_comparing_takes_less_memory_than_two_copies_of_the_tables():
     assert 1 < float(done.stdout) < 3
 
 
-@pytest.mark.parametrize("policy", [RetryPolicy(), RetryPolicy(outdated=MODEL_CHANGED)])
-def test_before_the_first_publication_only_the_journal_knows_anything(policy):
-    assert known_items(published(), NOTHING_FINISHED, policy).num_rows == 0
-    assert facts(known_items(published(), finished(("a", "embedded")), policy)) == {"a": (9, None, None, None)}
+@pytest.mark.parametrize("outdated", [None, MODEL_CHANGED])
+def test_before_the_first_publication_only_the_journal_knows_anything(outdated):
+    assert known_items(published(), NOTHING_FINISHED, outdated=outdated).num_rows == 0
+    assert facts(known_items(published(), finished(("a", "embedded")), outdated=outdated)) == {
+        "a": (9, None, None, None)
+    }
 
 
 def test_tables_of_many_pieces_are_compared_row_by_row():
@@ -96,7 +98,7 @@ def test_tables_of_many_pieces_are_compared_row_by_row():
         pa.table({"item_id": [name], "size_bytes": [1], "modified": [when], "caption": [f"of {name}"]})
         for name, when in listed.items()
     ]
-    found = diff(pa.concat_tables(pieces), known_items(pa.concat_tables(rows), NOTHING_FINISHED, RetryPolicy()))
+    found = diff(pa.concat_tables(pieces), known_items(pa.concat_tables(rows), NOTHING_FINISHED))
     columns = ["item_id", "caption", "reason", "known_version"]
     expected = [
         (name, f"of {name}", "content changed" if name in held else "new", f"of {name}" if name in held else None)

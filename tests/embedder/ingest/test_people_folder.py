@@ -73,7 +73,7 @@ def test_what_was_read_and_left_out_is_listed_with_its_reason_and_tried_again_on
         "DCIM/named wrongly.jpg": ("UnreadableKind", "HEIC"),
         "DCIM/IMG_0200.DNG": ("UnreadableKind", "DNG"),
         "logo.svg": ("UnreadableKind", "SVG"),
-        "README": ("OtherFile", "neither a picture, a video nor a caption"),
+        "README": ("OtherFile", "neither an image, a video nor a caption"),
         "metadata.json": ("OtherFile", "a file without a caption that belongs to none"),
     }
     report, _ = refreshed(config, retry_rejects=True)

@@ -12,7 +12,7 @@ from refresh_runs import contents, items_of, refreshed, rows_of, touch
 from store_states import silent
 
 import embedder
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher

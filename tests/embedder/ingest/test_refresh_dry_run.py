@@ -3,8 +3,7 @@
 import samples
 from refresh_runs import contents, refreshed, rows_of, touch
 
-from embedder.ingest.dry_run import forecast
-from embedder.ingest.eta import from_reports
+from embedder.ingest.dry_run import forecast, from_reports
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable

@@ -17,8 +17,9 @@ import embedder
 from embedder.config import load_config
 from embedder.engine.signals import stop_at
 from embedder.errors import ConfigError, RunFailedError, SourceError
-from embedder.ingest import execute, flow
-from embedder.ingest.flow import refresh
+from embedder.ingest import embed as embed_module
+from embedder.ingest import execute
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.observability.run_observer import RUNS_FILE
 from embedder.sources.fetch import Fetcher
@@ -194,7 +195,7 @@ def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(
         with write_lock(files, say) as lease:
             yield lease
 
-    monkeypatch.setattr(flow, "write_lock", late_lock)
+    monkeypatch.setattr(embed_module, "write_lock", late_lock)
     report, rows = refreshed(config)
     assert (report.outcome, len(rows)) == ("nothing to do", 5)
 

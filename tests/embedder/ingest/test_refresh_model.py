@@ -16,8 +16,7 @@ from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError
-from embedder.ingest.embed import embed
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current

@@ -65,7 +65,7 @@ def _thumbnail_of(data):
     from embedder.retrieval.hits import THUMBNAIL
 
     with SandboxedDecoder() as door:
-        return [door.picture(data, THUMBNAIL)]
+        return [door.image(data, THUMBNAIL)]
 
 
 def test_carried_columns_of_equal_items_are_brought_up_to_date_without_the_model(catalogue):

@@ -4,7 +4,7 @@ import pytest
 import samples
 from refresh_runs import items_of, refreshed, touch
 
-from embedder.cli.refresh_commands import rejects, retry
+from embedder.cli.refresh import list_rejects, retry_rejects
 from embedder.errors import ConfigError
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
@@ -47,7 +47,7 @@ FILTERS = (
 def test_rejects_are_filtered(rejecting):
     config, _ = rejecting
     for wanted, expected in FILTERS:
-        assert {row["item_id"] for row in rejects(config, None, wanted).data["rejects"]} == expected, wanted
+        assert {row["item_id"] for row in list_rejects(config, None, wanted).data["rejects"]} == expected, wanted
 
 
 def test_a_retry_embeds_the_chosen_rejects_and_nothing_else(rejecting, tmp_path):
@@ -55,13 +55,13 @@ def test_a_retry_embeds_the_chosen_rejects_and_nothing_else(rejecting, tmp_path)
     failing.clear()
     (tmp_path / "in" / "new.png").write_bytes(samples.image_bytes(50))
     (tmp_path / "in" / "pictures" / "0005.png").unlink()
-    report = retry(config, {"transient": True}).data
+    report = retry_rejects(config, {"transient": True}).data
     assert (report["reasons"], report["num_retired"]) == ({"rejected before": 1}, 0)
     items = items_of(config)
     assert items["late.png"]["state"] == "embedded"
     assert "new.png" not in items
     assert "pictures/0005.png" in items
-    report = retry(config, {"stale": False}).data
+    report = retry_rejects(config, {"stale": False}).data
     assert report["reasons"] == {"rejected before": 1}
     assert items_of(config)["broken.png"]["attempts"] == 2
 
@@ -70,7 +70,7 @@ def test_a_retry_takes_a_mended_file_as_it_is_now(rejecting, tmp_path):
     config, _ = rejecting
     (tmp_path / "in" / "broken.png").write_bytes(samples.image_bytes(70))
     touch(tmp_path / "in" / "pictures" / "0000.png")
-    report = retry(config, {"step": "decode"}).data
+    report = retry_rejects(config, {"step": "decode"}).data
     assert report["reasons"] == {"content changed": 1, "rejected before": 1}
     assert items_of(config)["broken.png"]["state"] == "embedded"
 
@@ -78,7 +78,7 @@ def test_a_retry_takes_a_mended_file_as_it_is_now(rejecting, tmp_path):
 def test_a_retry_without_sources_says_what_it_needs(rejecting):
     config, _ = rejecting
     with pytest.raises(ConfigError, match="--config"):
-        retry(config.model_copy(update={"source": ()}), {})
+        retry_rejects(config.model_copy(update={"source": ()}), {})
 
 
 def test_the_command_lists_and_filters(rejecting, run_embedder):

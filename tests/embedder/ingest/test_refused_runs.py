@@ -13,11 +13,10 @@ from embedding_runs import Quiet
 from safetensors.numpy import load_file, save_file
 
 import embedder
-from embedder.cli.refresh_commands import rejects, retry
+from embedder.cli.refresh import list_rejects, retry_rejects
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, StoreError
-from embedder.ingest.embed import embed
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -131,7 +130,7 @@ def test_operators_are_told_of_every_guard_that_failed(config_file, tmp_path):
         assert f"embedder: {record['message']}" == last_line(ended)
     metrics = (tmp_path / "m.prom").read_text()
     for name in ("rejects", "vectors"):
-        assert re.search(rf'embedder_run_guard_passed{{[^}}]*guard="{name}"}} 0\.0', metrics)
+        assert re.search(rf'embedder_run_guard_passed{{[^}}]*guard="{name}"[^}}]*}} 0\.0', metrics)
 
 
 def test_a_source_that_is_gone_and_a_run_that_was_refused_before_are_told_together(make_run, tmp_path):
@@ -189,12 +188,12 @@ def test_rejects_are_shown_where_nothing_is_published(refused_first, run_embedde
     ended = run_here("rejects", "--store", config.store)
     assert "broken1.png" in ended.stdout
     assert f"of run {run_id}, which is not published" in ended.stdout
-    assert rejects(config, None, {"error_type": "Nothing"}).data["rejects"] == []
+    assert list_rejects(config, None, {"error_type": "Nothing"}).data["rejects"] == []
 
 
 def test_rejects_of_a_store_without_any_run_are_a_mistake(make_run, tmp_path):
     with pytest.raises(StoreError, match=r"no store.json there"):
-        rejects(make_run(tmp_path), None, {})
+        list_rejects(make_run(tmp_path), None, {})
 
 
 def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(refused_first):
@@ -202,22 +201,22 @@ def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(ref
     for number in range(2):
         (source / f"broken{number}.png").write_bytes(samples.image_bytes(50 + number))
     assert embed(config, Quiet()).published
-    assert rejects(config, None, {}).data == {
+    assert list_rejects(config, None, {}).data == {
         "rejects": [],
         "run_id": run_id,
         "published": True,
         "unpublished_run": None,
     }
-    assert rejects(config, run_id, {}).data["rejects"] == [], "the second session embedded them"
+    assert list_rejects(config, run_id, {}).data["rejects"] == [], "the second session embedded them"
 
 
 def test_a_retry_mends_a_first_run_that_was_refused(refused_first):
     config, source, run_id = refused_first
     (source / "broken0.png").write_bytes(samples.image_bytes(50))
     with pytest.raises(RunFailedError, match="guard rejects: 1 of 8"):
-        retry(config, {})
+        retry_rejects(config, {})
     (source / "broken1.png").write_bytes(samples.image_bytes(51))
-    report = retry(config, {}, run_id=run_id).data
+    report = retry_rejects(config, {}, run_id=run_id).data
     assert (report["published"], report["num_items"], report["num_rejected"]) == (True, 8, 0)
     assert embedder.open_store(config.store).to_arrow().num_rows == 8
 
@@ -231,15 +230,15 @@ def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, 
     with pytest.raises(RunFailedError, match="guard rejects: 5 of 5"):
         embed(config, Quiet())
     published, pending = (run.run_id for run in all_runs(StoreFiles(config.store)))
-    found = rejects(config, None, {}).data
+    found = list_rejects(config, None, {}).data
     assert (found["rejects"], found["run_id"], found["published"]) == ([], published, True)
     assert found["unpublished_run"] == {"run_id": pending, "num_rejects": 5}
     (command,) = re.findall(r"`embedder ([^`]+)`", run_here("rejects", "--store", config.store).stdout)
     assert len(run_here(*shlex.split(command), "--json").found["rejects"]) == 5
     (source / "broken3.png").write_bytes(samples.image_bytes(60))
     with pytest.raises(RunFailedError, match="guard rejects: 4 of 5"):
-        retry(config, {}, run_id=pending)
-    assert len(rejects(config, pending, {}).data["rejects"]) == 4
+        retry_rejects(config, {}, run_id=pending)
+    assert len(list_rejects(config, pending, {}).data["rejects"]) == 4
 
 
 def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, tiny_model):
@@ -252,4 +251,4 @@ def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, 
         refresh(other, Quiet(), IngestOptions())
     assert read_current(StoreFiles(config.store)) is None
     with pytest.raises(ConfigError, match=f"--run {first}: a later run took its place"):
-        retry(config, {}, run_id=first)
+        retry_rejects(config, {}, run_id=first)

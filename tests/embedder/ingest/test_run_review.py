@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import samples
 
-from embedder.cli.render import replicas_over_time, review_parts
+from embedder.cli.render_report import replicas_over_time, review_parts
 from embedder.engine.job import make_plan, open_model, plan_job, store_info
 from embedder.engine.resources import Available
 from embedder.report.plan_review import Observed, review_run

@@ -1,4 +1,4 @@
-"""Pictures and videos made in code, and a decoding door that the tests of one file share."""
+"""Images and videos made in code, and a sandboxed decoder that the tests of one file share."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import clips
 import pytest
 from PIL import Image
+from sandbox_checks import png_bomb
 
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
@@ -16,14 +17,14 @@ SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[SandboxedDecoder]:
+def decoder() -> Iterator[SandboxedDecoder]:
     with SandboxedDecoder(DecodeLimits(timeout_s=30, memory_bytes=1 << 30)) as opened:
         yield opened
 
 
 @pytest.fixture
-def encode_picture() -> Callable[..., bytes]:
-    """`encode_picture(image, "PNG", **options)` -> the file's bytes."""
+def encode_image() -> Callable[..., bytes]:
+    """`encode_image(image, "PNG", **options)` -> the file's bytes."""
 
     def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
         file = io.BytesIO()
@@ -34,9 +35,9 @@ def encode_picture() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def png(encode_picture: Callable[..., bytes]) -> bytes:
+def png(encode_image: Callable[..., bytes]) -> bytes:
     """A good neighbour: an orange square."""
-    return encode_picture(Image.new("RGB", (24, 24), (250, 120, 10)), "PNG")
+    return encode_image(Image.new("RGB", (24, 24), (250, 120, 10)), "PNG")
 
 
 @pytest.fixture
@@ -54,3 +55,9 @@ def make_video(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture(scope="module")
+def slow_png() -> bytes:
+    """An image that takes a good part of a second."""
+    return png_bomb(9000, 9000)

@@ -34,7 +34,7 @@ def test_crop_takes_the_middle():
     assert kept_box((224, 168), ResizeSpec(224, "pad")) == (0, 0, 224, 168)
 
 
-def test_only_very_long_pictures_are_cut_before_the_resize():
+def test_only_very_long_images_are_cut_before_the_resize():
     crop = ResizeSpec(224, "crop")
     assert long_cut((400, 100), crop) is None
     assert long_cut((50_000, 1), crop) == (24_998, 0, 25_002, 1)
@@ -54,7 +54,7 @@ def test_a_reduced_jpeg_keeps_twice_the_target(resize):
 def cut(times, *, segment_s=5, num=4, duration_s=None, shown_s=1):
     frames = (TimedFrame(Fraction(time), Fraction(shown_s), time) for time in times)
     rule = SegmentRule(Fraction(segment_s), num, None if duration_s is None else Fraction(duration_s))
-    return [(s.segment, float(s.start_s), float(s.end_s), s.pictures) for s in pick_segments(frames, lambda f: f, rule)]
+    return [(s.segment, float(s.start_s), float(s.end_s), s.images) for s in pick_segments(frames, lambda f: f, rule)]
 
 
 def test_frames_are_spread_evenly_over_each_segment():
@@ -85,7 +85,7 @@ def test_a_lying_duration_changes_neither_the_times_nor_the_count_of_segments():
         assert all(1 <= len(s[3]) <= 4 for s in segments)
 
 
-def test_one_frame_is_one_segment_with_one_picture():
+def test_one_frame_is_one_segment_with_one_image():
     assert cut([0]) == [(0, 0.0, 1.0, [0])]
     assert cut([0], duration_s=Fraction(1, 25), shown_s=Fraction(1, 25)) == [(0, 0.0, 0.04, [0])]
 
@@ -116,7 +116,7 @@ def test_a_break_in_the_middle_loses_only_the_open_segment():
         raise ValueError("damaged")
 
     segments = pick_segments(broken(), lambda frame: frame, SegmentRule(Fraction(5), 2))
-    assert next(segments).pictures == [1, 3]
+    assert next(segments).images == [1, 3]
     with pytest.raises(ValueError, match="damaged"):
         next(segments)
 

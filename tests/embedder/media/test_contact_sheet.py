@@ -40,10 +40,10 @@ def shipped():
 def drawn(text, fonts, width_px=WIDTH_PX, max_lines=1):
     """The first line of a text; uint8 (H, W), black on white."""
     lettering = Lettering(SIZE_PX, fonts)
-    picture = Image.new("RGB", (width_px, max_lines * lettering.line_px), "white")
+    image = Image.new("RGB", (width_px, max_lines * lettering.line_px), "white")
     for number, line in enumerate(lettering.lines(text, width_px, max_lines)):
-        lettering.draw(picture, (0, number * lettering.line_px), width_px, line, (0, 0, 0))
-    return np.asarray(picture.convert("L"))
+        lettering.draw(image, (0, number * lettering.line_px), width_px, line, (0, 0, 0))
+    return np.asarray(image.convert("L"))
 
 
 def read(text, fonts, width_px=WIDTH_PX, max_lines=1):
@@ -53,7 +53,7 @@ def read(text, fonts, width_px=WIDTH_PX, max_lines=1):
 
 
 def boxed(character, fonts):
-    """The same font's picture of a character that it does not have."""
+    """The same font's image of a character that it does not have."""
     font = fonts.plain.at(SIZE_PX)
     mask = Image.new("L", (40, 24), 255)
     ImageDraw.Draw(mask).text((4, 4), character, 0, font)
@@ -218,10 +218,10 @@ def test_ten_thousand_characters_take_two_lines_whatever_they_are(shipped):
 def test_nothing_is_drawn_outside_its_box(shipped):
     lettering = Lettering(SIZE_PX, shipped)
     for text in ("W" * 100, "Z" + "\u0351\u0316" * 60, "שלום " * 40, "U\ue123" * 40):
-        picture = Image.new("RGB", (WIDTH_PX + 80, 80), "white")
+        image = Image.new("RGB", (WIDTH_PX + 80, 80), "white")
         (line, *_) = lettering.lines(text, WIDTH_PX, 1)
-        lettering.draw(picture, (40, 30), WIDTH_PX, line, (0, 0, 0))
-        ink = np.argwhere(np.asarray(picture.convert("L")) < 255)
+        lettering.draw(image, (40, 30), WIDTH_PX, line, (0, 0, 0))
+        ink = np.argwhere(np.asarray(image.convert("L")) < 255)
         assert len(ink)
         (top, left), (bottom, right) = ink.min(axis=0), ink.max(axis=0)
         assert top >= 30
@@ -277,7 +277,10 @@ def test_right_to_left_text_stands_in_its_order_where_pillow_cannot_shape(shippe
     monkeypatch.setattr(lettering_module.features, "check", lambda name: False)
     lettering = Lettering(SIZE_PX, shipped)
     (line,) = lettering.lines("אב (ג) car", WIDTH_PX, 1)
-    assert [text for text, _, _ in lettering._runs(line)] == ["car", " (ג) בא"]
+    texts = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, where, text, *_, **__: texts.append(text))
+    lettering.draw(Image.new("RGB", (WIDTH_PX, 20)), (0, 0), WIDTH_PX, line, (0, 0, 0))
+    assert texts == ["car", " (ג) בא"], "from left to right"
 
 
 def test_text_that_runs_from_right_to_left_begins_on_the_right(shipped):
@@ -299,8 +302,8 @@ def test_an_emoji_that_a_font_has_is_drawn_and_its_selector_leaves_no_box(shippe
 
 def sheet(path, lines, **options):
     save_sheet(path, [Cell(np.full((160, 160, 3), 90, np.uint8), lines), Cell(None, lines)], **options)
-    with Image.open(path) as picture:
-        return np.asarray(picture)
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def test_a_sheet_is_the_same_in_every_process(tmp_path, shipped):
@@ -314,15 +317,15 @@ def test_a_sheet_is_the_same_in_every_process(tmp_path, shipped):
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.png")], check=True, timeout=60)
-    with Image.open(tmp_path / "b.png") as picture:
-        assert np.array_equal(here, np.asarray(picture))
+    with Image.open(tmp_path / "b.png") as image:
+        assert np.array_equal(here, np.asarray(image))
 
 
 def test_rows_of_a_sheet_are_as_high_as_their_longest_text(tmp_path, shipped):
     short = sheet(tmp_path / "a.png", ["0.5", "a"], fonts=shipped)
     long = sheet(tmp_path / "b.png", ["0.5", "many words " * 100], fonts=shipped)
     assert long.shape[0] - short.shape[0] == Lettering(SIZE_PX, shipped).line_px
-    assert (long[MARGIN_PX : MARGIN_PX + CELL_PX, MARGIN_PX : MARGIN_PX + CELL_PX] == 90).all(), "the picture is whole"
+    assert (long[MARGIN_PX : MARGIN_PX + CELL_PX, MARGIN_PX : MARGIN_PX + CELL_PX] == 90).all(), "the image is whole"
     assert (long[:, 2 * MARGIN_PX + CELL_PX - 16 : 2 * MARGIN_PX + CELL_PX] == 255).all(), "tiles are apart"
 
 

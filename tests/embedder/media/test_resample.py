@@ -1,4 +1,4 @@
-"""torchvision's resize without torch: equal to the bit, whatever the sizes, and as lean as the child must be."""
+"""torchvision's resize without torch: equal to the bit for all sizes, and within the memory of the sandbox process."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def torchvision_resize(values, size, interpolation):
     from torchvision.transforms.v2 import functional
 
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        pytest.skip("torchvision resizes 8-bit pictures as floats on this processor")
+        pytest.skip("torchvision resizes 8-bit images as floats on this processor")
     planes = torch.from_numpy(values.transpose(2, 0, 1).copy())
     method = functional.InterpolationMode(interpolation)
     return functional.resize(planes, list(size[::-1]), interpolation=method, antialias=True).numpy().transpose(1, 2, 0)
@@ -58,7 +58,7 @@ def test_values_are_torchvisions_to_the_bit(interpolation):
 
 
 @pytest.mark.parametrize("interpolation", FILTERS)
-def test_a_box_and_a_grey_picture_give_the_same_values(interpolation):
+def test_a_box_and_a_grey_image_give_the_same_values(interpolation):
     values = noise(np.random.default_rng(1), (333, 207))
     box = (17, 3, 98, 64)
     whole = np.asarray(resample(Image.fromarray(values), (100, 70), (0, 0, 100, 70), interpolation))
@@ -85,7 +85,7 @@ def test_single_floats_are_used_only_where_they_are_exact():
 
 
 @pytest.mark.parametrize("size", [(149, 90), (90, 149), (500, 31), (64, 64), (33, 80)])
-def test_crops_are_those_of_transformers_clip_processor(door, encode_picture, size):
+def test_crops_are_those_of_transformers_clip_processor(decoder, encode_image, size):
     pytest.importorskip("torch")
     from transformers import CLIPImageProcessor
 
@@ -94,18 +94,18 @@ def test_crops_are_those_of_transformers_clip_processor(door, encode_picture, si
     image = Image.fromarray(noise(np.random.default_rng(2), size))
     fit = ResizeSpec(32, "crop", "bicubic", resampler="torchvision")
     expected = np.asarray(processor(image)["pixel_values"][0]).transpose(1, 2, 0)
-    assert np.array_equal(door.picture(encode_picture(image, "PNG"), fit), expected)
+    assert np.array_equal(decoder.image(encode_image(image, "PNG"), fit), expected)
 
 
-def test_a_large_picture_fits_into_the_child_as_it_does_with_pillow(encode_picture):
+def test_a_large_picture_fits_into_the_child_as_it_does_with_pillow(encode_image):
     """48 million pixels take 192 MB in Pillow; what a filter makes of them must not double that."""
-    encoded = encode_picture(Image.new("RGB", (8000, 6000), (10, 200, 30)), "PNG", compress_level=1)
-    with SandboxedDecoder(DecodeLimits(memory_bytes=400 << 20)) as door:
+    encoded = encode_image(Image.new("RGB", (8000, 6000), (10, 200, 30)), "PNG", compress_level=1)
+    with SandboxedDecoder(DecodeLimits(memory_bytes=400 << 20)) as decoder:
         for resampler in ("pillow", "torchvision"):
-            assert (door.picture(encoded, ResizeSpec(224, resampler=resampler)) == (10, 200, 30)).all()
+            assert (decoder.image(encoded, ResizeSpec(224, resampler=resampler)) == (10, 200, 30)).all()
 
 
-def test_filters_of_extremely_long_pictures_are_not_kept():
+def test_filters_of_extremely_long_images_are_not_kept():
     filter_blocks.cache_clear()
     for width in (100_000, 640):
         resample(Image.new("L", (width, 2), 77), (224, 224), (0, 0, 224, 224), "bilinear")
@@ -114,7 +114,7 @@ def test_filters_of_extremely_long_pictures_are_not_kept():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_the_child_runs_on_one_thread_with_either_resampler(png):
-    with SandboxedDecoder() as door:
+    with SandboxedDecoder() as decoder:
         for resampler in ("pillow", "torchvision"):
-            door.picture(png, ResizeSpec(8, resampler=resampler))
-            assert "Threads:\t1\n" in Path(f"/proc/{door.child_pid}/status").read_text()
+            decoder.image(png, ResizeSpec(8, resampler=resampler))
+            assert "Threads:\t1\n" in Path(f"/proc/{decoder.child_pid}/status").read_text()

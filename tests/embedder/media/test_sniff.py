@@ -1,4 +1,4 @@
-"""Kinds are told by content, whatever the name."""
+"""Kinds are recognised by content, whatever the name."""
 
 import io
 
@@ -9,7 +9,7 @@ from embedder.media.sniff import sniff, unreadable_kind
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO"])
-def test_pictures_are_known_by_their_first_bytes(kind):
+def test_images_are_known_by_their_first_bytes(kind):
     file = io.BytesIO()
     Image.new("RGB", (20, 10), "red").save(file, kind)
     assert sniff(file.getvalue()[:4096]) == "image"

@@ -14,14 +14,14 @@ from embedding_runs import Quiet
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.config import OnFailure, load_config
-from embedder.engine import ray_metrics
+from embedder.engine import datasink
 from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed
 from embedder.observability import run_observer as operation_module
 from embedder.observability.metrics import metrics_text, write_metrics
 from embedder.observability.notify import call_webhook, run_command
 from embedder.observability.redaction import mask
-from embedder.observability.run_observer import operation
+from embedder.observability.run_observer import observe_run
 from embedder.store.files import StoreFiles
 from embedder.store.part_writer import write_part
 from embedder.store.runs import Run, all_runs
@@ -53,7 +53,7 @@ def operate(config):
 
 def fail(config, error):
     """A run that ends with an error."""
-    with pytest.raises(type(error)), operation(config, "embed", Quiet()):
+    with pytest.raises(type(error)), observe_run(config, "embed", Quiet()):
         raise error
 
 
@@ -148,7 +148,7 @@ def test_a_failure_before_there_is_a_store_is_told_all_the_same(make_run, tmp_pa
 def test_progress_is_logged_now_and_then(make_run, tmp_path, monkeypatch):
     config = make_run(tmp_path, log_file=str(tmp_path / "log"))
     monkeypatch.setattr(operation_module, "PROGRESS_S", 0.5)
-    with operation(config, "embed", Quiet()) as run_log, run_log.progress(1000) as on_progress:
+    with observe_run(config, "embed", Quiet()) as run_log, run_log.progress(1000) as on_progress:
         on_progress(100)
         time.sleep(0.6)
         on_progress(200)
@@ -210,7 +210,7 @@ def test_a_write_task_counts_into_rays_metrics(tmp_path, monkeypatch):
     )
     run, stamp = store_samples.begin(StoreFiles(tmp_path / "store"))
     rows = store_samples.table(store_samples.row("a"), store_samples.reject("b"))
-    ray_metrics.count_part(write_part(run.files, stamp, 0, rows))
+    datasink.count_part(write_part(run.files, stamp, 0, rows))
     *counts, (name, seconds, tags) = added
     assert counts == [("embedder_items", 2, None), ("embedder_rejects", 1, None), ("embedder_vectors", 1, None)]
     assert (name, tags) == ("embedder_step_seconds", {"step": "write"}) and 0 < seconds < 60

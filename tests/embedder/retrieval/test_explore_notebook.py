@@ -76,11 +76,11 @@ def test_the_notebook_runs_and_shows_what_the_store_holds(store, tmp_path, monke
     itself = re.search(r"(\S+) finds (\S+) first, with (\S+)\n", text_of(cells["picture"]))
     assert itself[1] == itself[2]
     assert float(itself[3]) == pytest.approx(1, abs=1e-3)
-    filtered = [line.split()[1] for line in text_of(cells["filter"]).splitlines()]
+    filtered = [line.split()[2] for line in text_of(cells["filter"]).splitlines()]
     assert len(filtered) == 5
     assert set(filtered) < {f"pictures/{number:04d}.png" for number in range(0, 12, 2)}
     assert text_of(cells["rejects"]).startswith("1 of 14 items were rejected\n")
-    assert re.search(r"^broken\.png: ", text_of(cells["rejects"]), re.MULTILINE)
+    assert re.search(r"^'broken\.png': ", text_of(cells["rejects"]), re.MULTILINE)
 
     rows = store.to_arrow().to_pylist()
     pairs = [row for row in rows if row["image_embedding"] and row["text_embedding"]]
@@ -107,3 +107,10 @@ def test_the_notebook_is_valid_and_ships_without_outputs():
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
     assert NOTEBOOK.stat().st_size < 20_000
+
+
+def test_the_notebook_uses_public_names_alone():
+    cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    code = "\n".join(cells)
+    assert re.findall(r"^(?:from|import) embedder.*$", code, re.MULTILINE) == ["import embedder"]
+    assert set(re.findall(r"\bembedder\.(\w+)", code)) <= set(embedder.__all__)

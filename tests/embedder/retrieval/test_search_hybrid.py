@@ -167,7 +167,7 @@ def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeyp
     hybrid(store, "sea", where="segment = 0")
     fresh = open_store(store.files.address)
     fresh.searcher.prepare(store.searcher)
-    for name in ("open_words", "Catalogue", "ExactIndex", "open_version", "ItemRows"):
+    for name in ("open_words", "RowMetadata", "ExactIndex", "open_version", "ItemRows"):
         monkeypatch.setattr(snapshot, name, None)
     monkeypatch.setattr(row_metadata, "RowFilter", None)
     assert hybrid(fresh, "sea", where="segment = 0") == hybrid(store, "sea", where="segment = 0")

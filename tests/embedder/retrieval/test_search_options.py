@@ -90,7 +90,7 @@ def test_a_batch_gives_each_query_what_it_gets_alone(store):
 def test_a_batch_is_one_search_of_the_index(tmp_path, monkeypatch):
     store = searchable(tmp_path / "s", *(picture(f"{number}.png", number) for number in range(9)), index=False)
     calls = []
-    vectors = store.searcher.version.vectors
+    vectors = store.searcher.snapshot.vectors
     search = vectors.search
     monkeypatch.setattr(
         vectors, "search", lambda *args, **options: calls.append(len(args[0])) or search(*args, **options)
@@ -165,9 +165,9 @@ def test_a_mistake_is_told(number, store):
 def test_a_store_without_pictures_says_so(tmp_path):
     text = picture("text", 0, image_embedding=None, text_embedding=[1.0, 0.0], modality="text")
     hits = searchable(tmp_path / "s", text, index=False).search(QUERY, where="true", fold=0.9)
-    assert (hits, hits.note) == ([], "the store holds no picture or video")
+    assert (hits, hits.note) == ([], "the store holds no image or video")
     nothing = searchable(tmp_path / "r", reject("broken"), index=False).search(QUERY, where="caption IS NULL")
-    assert (nothing, nothing.note) == ([], "the store holds no picture or video")
+    assert (nothing, nothing.note) == ([], "the store holds no image or video")
 
 
 def test_carried_columns_come_with_each_hit(tmp_path):

@@ -35,12 +35,12 @@ def test_keys_in_many_chunks_find_their_rows():
 
 def test_a_removed_row_needs_no_description_and_a_live_one_does(tmp_path):
     store = searchable(tmp_path / "s", picture("a", 0), picture("b", 10), index=False)
-    catalogue = RowMetadata(RecordTable(store.files, "embeddings"))
-    found = catalogue.rows_of(keys(("b", 0), ("gone", 0), ("a", 0)), np.array([True, False, True]))
-    assert [catalogue.rows["item_id"][row].as_py() for row in found[[0, 2]]] == ["b", "a"]
+    metadata = RowMetadata(RecordTable(store.files, "embeddings"))
+    found = metadata.rows_of(keys(("b", 0), ("gone", 0), ("a", 0)), np.array([True, False, True]))
+    assert [metadata.rows["item_id"][row].as_py() for row in found[[0, 2]]] == ["b", "a"]
     assert found[1] == -1
     with pytest.raises(RetrievalError, match="'gone', which the embeddings published with it lack; build the index"):
-        catalogue.rows_of(keys(("b", 0), ("gone", 0)), np.array([True, True]))
+        metadata.rows_of(keys(("b", 0), ("gone", 0)), np.array([True, True]))
 
 
 def test_videos_are_known_by_their_segments():

@@ -8,7 +8,7 @@ import pytest
 import samples
 from refresh_runs import refreshed
 from store_samples import row
-from store_states import new_store, night
+from store_states import new_store, publish_refresh
 from tiny_models import tiny_config
 
 import embedder
@@ -29,7 +29,7 @@ NEVER_S = 3600.0
 @pytest.fixture
 def files(tmp_path):
     files = new_store(tmp_path / "store")
-    night(files, row("a.jpg", caption="old"))
+    publish_refresh(files, row("a.jpg", caption="old"))
     build_store_index(files)
     return files
 
@@ -67,7 +67,7 @@ def test_hits_name_the_publication_and_the_index_that_answered(files, follow):
     build_store_index(files)
     assert store.look()
     assert store.search(QUERY).version == f"{run_id}/index 2"
-    night(files, row("a.jpg", caption="new", modified="t1"))
+    publish_refresh(files, row("a.jpg", caption="new", modified="t1"))
     assert store.look()
     hits = store.search(QUERY)
     assert (captions(hits), hits.version) == (["new"], f"{read_current(files).run_id}/exact")
@@ -78,7 +78,7 @@ def test_what_is_open_answers_from_its_own_version_though_a_vacuum_took_its_file
     store = follow()
     snapshot = store.snapshot
     for count in range(2):
-        night(files, row("a.jpg", caption="new", modified=f"t{count}"))
+        publish_refresh(files, row("a.jpg", caption="new", modified=f"t{count}"))
     vacuum(files, keep_days=0, keep_versions=1)
     assert captions(store.search(QUERY)) == ["old"], "before it has looked"
     store.look()
@@ -89,10 +89,10 @@ def test_conditions_that_queries_used_are_answered_by_the_next_version_though_it
     store = follow()
     condition = {"where": "modality = 'image'"}
     assert captions(store.search(QUERY, **condition)) == ["old"]
-    night(files, row("a.jpg", caption="new", modified="t1"))
+    publish_refresh(files, row("a.jpg", caption="new", modified="t1"))
     assert store.look()
     for count in range(2):
-        night(files, row("a.jpg", caption="newer", modified=f"later {count}"))
+        publish_refresh(files, row("a.jpg", caption="newer", modified=f"later {count}"))
     vacuum(files, keep_days=0, keep_versions=1)
     assert captions(store.search(QUERY, **condition)) == ["new"]
 

@@ -1,4 +1,4 @@
-"""What is no item: told by its name where that is enough, chosen by patterns, and counted."""
+"""Files that are no items: recognised by name where that is enough, chosen by patterns, and counted."""
 
 import os
 
@@ -34,7 +34,7 @@ def listed(path, own=(), **settings):
         ("junk", [".git/config", "$RECYCLE.BIN/a.jpg", "System Volume Information/x", "lost+found/#1", "~$a.docx"]),
     ],
 )  # fmt: skip
-def test_a_name_tells_what_need_not_be_read(sort, names):
+def test_a_name_decides_what_need_not_be_read(sort, names):
     assert {name: sort_of(name) for name in names} == dict.fromkeys(names, sort)
 
 
@@ -46,7 +46,7 @@ def test_a_name_tells_what_need_not_be_read(sort, names):
         ("a." + "x" * 99, "." + "x" * 99, "no suffix"),
     ],
 )  # fmt: skip
-def test_suffixes_are_told_only_where_they_are_plain(name, suffix, shown):
+def test_suffixes_are_shown_only_where_they_are_plain(name, suffix, shown):
     assert (suffix_of(name), shown_suffix(name)) == (suffix, shown)
 
 
@@ -125,14 +125,14 @@ def test_include_restricts_and_names_kinds_that_are_left_out_otherwise(make_file
     assert listed(root, include=["*.jpg"], exclude=["x"])[0] == ["a.jpg"]
 
 
-def test_a_caption_goes_where_its_picture_goes(make_files, list_items):
+def test_a_caption_goes_where_its_image_goes(make_files, list_items):
     names = ("a.jpg", "a.txt", "b.jpg", "b.txt", "c.pdf", "c.txt", "alone.txt")
     root = make_files(dict.fromkeys(names, "x"))
     rows = list_items(root, include=["*.jpg"])
     assert {item: row["caption_uri"] for item, row in rows.items()} == {
         "a.jpg": f"{root}/a.txt", "b.jpg": f"{root}/b.txt",
     }  # fmt: skip
-    assert set(list_items(root, exclude=["b.jpg"])) == {"a.jpg", "c.txt", "alone.txt"}, "b.txt goes with its picture"
+    assert set(list_items(root, exclude=["b.jpg"])) == {"a.jpg", "c.txt", "alone.txt"}, "b.txt goes with its image"
     rows = list_items(root, exclude=["a.txt"])
     assert rows["a.jpg"]["caption_uri"] is None and rows["b.jpg"]["caption_uri"] is not None
 

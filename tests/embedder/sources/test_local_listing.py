@@ -288,7 +288,7 @@ def test_twenty_thousand_files_are_listed_fast_and_in_order(tmp_path, capsys):
     tables = list(list_sources([SourceConfig(path=str(root))], rows_per_chunk=3000))
     elapsed_s = time.perf_counter() - start
     with capsys.disabled():
-        print(f"\n20,000 files (10,000 pictures with captions) listed in {elapsed_s:.2f} s")
+        print(f"\n20,000 files (10,000 images with captions) listed in {elapsed_s:.2f} s")
     assert [table.num_rows for table in tables] == [3000, 3000, 3000, 1000]
     ids = [item for table in tables for item in table["item_id"].to_pylist()]
     assert ids == [f"{folder:02d}/{number:04d}.jpg" for folder in range(20) for number in range(500)]

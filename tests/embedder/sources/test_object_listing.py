@@ -13,7 +13,7 @@ from embedder.errors import SourceError
 from embedder.sources import object_listing, parquet_cells
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.globbing import glob_regex
-from shards.object_stores import explain
+from embedder.storage.object_stores import explain
 
 
 def tar_bytes(*members):
@@ -179,7 +179,7 @@ def test_a_table_replaced_while_it_is_read_fails_once_and_is_then_opened_anew(bu
     assert (caught.value.error_type, caught.value.transient) == ("Changed", True)
 
 
-def test_answers_of_the_server_are_told_apart(bucket):
+def test_answers_of_the_server_are_distinguished(bucket):
     for status, error_type, transient in (
         (404, "FileNotFound", False), (403, "PermissionDenied", False), (400, "RequestRefused", False),
         (429, "NetworkError", True), (503, "NetworkError", True),

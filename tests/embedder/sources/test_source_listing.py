@@ -1,14 +1,16 @@
 import subprocess
 import sys
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from embedder.batch_schema import CARRIED
-from embedder.config import Columns, SourceConfig
+from embedder.config import Columns, SourceConfig, SourceKind
 from embedder.errors import SourceError
 from embedder.sources.detect import detect_kind
+from embedder.sources.kinds import KINDS
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
 from embedder.sources.listing_schema import Row, table_of_rows
 from embedder.sources.selection import take_all
@@ -141,7 +143,7 @@ def test_mistakes_are_said_in_the_call_before_a_row_is_taken(make_files):
         ([".hidden"], "files"),
     ],
 )
-def test_the_kind_of_a_folder_is_told_by_what_it_holds(make_files, files, kind):
+def test_the_kind_of_a_folder_is_detected_by_its_content(make_files, files, kind):
     root = make_files(dict.fromkeys(files, b""))
     assert kind_of(str(root)) == kind
 
@@ -151,11 +153,11 @@ def test_the_kind_of_a_folder_is_told_by_what_it_holds(make_files, files, kind):
     [("a.tar", "webdataset"), ("a.tgz", "webdataset"), ("a.CSV", "table"), ("a.ndjson", "table"), ("a.jpg", "files"),
      ("noext", "files"), ("a{1}.jpg", "files")],
 )  # fmt: skip
-def test_the_kind_of_a_file_is_told_by_its_name(make_files, name, kind):
+def test_the_kind_of_a_file_is_detected_by_its_name(make_files, name, kind):
     assert kind_of(str(make_files({name: b""}) / name)) == kind
 
 
-def test_the_kind_of_a_pattern_is_told_by_its_suffix(tmp_path):
+def test_the_kind_of_a_pattern_is_detected_by_its_suffix(tmp_path):
     assert kind_of(f"{tmp_path}/x-{{000..099}}.tar") == "webdataset"
     assert kind_of(f"{tmp_path}/*.parquet") == "table"
     with pytest.raises(SourceError, match="tells no kind; set kind"):
@@ -169,3 +171,7 @@ def test_the_package_loads_nothing_heavy():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
+
+
+def test_every_kind_of_source_has_its_entry():
+    assert set(KINDS) == set(get_args(SourceKind)) - {"auto"}

@@ -28,7 +28,7 @@ def test_bytes_become_cells_that_count_within_their_row_group(tmp_path, list_ite
         assert [fetcher.fetch(uri, max_bytes=9).data for uri in column(rows, "uri")] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_bytes_of_pictures_are_not_read_at_listing(tmp_path, list_items):
+def test_bytes_of_images_are_not_read_at_listing(tmp_path, list_items):
     path = tmp_path / "t.parquet"
     table = pa.table({"id": ["a", "b"], "image": [os.urandom(500_000)] * 2})
     pq.write_table(table, path, compression="none", use_dictionary=False)
@@ -98,7 +98,7 @@ def test_uris_that_are_not_served_are_rejects_of_their_rows(tmp_path, list_items
     assert "az://, without credentials; download others first" in rows["x"]["error"]
 
 
-def test_null_ids_null_pictures_and_blank_captions(tmp_path, list_items):
+def test_null_ids_null_images_and_blank_captions(tmp_path, list_items):
     table = pa.table(
         {
             "id": ["a", None, "c", "d", ""],
@@ -223,7 +223,7 @@ def test_a_corrupt_parquet_file_among_many_is_named(tmp_path, list_items, damage
     bad = folder / "b.parquet"
     bad.write_bytes(bad.read_bytes()[:-20] if damage is None else damage)
     with pytest.raises(
-        SourceError, match=r"parts/b\.parquet: not readable as a Parquet file .*; mend it, or take it out"
+        SourceError, match=r"parts/b\.parquet: not readable as a Parquet file .*; repair it, or take it out"
     ):
         list_items(folder, columns={"id": "id", "caption": "cap"})
 

@@ -14,7 +14,7 @@ from embedder.steps.decode import ItemReader
 
 @pytest.fixture
 def decode_folder(make_run, tiny_model):
-    """Decodes a folder's items: rows by id; `limits` differ as told."""
+    """Decode a folder's items, with some limits changed: rows by id."""
 
     def run(root, before_read=lambda: None, **limits):
         spec = decode_spec(make_run(root), open_model(str(tiny_model)))
@@ -36,17 +36,20 @@ def test_a_file_of_a_terabyte_is_refused_without_reading_it(decode_folder, tmp_p
             file.truncate(1 << 40)
     rows = decode_folder(tmp_path)
     for name in ("a.jpg", "b.mp4"):
-        assert rows[name]["error_type"] == "TooLarge" and "decode.max_video_bytes allows" in rows[name]["error"]
-        assert rows[name]["content_version"] is None and not rows[name]["transient"]
+        assert rows[name]["error_type"] == "TooLarge"
+        assert "decode.max_video_bytes allows" in rows[name]["error"]
+        assert rows[name]["content_version"] is None
+        assert not rows[name]["transient"]
 
 
-def test_a_picture_over_its_limit_is_refused_without_reading_it(decode_folder, tmp_path, monkeypatch):
+def test_an_image_over_its_limit_is_refused_without_reading_it(decode_folder, tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(samples.image_bytes(1) + b"\0" * 100_000)
     (tmp_path / "a.txt").write_text("a red car")
     monkeypatch.setattr(Fetcher, "content_hash", lambda *_: pytest.fail("it was read whole"))
     row = decode_folder(tmp_path, max_file_bytes=50_000)["a.png"]
     assert row["error_type"] == "FileTooLarge"
-    assert row["num_vectors"] == 1 and row["content_version"], "its caption is embedded all the same"
+    assert row["num_vectors"] == 1, "its caption is embedded all the same"
+    assert row["content_version"]
 
 
 def test_a_source_that_goes_away_after_its_listing_is_tried_again_another_day(decode_folder, tmp_path):

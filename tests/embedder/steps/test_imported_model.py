@@ -63,18 +63,18 @@ def test_the_pipeline_gives_the_features_of_transformers(make_run, checkpoint, t
     import_vision_text_dual_encoder(folder, imported)
     source = tmp_path / "in"
     source.mkdir()
-    pictures = [samples.picture(seed, *size) for seed in range(6)]
+    images = [samples.make_image(seed, *size) for seed in range(6)]
     captions = samples.SENTENCES[:6]
-    for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
         file = BytesIO()
-        picture.save(file, form)
+        image.save(file, form)
         (source / f"{number}.{form.lower()}").write_bytes(file.getvalue())
         (source / f"{number}.txt").write_text(caption)
-        pictures[number] = Image.open(file).convert("RGB")
+        images[number] = Image.open(file).convert("RGB")
     _, rows = embedded(make_run(source, model=str(imported)))
     found = [rows[f"{number}.{form.lower()}", 0] for number in range(6)]
     with torch.inference_mode():
-        pixels = processor(pictures, return_tensors="pt")
+        pixels = processor(images, return_tensors="pt")
         expected_images = normalised(model.get_image_features(**pixels))
         tokens = tokenizer(captions, padding=True, return_tensors="pt")
         inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}

@@ -81,31 +81,34 @@ def decoded_rows(num_rows, size=32, num_frames=1):
     return pa.table(columns)
 
 
+def rows_per_call(table):
+    """Rows of each batch that the stage computed."""
+    steps = [step for steps in table["trace"].drop_null().to_pylist() for step in steps]
+    return [step["num_rows"] for step in steps if step["step"] == "stage 0"]
+
+
 def test_a_stage_gives_the_same_vectors_in_pieces(tiny_model):
     rows = decoded_rows(50)
     whole = stage_of(tiny_model)(rows)
     stage = stage_of(tiny_model)
-    encode = stage.encode
 
-    def short_of_memory(batch):
-        if batch.num_rows > 6:
+    def short_of_memory(shard, inputs):
+        if len(inputs[0].vision.lengths) > 6:
             raise CPU_ERROR
-        return encode(batch)
 
-    stage._fitting._encode = short_of_memory
+    stage.shard.register_forward_pre_hook(short_of_memory)
     pieces = stage(rows)
     assert pieces.num_rows == 50
     for name in ("image_embedding", "text_embedding"):
         assert np.allclose(unpack_vectors(whole[name]), unpack_vectors(pieces[name]), atol=1e-6)
-    calls = [call for calls in pieces["trace"].drop_null().to_pylist() for call in calls if call["step"] == "stage 0"]
-    assert [call["num_rows"] for call in calls] == [4] * 12 + [2], "what is measured is what was done"
+    assert rows_per_call(pieces) == [4] * 12 + [2], "the measurements are of the pieces"
 
 
 LIMITED = """
 import json, resource, sys
 sys.path[:0] = json.loads(sys.argv[3])
 import numpy as np, psutil, torch
-from test_oom_backoff import decoded_rows, stage_of
+from test_oom_backoff import decoded_rows, rows_per_call, stage_of
 from embedder.store.arrow_tensors import unpack_vectors
 
 torch.set_num_threads(1)
@@ -115,8 +118,9 @@ stage(rows.slice(0, 2))
 expected = unpack_vectors(stage_of(sys.argv[1], rows_per_batch=4)(rows)["image_embedding"])
 room = psutil.Process().memory_info().vms + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
-found = unpack_vectors(stage(rows)["image_embedding"])
-print(json.dumps({"max_rows": stage._fitting.max_rows, "same": bool(np.allclose(found, expected, atol=1e-5))}))
+table = stage(rows)
+found = unpack_vectors(table["image_embedding"])
+print(json.dumps({"rows": rows_per_call(table), "same": bool(np.allclose(found, expected, atol=1e-5))}))
 """
 
 
@@ -127,7 +131,8 @@ def test_a_real_lack_of_memory_is_survived(tiny_model):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["same"]
-    assert found["max_rows"] is not None and found["max_rows"] < 256, "it did run out of memory"
+    assert sum(found["rows"]) == 256
+    assert max(found["rows"]) < 256, "it did run out of memory"
 
 
 @pytest.mark.gpu
@@ -140,8 +145,8 @@ def test_a_device_out_of_memory_is_survived(tiny_model):
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (64 << 20)) / total)
     try:
-        found = unpack_vectors(stage(rows)["image_embedding"])
+        table = stage(rows)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert stage._fitting.max_rows is not None and stage._fitting.max_rows < 4096
-    assert np.allclose(found, expected, atol=1e-4)
+    assert max(rows_per_call(table)) < 4096
+    assert np.allclose(unpack_vectors(table["image_embedding"]), expected, atol=1e-4)

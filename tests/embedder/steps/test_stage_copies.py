@@ -1,4 +1,4 @@
-"""How often the large tensors are copied: never between Arrow and torch, once from decoded pictures into a batch."""
+"""Copies of the large tensors: never between Arrow and torch, once from decoded images into a batch."""
 
 import tracemalloc
 from dataclasses import replace
@@ -54,7 +54,7 @@ class Remembering:
 
 
 def column_address(column: pa.Array) -> int:
-    """Where the bytes of a tensor column begin."""
+    """Address of the bytes of a tensor column."""
     _, offsets, data = column.buffers()
     return data.address + int(np.frombuffer(offsets, np.int64)[column.offset])
 
@@ -129,14 +129,14 @@ def test_a_block_keeps_a_tensor_chunk_a_batch_and_all_else_in_one(tiny_model, nu
 
 
 def test_pixels_are_copied_once_from_the_decoder_into_the_batch():
-    pictures = [np.full((64, 64, 3), number, np.uint8) for number in range(NUM_ROWS)]
+    images = [np.full((64, 64, 3), number, np.uint8) for number in range(NUM_ROWS)]
     allocated = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        column = pack(pictures)
+        column = pack(images)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert column.nbytes <= peak < 1.1 * column.nbytes, "numpy's one copy"
     assert pa.total_allocated_bytes() == allocated
-    assert torch.frombuffer(column.buffers()[2], dtype=torch.uint8).numel() == sum(each.nbytes for each in pictures)
+    assert torch.frombuffer(column.buffers()[2], dtype=torch.uint8).numel() == sum(each.nbytes for each in images)

@@ -1,4 +1,4 @@
-"""What a person reads: control characters are escapes, spelling stays, one string is one line."""
+"""Text for people: control characters are escapes, spelling stays, one string is one line."""
 
 import io
 import json
@@ -13,15 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from embedder.cli import main
-from embedder.cli.commands import Result
-from embedder.cli.options import json_line, print_result
-from embedder.cli.render import TerminalWatcher
-from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal
+from embedder.cli.results import Result, json_line, print_result
+from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalWatcher
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.observability.log import RunLog
 from embedder.observability.metrics import metrics_text
-from embedder.observability.run_observer import operation
+from embedder.observability.run_observer import observe_run
 from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
 from embedder.storage.printable import printable, shortened
@@ -33,7 +31,7 @@ DRAWN_SIGNS = {0x600, 0x601, 0x602, 0x603, 0x604, 0x605, 0x6DD, 0x70F, 0x890, 0x
 
 
 def printed(*objects, width=120, **options):
-    """What the console writes."""
+    """Return the output of the console."""
     file = io.StringIO()
     console = Terminal(width=width)
     console.file = file
@@ -199,7 +197,7 @@ def test_a_purge_finds_a_name_where_the_log_has_it(tmp_path):
         path.unlink()
 
 
-def test_the_end_of_a_run_is_told_without_control_characters(tmp_path):
+def test_the_end_of_a_run_is_shown_without_control_characters(tmp_path):
     runs, metrics = tmp_path / "runs.jsonl", tmp_path / "m.prom"
     output = tmp_path / "told"
     config = load_config(
@@ -212,7 +210,7 @@ def test_the_end_of_a_run_is_told_without_control_characters(tmp_path):
         }
     )
     message = "item a\x00b\x1b[31m\n\udcff\ud800: gone"
-    with pytest.raises(StoreError), operation(config, "embed", Quiet()):
+    with pytest.raises(StoreError), observe_run(config, "embed", Quiet()):
         raise StoreError(message)
     shown = r"item a\x00b\x1b[31m\n\xff\ud800: gone"
     assert output.read_text() == shown

@@ -1,4 +1,4 @@
-"""What a bucket answers: passing trouble is tried again, the rest is one clear line, and no secret stands anywhere."""
+"""Errors of a bucket: transient ones are retried, the rest is one clear line, and no message has a secret."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from embedder.errors import SourceError, StoreError
 from embedder.sources.errors import FetchError
 from embedder.sources.listing import list_sources
 from embedder.sources.object_listing import find_object
+from embedder.storage import object_stores
+from embedder.storage.model_download import resolve_model
+from embedder.storage.object_stores import explain, split_place, without_credentials
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
-from shards import object_stores
 from shards.errors import ModelError
-from shards.model_folder import resolve_model
-from shards.object_stores import explain, split_place, without_credentials
 
 CREDENTIALS = f"s3://{KEY}:{SECRET}@team/a"
 
@@ -87,7 +87,7 @@ def answering(monkeypatch):
 @pytest.mark.parametrize(
     ("status", "code", "more", "message"),
     [
-        (404, "NoSuchBucket", "", r"s3://team/a/store: there is no such bucket; mend the name, or create it first"),
+        (404, "NoSuchBucket", "", r"s3://team/a/store: there is no such bucket; correct the name, or create it first"),
         (403, "AccessDenied", "", r"access is denied \(403 AccessDenied\).*grant them the bucket, or use others"),
         (403, "InvalidAccessKeyId", "", r"access is denied \(403 InvalidAccessKeyId\)"),
         (400, "ExpiredToken", "", r"the server refused the request \(400 ExpiredToken\)"),
@@ -128,7 +128,7 @@ def test_trouble_that_does_not_pass_ends_after_a_bounded_number_of_tries_as_tran
     monkeypatch.setattr(object_stores, "MAX_RETRIES", 2)
     files = StoreFiles("s3://team/store")
     with answering((503, answer_xml("SlowDown"))) as requests:
-        with pytest.raises(StoreUnavailableError, match="however often it was asked; .* the same command goes on"):
+        with pytest.raises(StoreUnavailableError, match="even after many retries; .* the same command goes on"):
             files.read("CURRENT.json")
         assert len(requests) == 3
         with pytest.raises(FetchError) as caught:

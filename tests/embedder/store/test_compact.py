@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from store_samples import begin, row, table
-from store_states import Killed, dying, new_store, night, rows_now, silent, state_now, vectors_now
+from store_states import Killed, dying, new_store, publish_refresh, rows_now, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
@@ -36,15 +36,15 @@ def part(path: str, num_rows: int = 10, size_bytes: int = 100) -> PartFile:
 
 def many_parts(files, number=6):
     """One publication of so many part files, each with two rows, one of them a video's."""
-    run, stamp = begin(files)
+    run, metadata = begin(files)
     for task in range(number):
         vector = [math.sin(task / 3), math.cos(task / 3)]
         video = [
             row(f"{task}.mp4", segment=segment, num_vectors=2 if segment else None, image_embedding=vector)
             for segment in (0, 1)
         ]
-        write_part(files, stamp, task, table(row(f"{task}.jpg", image_embedding=vector), *video))
-    publish(run, stamp, lambda version: None)
+        write_part(files, metadata, task, table(row(f"{task}.jpg", image_embedding=vector), *video))
+    publish(run, metadata, lambda version: None)
 
 
 def found(files) -> list:
@@ -117,7 +117,7 @@ def test_the_index_is_kept_and_answers_as_before(files):
     assert len(after) == 9
 
 
-def test_a_nightly_run_compacts_only_where_it_pays(files):
+def test_a_refresh_compacts_only_where_it_pays(files):
     many_parts(files)
     assert compact_if_needed(files, silent) is None
     many = new_store(files.folder.parent / "many")
@@ -130,8 +130,8 @@ def test_a_nightly_run_compacts_only_where_it_pays(files):
 
 def test_an_unfinished_run_is_not_given_up_for_it(files):
     many_parts(files)
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("z.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("z.jpg")))
     with pytest.raises(StoreError, match=f"run {run.run_id} is not finished.*finish it first"):
         compact(files, PartTarget(), silent)
 
@@ -139,7 +139,7 @@ def test_an_unfinished_run_is_not_given_up_for_it(files):
 def test_changed_rows_replace_theirs_in_a_compacted_file(files):
     many_parts(files)
     compact(files, PartTarget(), silent)
-    night(files, row("2.jpg", image_embedding=[0.0, -1.0], modified="t1"))
+    publish_refresh(files, row("2.jpg", image_embedding=[0.0, -1.0], modified="t1"))
     assert vectors_now(files)["2.jpg"] == [0.0, -1.0]
     assert len(rows_now(files)) == 18
 
@@ -162,14 +162,14 @@ def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_
         compact(files, PartTarget(), silent)
         assert state_now(files) == before
         assert len(RecordTable(files, "items").paths()) == 1
-        night(files, row("z.jpg"))
+        publish_refresh(files, row("z.jpg"))
         assert len(rows_now(files)) == len(before["embeddings"]) + 1
         if len(made) < number:
             break
     assert len(made) >= 6
 
 
-def test_history_tells_a_compaction_from_a_night(files):
+def test_history_tells_a_compaction_from_a_refresh(files):
     many_parts(files)
     compact(files, PartTarget(), silent)
     assert [each.kind for each in publications(files)] == ["embed", "compaction"]

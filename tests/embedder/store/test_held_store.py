@@ -1,6 +1,7 @@
-"""A rollback holds until it is released, and whoever would publish says so."""
+"""A rollback holds until it is released, and a run that may not publish reports so."""
 
 import json
+import re
 import shutil
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ from store_states import Killed, dying, no_index, silent
 import embedder
 from embedder.errors import ConfigError
 from embedder.ingest.dry_run import forecast
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
@@ -59,10 +60,13 @@ def test_a_held_store_is_left_alone_by_refresh_and_embed_and_both_say_so(make_ru
     assert rows_of(config) == first
     assert (hold.from_run, hold.to_run, hold.released_at) == (left, run_id, None)
     lines = [json.loads(line) for line in (tmp_path / "store" / "runs.jsonl").read_text().splitlines()]
-    assert lines[-1]["held"] is True and lines[-1]["exit_code"] == 0 and "rollback --release" in lines[-1]["message"]
+    assert lines[-1]["held"] is True
+    assert lines[-1]["exit_code"] == 0
+    assert "rollback --release" in lines[-1]["message"]
     assert lines[0]["held"] is False
     metrics = (tmp_path / "embedder.prom").read_text()
-    assert "embedder_held{" in metrics and 'guard="hold"} 0.0' in metrics
+    assert "embedder_held{" in metrics
+    assert re.search(r'\{guard="hold",[^}]*\} 0\.0', metrics)
 
 
 def test_a_held_refresh_lists_no_source(make_run, source):
@@ -102,7 +106,8 @@ def test_history_and_json_show_the_hold_until_it_is_released(make_run, source, r
     code, released, _ = run_embedder("rollback", "--release", *store, "--json")
     assert (code, released["released"]) == (0, False), "a second release is no mistake"
     code, _, stderr = run_embedder("rollback", done["restores"], "--release", *store)
-    assert code == 2 and len(stderr.strip().splitlines()) == 1
+    assert code == 2
+    assert len(stderr.strip().splitlines()) == 1
 
 
 def test_what_changes_no_row_keeps_the_hold(make_run, source, run_embedder):
@@ -141,7 +146,8 @@ def test_force_passes_the_hold_once_and_is_told(make_run, source, tmp_path, run_
     _, second = nights(config, source, 1)
     back(config)
     report, rows = refreshed(config, forced=("hold",))
-    assert report.published and rows == second
+    assert report.published
+    assert rows == second
     assert [guard["forced"] for guard in report.guards if guard["name"] == "hold"] == [True]
     assert read_current(StoreFiles(config.store)).hold is None, "what was rolled back is not served any more"
     with pytest.raises(ConfigError, match="the guards are hold, retire"):

@@ -1,10 +1,10 @@
-"""What was published stays known, in its order, and each version is read as it was."""
+"""Publications stay known, in their order, and each version is read as it was."""
 
 import json
 
 import pytest
 from store_samples import reject, row
-from store_states import new_store, night, no_index, record, rows_at, silent
+from store_states import new_store, no_index, publish_refresh, record, rows_at, silent
 
 import embedder
 from embedder.errors import StoreError
@@ -28,8 +28,8 @@ def files(tmp_path):
 
 
 def test_every_publication_is_told_with_what_it_held(files):
-    first = night(files, row("a.jpg"), row("b.jpg"))
-    second = night(files, row("c.jpg"), reject("d.jpg"))
+    first = publish_refresh(files, row("a.jpg"), row("b.jpg"))
+    second = publish_refresh(files, row("c.jpg"), reject("d.jpg"))
     history = publications(files)
     assert [each.run_id for each in history] == [first.run_id, second.run_id]
     assert [(each.num_items, each.num_vectors, each.num_rejected) for each in history] == [(2, 2, 0), (4, 3, 1)]
@@ -44,11 +44,11 @@ def test_a_run_that_died_before_its_swap_is_no_publication():
 
 
 def test_runs_from_before_there_were_records_are_told_without_figures(files):
-    old = night(files, row("a.jpg"))
+    old = publish_refresh(files, row("a.jpg"))
     files.delete(f"runs/{old.run_id}/published.json")
     (told,) = past_runs(files)
     assert (told.run_id, told.record, told.is_current, told.can_be_read) == (old.run_id, None, True, True)
-    new = night(files, row("b.jpg"))
+    new = publish_refresh(files, row("b.jpg"))
     assert [(run.run_id, run.record is not None, run.can_be_read) for run in past_runs(files)] == [
         (old.run_id, False, False),
         (new.run_id, True, True),
@@ -56,8 +56,8 @@ def test_runs_from_before_there_were_records_are_told_without_figures(files):
 
 
 def test_each_version_is_read_as_it_was(files):
-    first = night(files, row("a.jpg", caption="then"))
-    night(files, row("a.jpg", caption="now", modified="t1"), row("b.jpg"))
+    first = publish_refresh(files, row("a.jpg", caption="then"))
+    publish_refresh(files, row("a.jpg", caption="now", modified="t1"), row("b.jpg"))
     then = embedder.open_store(files.address, version=first.run_id)
     assert then.to_arrow(["item_id", "caption"]).to_pylist() == [{"item_id": "a.jpg", "caption": "then"}]
     assert then.items()["modified"].to_pylist() == ["t0"]
@@ -65,9 +65,9 @@ def test_each_version_is_read_as_it_was(files):
 
 
 def test_a_version_of_which_a_file_is_gone_is_refused_in_one_line(files):
-    first = night(files, row("a.jpg"))
+    first = publish_refresh(files, row("a.jpg"))
     (path,) = RecordTable(files, "embeddings").paths()
-    night(files, row("a.jpg", modified="t1"))
+    publish_refresh(files, row("a.jpg", modified="t1"))
     files.delete(f"embeddings/{path}")
     with pytest.raises(StoreError, match=rf"version {first.run_id} can't be read any more.*embedder history") as error:
         embedder.open_store(files.address, version=first.run_id)
@@ -76,7 +76,7 @@ def test_a_version_of_which_a_file_is_gone_is_refused_in_one_line(files):
 
 
 def test_a_version_that_never_was_is_refused(files):
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     with pytest.raises(StoreError, match="no run 2020 among what it published"):
         find_publication(files, "2020")
 
@@ -95,7 +95,7 @@ def test_going_back_twice_goes_back_by_two():
 
 
 def test_a_record_of_an_unknown_format_is_refused_in_one_line(files):
-    run = night(files, row("a.jpg"))
+    run = publish_refresh(files, row("a.jpg"))
     path = f"runs/{run.run_id}/published.json"
     files.write(path, json.dumps(json.loads(files.read(path)) | {"format_version": 99}).encode())
     with pytest.raises(StoreError, match=r"published.json: format version 99, this embedder knows"):
@@ -103,14 +103,14 @@ def test_a_record_of_an_unknown_format_is_refused_in_one_line(files):
 
 
 def test_versions_are_told_apart_from_those_whose_log_entries_are_gone(files):
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     ahead = read_current(files).model_copy(update={"embeddings": 99})
     assert readable(files, [ahead]) == set()
 
 
 def test_the_current_publication_knows_which_one_it_restores(files):
-    first = night(files, row("a.jpg"))
-    night(files, row("b.jpg"))
+    first = publish_refresh(files, row("a.jpg"))
+    publish_refresh(files, row("b.jpg"))
     back = rollback(files, None, no_index, silent)
     assert back.restores == first.run_id
     assert json.loads(files.read(CURRENT_FILE))["restores"] == first.run_id
@@ -118,7 +118,7 @@ def test_the_current_publication_knows_which_one_it_restores(files):
 
 
 def test_a_log_that_lost_its_beginning_is_judged_by_what_is_left(files):
-    first, second, third = (night(files, row(f"{name}.jpg")) for name in "abc")
+    first, second, third = (publish_refresh(files, row(f"{name}.jpg")) for name in "abc")
     for name in ("items", "embeddings"):
         RecordTable(files, name, second.items).create_checkpoint()
         for number in (0, 1):

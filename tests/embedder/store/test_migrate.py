@@ -1,6 +1,6 @@
 """A store of the first format is read as it is, and written only after its migration, which changes no row.
 
-`data/store_format_1.tar.gz` was made by the release before format 2: two nights with a carried column `price`, an
+`data/store_format_1.tar.gz` was made by the release before format 2: two runs with a carried column `price`, an
 index, and an unfinished run.
 """
 
@@ -99,9 +99,9 @@ def test_the_next_run_works_on_a_migrated_store(files):
     said = []
     migrate(files, heard(said))
     assert len(said) == 1, "the unfinished run is named"
-    run, stamp = begin(files, pa.schema({"price": pa.float64()}))
-    write_part(files, stamp, 0, table(row("b.jpg", modified="t2"), row("f.jpg"), price=pa.array([3.0, 6.0])))
-    publish(run, stamp, lambda version: None)
+    run, metadata = begin(files, pa.schema({"price": pa.float64()}))
+    write_part(files, metadata, 0, table(row("b.jpg", modified="t2"), row("f.jpg"), price=pa.array([3.0, 6.0])))
+    publish(run, metadata, lambda version: None)
     prices = {item_id: each["price"] for (item_id, _), each in rows_now(files).items()}
     assert prices == {"a.jpg": 1.0, "b.jpg": 3.0, "d.jpg": 4.0, "f.jpg": 6.0}
     assert len(rows_now(files, "items")) == 5

@@ -1,4 +1,4 @@
-"""The tables are everybody's: other programs read them as the README says, and end as they should.
+"""The tables are everybody's: other programs read them as the documentation says, and end as they should.
 
 Arrow's threads may let go of a buffer while the interpreter ends. A buffer that a Python file system gave them aborts
 the process then, some times in a hundred; so each way is looked at for such a file system, and run many times.
@@ -19,13 +19,13 @@ import samples
 from delta_rows import delta_rows
 from embedding_runs import embedded
 from store_samples import row
-from store_states import new_store, night, vectors_now
+from store_states import new_store, publish_refresh, vectors_now
 
 import embedder
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PAGES = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs/search.md")]
+BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)]
 NUM_AT_ONCE = 6
 """Processes; more than there are cores, so that threads are late."""
 SHOWN = """
@@ -41,7 +41,7 @@ pyarrow.fs.PyFileSystem = pyarrow.PythonFile = refuse
 
 
 def block_with(text: str) -> str:
-    """The one example of the README that has some words."""
+    """The one example of the documentation that has some words."""
     (block,) = [block for block in BLOCKS if text in block]
     return block
 
@@ -69,12 +69,12 @@ SHOWS = {"Store.to_arrow": "40\n", "Polars": "shape: (5, ", "DuckDB": "image", "
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where the examples are run: they name runs/demo/store."""
+    """Folder in which the examples are run: they name runs/demo/store."""
     files = new_store(tmp_path / "runs/demo/store")
     rng = np.random.default_rng(0)
     for number in range(2):
         vectors = rng.standard_normal((20, 256), np.float32)
-        night(
+        publish_refresh(
             files, *(row(f"{number}-{place}.jpg", image_embedding=each.tolist()) for place, each in enumerate(vectors))
         )
     return tmp_path
@@ -117,7 +117,7 @@ def test_each_documented_way_ends_well_twenty_times(folder, way):
 @pytest.mark.slow
 def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(bucket, tmp_path):
     files = new_store(f"{bucket}/plain/store")
-    night(files, *(row(f"{number}.jpg", image_embedding=[float(number)] * 256) for number in range(40)))
+    publish_refresh(files, *(row(f"{number}.jpg", image_embedding=[float(number)] * 256) for number in range(40)))
     ways = {
         "40\n": f"import embedder\nembedder.open_store('{files.address}').to_arrow().num_rows",
         "shape: (5, ": f"import polars\npolars.read_delta('{files.uri('embeddings')}', "

@@ -10,7 +10,7 @@ from delta_rows import delta_rows
 from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import StoreError
 from embedder.store import current as swap_module
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
@@ -27,7 +27,6 @@ from embedder.store.lock import write_lock
 from embedder.store.part_writer import write_part
 from embedder.store.publish import PublishIntent, finish_publication, publish
 from embedder.store.runs import finished_items
-from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, read_store_info
 from embedder.store.tables import RecordTable
 
@@ -38,7 +37,7 @@ def files(tmp_path):
 
 
 def rows_of(files, name="embeddings"):
-    """What a plain Delta reader sees, by item and segment."""
+    """Rows that a plain Delta reader sees, by item and segment."""
     found = delta_rows(files.uri(name)).to_pylist()
     return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
 
@@ -63,37 +62,37 @@ def test_published_rows_are_read_back_with_their_values(files):
 
 
 def test_nothing_is_visible_before_the_run_is_published(files):
-    _, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg")))
+    _, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg")))
     assert not RecordTable(files, "embeddings").exists
     assert read_current(files) is None
 
 
 def test_a_killed_run_is_continued_under_its_own_id(files):
-    first, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg")))
-    second, stamp = begin(files)
+    first, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg")))
+    second, metadata = begin(files)
     assert second.run_id == first.run_id
     assert second.session > first.session
     assert finished_items(second)["item_id"].to_pylist() == ["a.jpg"]
-    write_part(files, stamp, 0, table(row("b.jpg")))
-    publish(second, stamp, nothing_built)
+    write_part(files, metadata, 0, table(row("b.jpg")))
+    publish(second, metadata, nothing_built)
     assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "b.jpg"]
     third, _ = begin(files)
     assert third.run_id > first.run_id
 
 
 def test_a_video_cut_off_between_two_parts_is_done_again_and_counted_once(files):
-    _, stamp = begin(files)
+    _, metadata = begin(files)
     opening = [row("v.mp4", segment=number, modality="video", num_vectors=None) for number in (0, 1)]
-    write_part(files, stamp, 0, table(*opening, row("a.jpg")))
-    run, stamp = begin(files)
+    write_part(files, metadata, 0, table(*opening, row("a.jpg")))
+    run, metadata = begin(files)
     assert finished_items(run)["item_id"].to_pylist() == ["a.jpg"]
     again = [
         row("v.mp4", segment=number, modality="video", num_vectors=3 if number == 2 else None) for number in range(3)
     ]
-    write_part(files, stamp, 0, table(*again))
-    publish(run, stamp, nothing_built)
+    write_part(files, metadata, 0, table(*again))
+    publish(run, metadata, nothing_built)
     assert [(each["item_id"], each["segment"]) for each in rows_of(files)] == [
         ("a.jpg", 0),
         ("v.mp4", 0),
@@ -104,27 +103,27 @@ def test_a_video_cut_off_between_two_parts_is_done_again_and_counted_once(files)
 
 
 def test_a_record_whose_segments_are_missing_does_not_count_as_finished(files):
-    _, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("v.mp4", segment=2, modality="video", num_vectors=3)))
+    _, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("v.mp4", segment=2, modality="video", num_vectors=3)))
     run, _ = begin(files)
     assert finished_items(run).num_rows == 0
 
 
 def test_an_item_done_in_two_sessions_keeps_the_later_vectors(files):
-    _, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg"), row("b.jpg")))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg", image_embedding=[0.0, 1.0], modified="t1")))
-    publish(run, stamp, nothing_built)
+    _, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg"), row("b.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg", image_embedding=[0.0, 1.0], modified="t1")))
+    publish(run, metadata, nothing_built)
     assert [each["image_embedding"] for each in rows_of(files)] == [[0.0, 1.0], [1.0, 0.0]]
     assert [each["modified"] for each in rows_of(files, "items")] == ["t1", "t0"]
 
 
 def test_a_write_task_tried_twice_leaves_its_rows_once(files):
-    run, stamp = begin(files)
+    run, metadata = begin(files)
     for _ in range(2):
-        write_part(files, stamp, 7, table(row("a.jpg")))
-    publish(run, stamp, nothing_built)
+        write_part(files, metadata, 7, table(row("a.jpg")))
+    publish(run, metadata, nothing_built)
     assert len(rows_of(files)) == 1
 
 
@@ -184,20 +183,20 @@ def test_an_equal_file_has_its_record_renewed_and_its_vectors_left_alone(files):
 
 def test_retired_items_leave_both_tables_and_nothing_else_does(files):
     publish_rows(files, row("a.jpg"), row("b.jpg"), reject("c.jpg"))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("d.jpg"), row("e.jpg")))
-    publish(run, stamp, nothing_built, retired=pa.chunked_array([["b.jpg", "c.jpg", "e.jpg"]]))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("d.jpg"), row("e.jpg")))
+    publish(run, metadata, nothing_built, retired=pa.chunked_array([["b.jpg", "c.jpg", "e.jpg"]]))
     assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "d.jpg"]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "d.jpg"]
 
 
 def test_nothing_of_another_model_stays(files):
     publish_rows(files, row("a.jpg"), row("b.jpg"))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg", image_embedding=[0.0, 1.0])))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg", image_embedding=[0.0, 1.0])))
     info = INFO.model_copy(update={"model": "new", "model_fingerprint": "two"})
     bind_store(files, INFO)
-    publish(run, stamp, nothing_built, PublishIntent(kind="refresh", info=info, replaces_all=True))
+    publish(run, metadata, nothing_built, PublishIntent(kind="refresh", info=info, replaces_all=True))
     assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [("a.jpg", [0.0, 1.0])]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg"]
     assert read_current(files).model_fingerprint == read_store_info(files).model_fingerprint == "two"
@@ -206,8 +205,8 @@ def test_nothing_of_another_model_stays(files):
 @pytest.mark.parametrize("fatal", ["embeddings", "items"])
 def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided(files, monkeypatch, fatal):
     publish_rows(files, row("a.jpg"), row("b.jpg"))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("c.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("c.jpg")))
     commit = RecordTable.commit
 
     def dying_commit(self, *arguments):
@@ -219,7 +218,7 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
     with monkeypatch.context() as patch:
         patch.setattr(RecordTable, "commit", dying_commit)
         with pytest.raises(Killed):
-            publish(run, stamp, nothing_built, retired=pa.chunked_array([["b.jpg"]]))
+            publish(run, metadata, nothing_built, retired=pa.chunked_array([["b.jpg"]]))
     _, later = begin(files)
     write_part(files, later, 0, table(row("d.jpg")))  # work of a later session must not mix in
     assert finish_publication(files, lambda version, model: None).run_id == run.run_id
@@ -248,10 +247,10 @@ def test_changed_items_replace_their_old_rows_and_leave_the_others_untouched(fil
     assert len(after) == len(rows_of(files)) == 3
 
 
-def test_paths_do_not_grow_with_every_night(files):
+def test_paths_do_not_grow_with_every_run(files):
     publish_rows(files, row("a.jpg"), row("b.jpg"))
-    for night in range(4):
-        publish_rows(files, row("b.jpg", modified=f"t{night}"))
+    for number in range(4):
+        publish_rows(files, row("b.jpg", modified=f"t{number}"))
     lengths = {len(path) for path in RecordTable(files, "embeddings").paths()}
     assert max(lengths) < 70
     assert len(rows_of(files)) == 2
@@ -271,8 +270,8 @@ class Killed(Exception):
 @pytest.mark.parametrize("fatal_write", ["embeddings commit", "items commit", "index", "current"])
 def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store(files, monkeypatch, fatal_write):
     publish_rows(files, row("a.jpg"), row("b.jpg"))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
     published = read_current(files)
     commit = RecordTable.commit
 
@@ -294,12 +293,12 @@ def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store
         if fatal_write == "current":
             patch.setattr(swap_module, "write_current", dying_write)
         with pytest.raises(Killed):
-            publish(run, stamp, dying_build)
+            publish(run, metadata, dying_build)
     assert read_current(files) == published, "readers go on with the old state"
 
-    again, stamp = begin(files)
+    again, metadata = begin(files)
     assert again.run_id == run.run_id
-    publish(again, stamp, nothing_built)
+    publish(again, metadata, nothing_built)
     assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [
         ("a.jpg", [1.0, 0.0]),
         ("b.jpg", [0.0, 1.0]),
@@ -310,11 +309,11 @@ def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store
 
 
 def test_parts_of_cut_off_tasks_are_swept_when_the_run_is_published(files):
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg")))
     orphan = f"embeddings/part-{run.run_id}-{run.session}-000099.parquet"
     files.write(orphan, b"half a file")
-    publish(run, stamp, nothing_built)
+    publish(run, metadata, nothing_built)
     assert not files.exists(orphan)
     assert len(rows_of(files)) == 1
 
@@ -328,36 +327,16 @@ def test_an_old_version_stays_readable_after_the_next_one(files):
 
 
 def test_vectors_that_are_not_finite_become_rejects_of_the_step_embed(files):
-    run, stamp = begin(files)
+    run, metadata = begin(files)
     bad = row("bad.jpg", image_embedding=[float("nan"), 0.0])
-    write_part(files, stamp, 0, table(row("good.jpg"), bad))
-    publish(run, stamp, nothing_built)
+    write_part(files, metadata, 0, table(row("good.jpg"), bad))
+    publish(run, metadata, nothing_built)
     assert {each["item_id"]: each["image_embedding"] for each in rows_of(files)} == {
         "bad.jpg": None,
         "good.jpg": [1.0, 0.0],
     }
     items = {each["item_id"]: (each["state"], each["step"]) for each in rows_of(files, "items")}
     assert items == {"bad.jpg": ("rejected", "embed"), "good.jpg": ("embedded", None)}
-
-
-def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
-    carryover = pa.schema({"error": pa.string(), "price": pa.uint32(), "tags": pa.large_list(pa.string())})
-    run, stamp = begin(files, carryover)
-    values = {
-        "error": pa.array(["mine"]),
-        "price": pa.array([4_000_000_000], pa.uint32()),
-        "tags": pa.array([["a", "b"]], pa.large_list(pa.string())),
-    }
-    write_part(files, stamp, 0, table(row("a.jpg"), **values))
-    publish(run, stamp, nothing_built)
-    (found,) = rows_of(files)
-    assert (found["error"], found["price"], found["tags"]) == ("mine", 4_000_000_000, ["a", "b"])
-
-
-def test_a_carried_column_that_delta_can_not_keep_is_named(files):
-    _, stamp = begin(files, pa.schema({"length": pa.duration("s")}))
-    with pytest.raises(ConfigError, match=r"'length'.*duration.*leave it out"):
-        write_part(files, stamp, 0, table(row("a.jpg"), length=pa.array([1], pa.duration("s"))))
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
@@ -376,22 +355,6 @@ def test_a_store_refuses_another_model_and_names_both(files):
     with pytest.raises(StoreError, match=f"is {MODEL} .*this run's is two"):
         bind_store(files, INFO.model_copy(update={"model_fingerprint": "two"}))
     assert read_store_info(files).model_fingerprint == MODEL
-
-
-def test_an_unfinished_run_with_other_carried_columns_is_not_continued(files):
-    first, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg")))
-    second, _ = begin(files, pa.schema({"price": pa.float64()}))
-    assert second.run_id > first.run_id
-    assert finished_items(second).num_rows == 0
-
-
-def test_a_table_refuses_other_carried_columns_and_names_them(files):
-    publish_rows(files, row("a.jpg"))
-    embeddings = RecordTable(files, "embeddings")
-    embeddings.check_schema(with_carryover(EMBEDDINGS, pa.schema([])))
-    with pytest.raises(StoreError, match="differ in price"):
-        embeddings.check_schema(with_carryover(EMBEDDINGS, pa.schema({"price": pa.float64()})))
 
 
 def test_a_store_of_an_unknown_format_is_refused(files):

@@ -15,8 +15,8 @@ from store_states import (
     dying,
     heard,
     new_store,
-    night,
     no_index,
+    publish_refresh,
     rows_at,
     rows_now,
     silent,
@@ -32,10 +32,9 @@ from embedder.store.history import one_before, past_runs, publications, readable
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
-from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.purge import purge as purge_module
 from embedder.store.purge.plan import plan_purge
 from embedder.store.purge.purge import purge
-from embedder.store.purge.purge import purge as purge_module
 from embedder.store.purge.tombstones import allow_again, read_purged, without_purged
 from embedder.store.rollback import rollback
 from embedder.store.runs import finished_items
@@ -52,11 +51,11 @@ def files(tmp_path):
 
 
 @pytest.fixture
-def three_nights(files):
-    """The item comes with the second night and changes in the third; reports and journals name it."""
-    night(files, row("a.jpg"), row("z.jpg"))
-    night(files, row(GONE, caption="Anna"), row("b.jpg"))
-    last = night(files, row(GONE, modified="t1"), row("people/zoe.jpg"))
+def three_runs(files):
+    """The item comes with the second run and changes in the third; reports and journals name it."""
+    publish_refresh(files, row("a.jpg"), row("z.jpg"))
+    publish_refresh(files, row(GONE, caption="Anna"), row("b.jpg"))
+    last = publish_refresh(files, row(GONE, modified="t1"), row("people/zoe.jpg"))
     report = {"outcome": "published", "examples": [f"/pictures/{GONE}: truncated", "b.jpg"], "num_items": 2}
     files.write(f"runs/{last.run_id}/report.json", json.dumps(report).encode())
     files.write("runs/nightly.log", f"read {GONE}\nread b.jpg\n".encode())
@@ -77,7 +76,7 @@ def traces(files, name: str) -> list[str]:
     return found
 
 
-def test_the_item_is_nowhere_and_the_others_are_untouched(files, three_nights):
+def test_the_item_is_nowhere_and_the_others_are_untouched(files, three_runs):
     before = state_now(files)
     assert len(traces(files, "anna")) > 10
     done = purge(files, [GONE], no_index, silent)
@@ -96,12 +95,12 @@ def rows_for_others(files, version, name: str) -> dict:
 
 
 def test_an_item_whose_name_goes_on_from_there_stays(files):
-    night(files, row("a.jpg"), row("a.jpg.png"), row("aa.jpg"))
+    publish_refresh(files, row("a.jpg"), row("a.jpg.png"), row("aa.jpg"))
     purge(files, ["a.jpg"], no_index, silent)
     assert list(vectors_now(files)) == ["a.jpg.png", "aa.jpg"]
 
 
-def test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they_were(files, three_nights):
+def test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they_were(files, three_runs):
     before = {
         version.run_id: {name: rows_at(files, version, name) for name in TABLES} for version in publications(files)
     }
@@ -116,7 +115,7 @@ def test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they
     assert [(each.num_items, each.num_vectors) for each in publications(files)] == [(2, 2), (3, 3), (4, 4), (4, 4)]
 
 
-def test_what_was_published_before_can_be_gone_back_to(files, three_nights):
+def test_what_was_published_before_can_be_gone_back_to(files, three_runs):
     _, second, third = publications(files)
     purge(files, [GONE], no_index, silent)
     assert one_before(publications(files)).run_id == second.run_id, "the purge changed nothing but what is gone anyway"
@@ -124,28 +123,28 @@ def test_what_was_published_before_can_be_gone_back_to(files, three_nights):
     assert set(vectors_now(files)) == {"a.jpg", "z.jpg", "b.jpg"}
     rollback(files, third.run_id, no_index, silent)
     assert set(vectors_now(files)) == {"a.jpg", "z.jpg", "b.jpg", "people/zoe.jpg"}
-    night(files, row("later.jpg"))
+    publish_refresh(files, row("later.jpg"))
     compact(files, PartTarget(), silent)
     assert len(vectors_now(files)) == 5
     assert traces(files, GONE) == []
 
 
 def test_a_part_file_that_held_nothing_else_is_empty_afterwards_and_harms_nobody(files):
-    night(files, row(GONE))
+    publish_refresh(files, row(GONE))
     only = publications(files)[0]
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     purge(files, [GONE], no_index, silent)
     assert rows_at(files, only) == rows_for_others(files, only, "embeddings") == {}
     rollback(files, only.run_id, no_index, silent)
     assert vectors_now(files) == {}
-    night(files, row("b.jpg"))
+    publish_refresh(files, row("b.jpg"))
     assert list(vectors_now(files)) == ["b.jpg"]
 
 
 def test_no_part_file_holds_its_vector(files):
     vector, caption = [0.6, 0.8], [0.8, -0.6]
-    night(files, row("a.jpg"), row(GONE, image_embedding=vector, text_embedding=caption))
-    night(files, row(GONE, modified="t1"))
+    publish_refresh(files, row("a.jpg"), row(GONE, image_embedding=vector, text_embedding=caption))
+    publish_refresh(files, row(GONE, modified="t1"))
     written = [np.array(each, np.float32).tobytes() for each in (vector, caption)]
 
     def holders() -> list[str]:
@@ -163,7 +162,7 @@ def test_no_part_file_holds_its_vector(files):
     assert holders() == []
 
 
-def test_texts_lose_the_name_and_keep_the_rest(files, three_nights):
+def test_texts_lose_the_name_and_keep_the_rest(files, three_runs):
     last = read_current(files).run_id
     purge(files, [GONE], no_index, silent)
     report = json.loads(files.read(f"runs/{last}/report.json"))
@@ -171,14 +170,14 @@ def test_texts_lose_the_name_and_keep_the_rest(files, three_nights):
     assert files.read("runs/nightly.log") == b"read [purged]\nread b.jpg\n", "who appends begins a new line"
 
 
-def test_a_file_of_json_lines_stays_one(files, three_nights):
+def test_a_file_of_json_lines_stays_one(files, three_runs):
     files.write("runs.jsonl", json.dumps({"error": f"{GONE}: odd"}).encode() + b"\n")
     purge(files, [GONE], no_index, silent)
     assert files.read("runs.jsonl") == b'{"error": "[purged]: odd"}\n'
 
 
 def test_the_index_loses_it_and_older_indexes_go(files):
-    night(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg"))
+    publish_refresh(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg"))
     old, _ = build_store_index(files)
     purge(files, ["b.jpg"], built_without(files, silent), silent)
     hits = open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 10)
@@ -188,14 +187,14 @@ def test_the_index_loses_it_and_older_indexes_go(files):
 
 
 def test_an_index_that_never_held_it_stays(files):
-    night(files, row("a.jpg"), reject("b.jpg"))
+    publish_refresh(files, row("a.jpg"), reject("b.jpg"))
     number, _ = build_store_index(files)
     purge(files, ["b.jpg"], no_index, silent)
     assert read_current(files).index == number
     assert len(open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 10)) == 1
 
 
-def test_a_later_listing_comes_without_it_until_it_is_allowed_again(files, three_nights):
+def test_a_later_listing_comes_without_it_until_it_is_allowed_again(files, three_runs):
     purge(files, [GONE], no_index, silent)
     listing = pa.table({"item_id": ["a.jpg", GONE, "b.jpg"]})
     rest, num_left_out = without_purged(listing, files)
@@ -205,9 +204,9 @@ def test_a_later_listing_comes_without_it_until_it_is_allowed_again(files, three
 
 
 def test_what_is_remembered_names_nobody_and_differs_from_store_to_store(files, tmp_path):
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     other = new_store(tmp_path / "other")
-    night(other, row("a.jpg"))
+    publish_refresh(other, row("a.jpg"))
     for each in (files, other):
         purge(each, ["a.jpg"], no_index, silent)
     assert set(read_purged(files).hashes) != set(read_purged(other).hashes)
@@ -216,14 +215,14 @@ def test_what_is_remembered_names_nobody_and_differs_from_store_to_store(files, 
 
 
 def test_an_empty_store_is_what_is_left_of_its_only_item(files):
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     purge(files, ["a.jpg"], no_index, silent)
     assert state_now(files) == {"embeddings": {}, "items": {}}
-    night(files, row("b.jpg"))
+    publish_refresh(files, row("b.jpg"))
     assert list(vectors_now(files)) == ["b.jpg"]
 
 
-def test_checkpoints_that_name_it_are_made_anew(files, three_nights):
+def test_checkpoints_that_name_it_are_made_anew(files, three_runs):
     for name in ("items", "embeddings"):
         RecordTable(files, name).create_checkpoint()
     first = publications(files)[0]
@@ -235,52 +234,52 @@ def test_checkpoints_that_name_it_are_made_anew(files, three_nights):
     assert embedder.open_store(files.address, version=first.run_id).items().num_rows == 2
     for version in publications(files):
         assert rows_for_others(files, version, "items") == rows_at(files, version, "items")
-    night(files, row("later.jpg"))
+    publish_refresh(files, row("later.jpg"))
     assert len(rows_now(files, "items")) == 5
 
 
 def test_parts_of_an_unfinished_run_lose_it_and_the_run_goes_on_without(files):
-    _, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg"), row("m.jpg"), row("z.jpg")))
-    write_part(files, stamp, 1, table(row("other.jpg")))
+    _, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg"), row("m.jpg"), row("z.jpg")))
+    write_part(files, metadata, 1, table(row("other.jpg")))
     done = purge(files, ["m.jpg"], no_index, silent)
     assert (done.plan.num_published, done.published) == (0, None)
     assert traces(files, "m.jpg") == []
-    run, stamp = begin(files)
+    run, metadata = begin(files)
     assert finished_items(run)["item_id"].to_pylist() == ["other.jpg"]
-    publish(run, stamp, lambda version: None)
+    publish(run, metadata, lambda version: None)
     assert list(vectors_now(files)) == ["other.jpg"]
 
 
 def test_a_run_that_must_be_given_up_for_it_is_named(files):
-    night(files, row("a.jpg"), row("b.jpg"))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("c.jpg")))
+    publish_refresh(files, row("a.jpg"), row("b.jpg"))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("c.jpg")))
     said = []
     purge(files, ["a.jpg"], no_index, heard(said))
     assert [run.run_id in message for message in said] == [True]
 
 
 def test_an_unfinished_run_goes_on_where_only_old_versions_held_the_item(files):
-    night(files, row("a.jpg"), row("old.jpg"))
+    publish_refresh(files, row("a.jpg"), row("old.jpg"))
     first = read_current(files)
-    night(files, row("b.jpg"), retired=["old.jpg"])
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("c.jpg")))
+    publish_refresh(files, row("b.jpg"), retired=["old.jpg"])
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("c.jpg")))
     done = purge(files, ["old.jpg"], no_index, silent)
     assert (done.published, done.plan.versions) == (None, (first.run_id,))
     assert set(rows_at(files, first)) == {("a.jpg", 0)}
     assert begin(files)[0].run_id == run.run_id > first.run_id
 
 
-def test_what_is_still_found_is_named_and_the_command_fails(files, three_nights, monkeypatch):
-    monkeypatch.setattr(purge_module, "scrub_texts", lambda files, names: 0)
+def test_what_is_still_found_is_named_and_the_command_fails(files, three_runs, monkeypatch):
+    monkeypatch.setattr(purge_module, "redact_texts", lambda files, names: 0)
     with pytest.raises(RunFailedError, match=r"purge: 2 of \d+ files still hold or name an item: runs/.*nightly.log"):
         purge(files, [GONE], no_index, silent)
     assert ("b.jpg", 0) in rows_now(files)
 
 
-def test_a_damaged_file_is_no_proof(files, three_nights):
+def test_a_damaged_file_is_no_proof(files, three_runs):
     files.write("embeddings/part-mine.parquet", b"torn")
     with pytest.raises(StoreError, match=r"part-mine.parquet"):
         purge(files, [GONE], no_index, silent)
@@ -289,9 +288,9 @@ def test_a_damaged_file_is_no_proof(files, three_nights):
 def test_killed_between_any_two_steps_the_others_are_served_and_it_ends_when_done_again(tmp_path, monkeypatch):
     for number in range(60):
         files = new_store(tmp_path / str(number))
-        first = night(files, row("a.jpg"), row("gone.jpg"), reject("gone.bad"))
-        night(files, row("gone.jpg", modified="t1"), row("b.jpg"))
-        night(files, row("c.jpg"), retired=["gone.bad"])
+        first = publish_refresh(files, row("a.jpg"), row("gone.jpg"), reject("gone.bad"))
+        publish_refresh(files, row("gone.jpg", modified="t1"), row("b.jpg"))
+        publish_refresh(files, row("c.jpg"), retired=["gone.bad"])
         for name in TABLES:
             RecordTable(files, name).create_checkpoint()
         run = read_current(files).run_id
@@ -317,7 +316,7 @@ def without_gone(rows: dict) -> dict:
     return {key: each for key, each in rows.items() if not key[0].startswith("gone.")}
 
 
-def test_an_unknown_id_refuses_all_names_those_unknown_and_changes_nothing(files, three_nights):
+def test_an_unknown_id_refuses_all_names_those_unknown_and_changes_nothing(files, three_runs):
     before = {info.path: files.read(info.path) for info in files.list("")}
     with pytest.raises(StoreError) as refused:
         purge(files, [GONE, "people/anna muller.jpg", "b.jpeg.png", f"/pictures/{GONE}"], no_index, silent)
@@ -329,22 +328,20 @@ def test_an_unknown_id_refuses_all_names_those_unknown_and_changes_nothing(files
     assert {info.path: files.read(info.path) for info in files.list("")} == before
 
 
-def test_thousands_of_unknown_ids_are_counted_and_some_named(files, three_nights):
+def test_thousands_of_unknown_ids_are_counted_and_some_named(files, three_runs):
     with pytest.raises(StoreError) as refused:
         purge(files, [GONE, *(f"{number:05d}.gif" for number in range(5000))], no_index, silent)
     assert "5,000 of 5,001 ids are unknown" in str(refused.value)
     assert "'00009.gif' and 4,990 more; nothing was purged" in str(refused.value)
 
 
-def test_an_id_that_was_purged_before_is_no_unknown_one_and_is_told_apart(files, three_nights):
+def test_an_id_that_was_purged_before_is_no_unknown_one_and_is_told_apart(files, three_runs):
     purge(files, [GONE], no_index, silent)
     before = {info.path: files.read(info.path) for info in files.list("")}
     done = purge(files, [GONE], no_index, silent)
-    assert (done.plan.finds_nothing, done.published, [item.was_purged for item in done.plan.items]) == (
-        True,
-        None,
-        [True],
-    )
+    assert done.plan.finds_nothing
+    assert done.published is None
+    assert [item.was_purged for item in done.plan.items] == [True]
     assert {info.path: files.read(info.path) for info in files.list("")} == before
     allow_again(files, [GONE])
     with pytest.raises(StoreError, match="unknown"):
@@ -352,19 +349,19 @@ def test_an_id_that_was_purged_before_is_no_unknown_one_and_is_told_apart(files,
 
 
 def test_an_item_of_which_only_an_old_version_tells_is_known(files):
-    night(files, row("a.jpg"), row("old.jpg"))
-    night(files, retired=["old.jpg"])
+    publish_refresh(files, row("a.jpg"), row("old.jpg"))
+    publish_refresh(files, retired=["old.jpg"])
     done = purge(files, ["old.jpg"], no_index, silent)
     assert (done.plan.num_published, done.published, len(done.plan.versions)) == (0, None, 1)
     assert traces(files, "old.jpg") == []
 
 
-def test_a_word_of_a_text_makes_no_item_of_a_misspelt_id(files, three_nights):
+def test_a_word_of_a_text_makes_no_item_of_a_misspelt_id(files, three_runs):
     with pytest.raises(StoreError, match=r"1 of 2 ids .* 'published' \(a word of runs/.*/report.json, no item\)"):
         purge(files, [GONE, "published"], no_index, silent)
 
 
-def test_a_plan_says_what_the_purge_then_does_and_changes_nothing_itself(files, three_nights):
+def test_a_plan_says_what_the_purge_then_does_and_changes_nothing_itself(files, three_runs):
     before = {info.path: files.read(info.path) for info in files.list("")}
     plan = plan_purge(files, [GONE])
     assert {info.path: files.read(info.path) for info in files.list("")} == before
@@ -377,12 +374,12 @@ def test_a_plan_says_what_the_purge_then_does_and_changes_nothing_itself(files, 
     assert plan.bytes_rewritten == sum(len(before[info.path]) for info in (*plan.rewritten, *plan.published))
 
 
-def test_part_files_are_written_anew_in_groups_of_bounded_size(files, three_nights, monkeypatch):
+def test_part_files_are_written_anew_in_groups_of_bounded_size(files, three_runs, monkeypatch):
     monkeypatch.setattr(purge_module, "GROUP_BYTES", 1)
     test_every_version_that_could_be_read_still_can_and_holds_the_others_as_they_were(files, None)
 
 
-def test_a_log_that_another_program_shortened_is_kept_readable(files, three_nights):
+def test_a_log_that_another_program_shortened_is_kept_readable(files, three_runs):
     for name in TABLES:
         RecordTable(files, name).create_checkpoint()
     last = publications(files)[-1]
@@ -395,50 +392,7 @@ def test_a_log_that_another_program_shortened_is_kept_readable(files, three_nigh
     assert traces(files, GONE) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "is_named"),
-    [
-        ("a.jpg", True),
-        ("/pictures/a.jpg: broken", True),
-        ("could not read 'a.jpg'.", True),
-        ("the end is a.jpg.", True),
-        ("aa.jpg", False),
-        ("a.jpg.png", False),
-        ("a.jpg/x", False),
-        ('{"min": "a.jpg"}', True),
-        ({"deep": [{"a.jpg": 1}]}, True),
-        (12, False),
-    ],
-)
-def test_a_name_is_found_where_it_is_one(text, is_named):
-    names = ItemNames(["a.jpg"])
-    assert names.are_in(text) is is_named
-    assert names.are_in(names.removed_from(text)) is False
-
-
-def test_short_names_and_numbers_count_only_as_a_whole_or_in_quotes():
-    names = ItemNames(["7", "red", "12345"])
-    assert not names.are_in(["stage 7", "a red car", "12345 items", 7])
-    assert names.are_in("7")
-    assert names.are_in(["item 'red': broken"])
-    assert names.removed_from(["7", "item 'red': broken", "stage 7"]) == [
-        "[purged]",
-        "item [purged]: broken",
-        "stage 7",
-    ]
-
-
-def test_of_many_names_with_one_beginning_each_is_found_where_it_is_one():
-    few = ["ab/cd", "ab/cd.jpg", "ab/ce (1).jpg", "ab/cd.jpg two", "zz+.png"]
-    nested = ["x" * length for length in range(4, 400)]
-    names = ItemNames([*few, *nested])
-    for name in (*few, *nested):
-        assert name in names.found_in(f"could not read /pictures/{name}: odd")
-        assert names.removed_from(f"read {name}") == "read [purged]"
-    assert names.found_in(["ab/c", "ab/cdx", "ab/ce.jpg", "x" * 401, "zzz.png"]) == frozenset()
-
-
-def test_a_file_that_is_no_text_is_not_written_over(files, three_nights):
+def test_a_file_that_is_no_text_is_not_written_over(files, three_runs):
     content = b"\xff\xfe " + GONE.encode()
     files.write("notes.bin", content)
     with pytest.raises(RunFailedError, match=r"1 of \d+ files still hold or name an item: notes.bin"):

@@ -131,4 +131,4 @@ def test_the_operators_files_that_the_user_named_tell_of_a_refusal(world, tmp_pa
     ended = run_here("refresh", "gone of store.toml", *(word for file in files for word in ("--set", file)))
     assert ended.code == 2
     assert all("gone" in (tmp_path / name).read_text() for name in ("runs.jsonl", "log"))
-    assert 'embedder_run_exit_code{store="' in (tmp_path / "m.prom").read_text()
+    assert 'embedder_run_exit_code{kind="refresh",store="' in (tmp_path / "m.prom").read_text()

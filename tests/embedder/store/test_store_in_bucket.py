@@ -18,13 +18,14 @@ from store_samples import INFO, begin, publish_rows, row, table
 
 import embedder
 from embedder.errors import ConfigError, StoreError
-from embedder.ingest.embed import embed
-from embedder.ingest.flow import refresh
+from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
+from embedder.storage import model_download
 from embedder.storage.file_adapter import RangeFile
+from embedder.storage.object_ranges import PIECE_BYTES, TAIL_BYTES, ObjectRanges
+from embedder.storage.object_stores import open_place
 from embedder.store.files import StoreFiles, WriteConflictError
 from embedder.store.layout import read_current
-from embedder.store.object_ranges import BLOCK_BYTES, TAIL_BYTES, ObjectTail
 from embedder.store.part_writer import store_part, write_part
 from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
@@ -32,8 +33,6 @@ from embedder.store_index import versions
 from embedder.store_index.keep_index import build_store_index
 from embedder.store_index.versions import list_manifests
 from index.errors import RetrievalError
-from shards import model_folder
-from shards.object_stores import open_place
 
 SAME = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
 SAME += ("image_embedding", "text_embedding", "start_s", "end_s")
@@ -45,7 +44,7 @@ def files(bucket):
 
 
 def objects_of(files) -> dict[str, bytes]:
-    """What any client sees in the bucket."""
+    """Objects that any client sees in the bucket."""
     store = open_place(files.address)
     return {each["path"]: bytes(store.get(each["path"]).bytes()) for page in store.list() for each in page}
 
@@ -142,7 +141,15 @@ def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, 
 def test_an_upload_of_an_index_that_was_cut_off_is_no_version_and_its_number_is_not_used_again(files):
     files.write("index/000003/index.faiss", b"half")
     assert list_manifests(files) == []
-    assert versions._next_number(files) == 4
+    built_in = []
+
+    def build(folder):
+        built_in.append(folder.name)
+        raise RuntimeError("cut off again")
+
+    with pytest.raises(RuntimeError, match="cut off again"):
+        versions.add_version(files, build)
+    assert built_in == ["000004"]
 
 
 def test_other_programs_read_the_table_of_a_store_in_a_bucket(bucket):
@@ -202,17 +209,18 @@ def test_a_large_file_is_read_by_the_columns_that_are_asked_for(files):
     )
     part = store_part(files, "embeddings", "part.parquet", content, "s")
     reader = RecordingStore(open_place(files.address))
-    file = RangeFile(ObjectTail(reader, "embeddings/part.parquet", nullcontext))
+    file = RangeFile(ObjectRanges(reader, "embeddings/part.parquet", nullcontext, tail_bytes=TAIL_BYTES))
     assert len(file.read()) == part.size_bytes
     file.seek(-4, 2)
     assert (file.read(), file.tell()) == (b"PAR1", part.size_bytes)
     assert file.read(10) == b""
-    got = pa.PythonFile(RangeFile(ObjectTail(reader, "embeddings/part.parquet", nullcontext)), mode="r")
+    ranges = ObjectRanges(reader, "embeddings/part.parquet", nullcontext, tail_bytes=TAIL_BYTES)
+    got = pa.PythonFile(RangeFile(ranges), mode="r")
     reader.num_bytes = 0
     found = pq.ParquetFile(got).read(["item_id"])
     assert found["item_id"].equals(content["item_id"])
     assert reader.num_bytes < 0.6 * part.size_bytes
-    assert TAIL_BYTES < BLOCK_BYTES
+    assert TAIL_BYTES < PIECE_BYTES
 
 
 class RecordingStore:
@@ -231,11 +239,11 @@ class RecordingStore:
 
 
 def test_files_larger_than_a_piece_come_back_as_they_went(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_folder, "CHUNK_BYTES", 1 << 20)
-    (tmp_path / "model.safetensors").write_bytes(secrets.token_bytes(BLOCK_BYTES + 12345))
+    monkeypatch.setattr(model_download, "PIECE_BYTES", 1 << 20)
+    (tmp_path / "model.safetensors").write_bytes(secrets.token_bytes(PIECE_BYTES + 12345))
     files.upload(tmp_path / "model.safetensors", "model/model.safetensors")
     files.download("model/model.safetensors", tmp_path / "again")
-    fetched = model_folder.resolve_model(files.uri("model"), cache=tmp_path / "cache") / "model.safetensors"
+    fetched = model_download.resolve_model(files.uri("model"), cache=tmp_path / "cache") / "model.safetensors"
     expected = (tmp_path / "model.safetensors").read_bytes()
     assert (tmp_path / "again").read_bytes() == expected
     assert fetched.read_bytes() == expected
@@ -273,8 +281,8 @@ def test_a_store_travels_to_other_processes_by_its_address_alone(files):
 
 
 def test_a_stop_is_asked_for_by_one_session_and_ends_no_other(files):
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("a.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg")))
     run.request_stop()
     assert run.stop_requested()
     again, _ = begin(files)

@@ -1,18 +1,19 @@
-"""What is done to a store over its life gives the same in a bucket as on a disk."""
+"""Operations on a store have the same results in a bucket as on a disk."""
 
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import new_store, night, no_index, silent, state_now
+from store_states import new_store, no_index, publish_refresh, silent, state_now
 from test_store_sequences import Model
 
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
+from embedder.store.current import write_current
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs
 from embedder.store.layout import read_current, utc_now
 from embedder.store.lease import LeaseLostError
-from embedder.store.lock import write_current, write_lock
+from embedder.store.lock import write_lock
 from embedder.store.purge.purge import purge
 from embedder.store.rollback import release, rollback
 from embedder.store.tables import RecordTable
@@ -40,12 +41,12 @@ def life(files: StoreFiles) -> list:
         versions = (current.embeddings, current.items, current.index)
         seen.append((state, versions, found, kinds, [number for number, _ in list_manifests(files)], *more))
 
-    night(files, row("a.jpg"), row("b.jpg"), row("c.jpg", image_embedding=DOWN))
+    publish_refresh(files, row("a.jpg"), row("b.jpg"), row("c.jpg", image_embedding=DOWN))
     look()
     build_store_index(files)
     look()
     for number in range(4):
-        night(
+        publish_refresh(
             files, row("b.jpg", image_embedding=UP, modified=f"t{number}"), row(f"new-{number}.jpg"), retired=["c.jpg"]
         )
     look()
@@ -86,8 +87,8 @@ def test_the_same_sequence_of_operations_leaves_the_same_rows_and_versions(tmp_p
 
 def test_a_hold_is_set_and_released_on_condition_that_nobody_published_meanwhile(bucket):
     files = new_store(f"{bucket}/store")
-    first = night(files, row("a.jpg"))
-    night(files, row("b.jpg"))
+    first = publish_refresh(files, row("a.jpg"))
+    publish_refresh(files, row("b.jpg"))
     with write_lock(files):
         rollback(files, None, no_index, silent)
     held = read_current(files)

@@ -5,7 +5,18 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from store_samples import INFO, begin, row, table
-from store_states import Killed, dying, heard, new_store, night, no_index, rows_now, silent, state_now, vectors_now
+from store_states import (
+    Killed,
+    dying,
+    heard,
+    new_store,
+    no_index,
+    publish_refresh,
+    rows_now,
+    silent,
+    state_now,
+    vectors_now,
+)
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
@@ -28,9 +39,9 @@ def files(tmp_path):
 
 @pytest.fixture
 def two_nights(files):
-    night(files, row("a.jpg"), row("b.jpg"))
+    publish_refresh(files, row("a.jpg"), row("b.jpg"))
     before = state_now(files)
-    night(files, row("b.jpg", image_embedding=UP, modified="t1"), row("c.jpg"))
+    publish_refresh(files, row("b.jpg", image_embedding=UP, modified="t1"), row("c.jpg"))
     return before
 
 
@@ -44,7 +55,7 @@ def test_rows_are_those_of_then_and_versions_go_on_counting(files, two_nights):
 
 def test_the_next_run_builds_on_what_was_gone_back_to(files, two_nights):
     rollback(files, None, no_index, silent)
-    night(files, row("b.jpg", image_embedding=DOWN, modified="t2"), row("d.jpg"))
+    publish_refresh(files, row("b.jpg", image_embedding=DOWN, modified="t2"), row("d.jpg"))
     assert vectors_now(files) == {"a.jpg": [1.0, 0.0], "b.jpg": DOWN, "d.jpg": [1.0, 0.0]}
 
 
@@ -63,14 +74,14 @@ def test_a_rollback_to_what_is_published_is_refused(files, two_nights):
 
 
 def test_there_is_nothing_before_the_first_publication(files):
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     with pytest.raises(StoreError, match="nothing was published before"):
         rollback(files, None, no_index, silent)
 
 
 def test_an_unfinished_run_is_given_up_and_named(files, two_nights):
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("z.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("z.jpg")))
     said = []
     rollback(files, None, no_index, heard(said))
     assert [run.run_id in message for message in said] == [True]
@@ -83,7 +94,7 @@ def test_the_index_of_then_is_taken_again(files, two_nights):
     rollback(files, first.run_id, no_index, silent)
     number, _ = build_store_index(files)
     with_index = read_current(files).run_id
-    night(files, row("e.jpg"))
+    publish_refresh(files, row("e.jpg"))
     rollback(files, with_index, kept_or_built(files, silent), silent)
     assert read_current(files).index == number
 
@@ -104,10 +115,10 @@ def test_an_index_that_is_gone_is_built_anew_where_the_store_has_one(files, two_
 
 
 def test_an_old_model_is_served_again(files):
-    night(files, row("a.jpg"))
+    publish_refresh(files, row("a.jpg"))
     first = read_current(files)
     newer = first.model_copy(update={"model": "m2", "model_fingerprint": "two"})
-    night(files, row("b.jpg"))
+    publish_refresh(files, row("b.jpg"))
     # As a refresh with another model leaves it.
     current = read_current(files).model_copy(update={"model": newer.model, "model_fingerprint": "two"})
     write_record(files, "CURRENT.json", current)
@@ -121,10 +132,10 @@ def test_an_old_model_is_served_again(files):
 def test_killed_between_any_two_steps_it_leaves_one_whole_state_and_ends_when_done_again(tmp_path, monkeypatch):
     for number in range(20):
         files = new_store(tmp_path / str(number))
-        night(files, row("a.jpg"), row("b.jpg"))
+        publish_refresh(files, row("a.jpg"), row("b.jpg"))
         before = state_now(files)
         target = read_current(files).run_id
-        night(files, row("b.jpg", image_embedding=UP, modified="t1"), row("c.jpg"))
+        publish_refresh(files, row("b.jpg", image_embedding=UP, modified="t1"), row("c.jpg"))
         after = state_now(files)
         with dying(monkeypatch, number) as made, suppress(Killed):
             rollback(files, target, no_index, silent)
@@ -142,7 +153,7 @@ def test_a_rollback_that_died_half_way_does_not_leak_into_the_next_run(files, tw
     with dying(monkeypatch, 2) as made, pytest.raises(Killed):
         rollback(files, None, no_index, silent)
     assert made == ["write", "commit"]
-    night(files, row("d.jpg"))
+    publish_refresh(files, row("d.jpg"))
     assert rows_now(files).keys() == {*after, ("d.jpg", 0)}
     assert {key for key, _ in rows_now(files, "items")} == {"a.jpg", "b.jpg", "c.jpg", "d.jpg"}
 

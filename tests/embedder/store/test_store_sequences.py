@@ -1,4 +1,4 @@
-"""Whatever happens to a store in whatever order, what CURRENT.json names is there, whole, and what was expected."""
+"""After any sequence of operations, the version that CURRENT.json names exists, is whole and has the expected rows."""
 
 import random
 import shutil
@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import Killed, dying, new_store, night, no_index, rows_at, silent, state_now, vectors_now
+from store_states import Killed, dying, new_store, no_index, publish_refresh, rows_at, silent, state_now, vectors_now
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
@@ -29,7 +29,7 @@ ITEMS = [f"item-{number:02d}.jpg" for number in range(12)]
 
 
 class Model:
-    """What a store should hold: the vectors that are published, and those of each version that can be read."""
+    """Expected content of a store: the vectors that are published, and those of each readable version."""
 
     def __init__(self, files: StoreFiles, seed: int) -> None:
         self.files, self.random = files, random.Random(seed)
@@ -41,8 +41,8 @@ class Model:
 
     def step(self) -> str:
         """Do one thing to the store; returns what."""
-        names = ["night"] * 4 + ["rollback", "compact", "vacuum", "purge"]
-        name = self.random.choice(names if self.versions else ["night"])
+        names = ["publish_refresh"] * 4 + ["rollback", "compact", "vacuum", "purge"]
+        name = self.random.choice(names if self.versions else ["publish_refresh"])
         getattr(self, name)()
         if name != "vacuum" or not self.versions:
             self.versions[read_current(self.files).run_id] = dict(self.now)
@@ -52,13 +52,13 @@ class Model:
         self.clock += 1
         return np.array([np.cos(self.clock), np.sin(self.clock)], np.float32).tolist()
 
-    def night(self) -> None:
+    def publish_refresh(self) -> None:
         allowed = [item for item in ITEMS if item not in self.purged]
         chosen = self.random.sample(allowed, self.random.randint(0, min(4, len(allowed))))
         self.new = new = {item: self.vector() for item in chosen}
         gone = [item for item in self.now if item not in new and self.random.random() < 0.15]
         rows = [row(item, image_embedding=vector, modified=str(self.clock)) for item, vector in new.items()]
-        night(self.files, *rows, retired=gone)
+        publish_refresh(self.files, *rows, retired=gone)
         self.now = {item: vector for item, vector in (self.now | new).items() if item not in gone}
 
     def rollback(self) -> None:
@@ -135,16 +135,16 @@ def test_an_operation_killed_anywhere_in_a_sequence_is_as_if_it_was_not_or_was_d
     assert seen in (after, {item: each["image_embedding"] for (item, _), each in before["embeddings"].items()})
     finish_publication(copy, lambda version, model: None)
     seen = vectors_now(copy)
-    night(copy, row("later.jpg"))
+    publish_refresh(copy, row("later.jpg"))
     later = [1.0, 0.0]
-    # A night that was cut off is gone on with.
+    # A refresh that was cut off is resumed.
     assert vectors_now(copy) in (seen | {"later.jpg": later}, seen | twin.new | {"later.jpg": later})
     assert {item for item, _ in rows_at(copy, read_current(copy), "items")} == set(vectors_now(copy))
 
 
 def test_a_reader_that_polls_all_the_while_sees_published_states_only(tmp_path):
     model = Model(new_store(tmp_path / "store"), seed=7)
-    model.night()
+    model.publish_refresh()
     states, seen, ended = [dict(model.now)], [], threading.Event()
 
     def poll() -> None:
@@ -155,12 +155,15 @@ def test_a_reader_that_polls_all_the_while_sees_published_states_only(tmp_path):
 
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(poll)
-        for operation in (model.night, model.compact, model.rollback, model.night, lambda: vacuum(model.files)) * 3:
-            states.append(dict(model.now))
-            model.versions[read_current(model.files).run_id] = dict(model.now)
-            operation()
-            states.append(dict(model.now))
-        ended.set()
+        refresh = model.publish_refresh
+        try:
+            for operation in (refresh, model.compact, model.rollback, refresh, lambda: vacuum(model.files)) * 3:
+                states.append(dict(model.now))
+                model.versions[read_current(model.files).run_id] = dict(model.now)
+                operation()
+                states.append(dict(model.now))
+        finally:
+            ended.set()
         reader.result()
     assert len(seen) > 10
     for vectors, items in seen:

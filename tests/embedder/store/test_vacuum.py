@@ -1,4 +1,4 @@
-"""Vacuum deletes what nobody needs, and never what is published, kept, or still to be finished."""
+"""Vacuum deletes unneeded files, and never those that are published, kept, or of an unfinished run."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from command_runs import run_here
 from store_samples import begin, row, table
-from store_states import Killed, dying, new_store, night, no_index, record, rows_at, rows_now, silent, state_now
+from store_states import (
+    Killed,
+    dying,
+    new_store,
+    no_index,
+    publish_refresh,
+    record,
+    rows_at,
+    rows_now,
+    silent,
+    state_now,
+)
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
@@ -33,7 +44,7 @@ def files(tmp_path):
 def nights(files, number=4):
     """So many publications that each replace the same row."""
     for count in range(number):
-        night(files, row("a.jpg", modified=f"t{count}", caption=f"night {count}"))
+        publish_refresh(files, row("a.jpg", modified=f"t{count}", caption=f"night {count}"))
 
 
 def at(run_id: str, days_ago: float):
@@ -64,7 +75,7 @@ def test_without_grace_only_the_newest_versions_stay_and_the_bytes_are_told(file
 def test_who_opened_a_version_goes_on_reading_it_through_a_vacuum(files):
     nights(files, 2)
     opened = open_store(files.address)
-    night(files, row("a.jpg", modified="later", caption="later"))
+    publish_refresh(files, row("a.jpg", modified="later", caption="later"))
     vacuum(files, keep_versions=1)
     assert opened.to_arrow(["caption"]).to_pylist() == [{"caption": "night 1"}]
     assert opened.items().num_rows == 1
@@ -99,19 +110,19 @@ def test_a_run_id_tells_the_time_where_the_clock_does_not():
 
 def test_an_unfinished_run_keeps_its_parts_and_its_journal_and_ends(files):
     nights(files, 2)
-    _, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("b.jpg")))
+    _, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("b.jpg")))
     vacuum(files, keep_days=0, keep_versions=1)
-    run, stamp = begin(files)
+    run, metadata = begin(files)
     assert finished_items(run)["item_id"].to_pylist() == ["b.jpg"]
-    publish(run, stamp, lambda version: None)
+    publish(run, metadata, lambda version: None)
     assert {item_id for item_id, _ in rows_now(files)} == {"a.jpg", "b.jpg"}
 
 
 def test_parts_of_a_run_that_was_given_up_go(files):
     nights(files, 2)
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("z.jpg")))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("z.jpg")))
     rollback(files, None, no_index, silent)
     vacuum(files)
     assert not [info for info in files.list("") if run.run_id in info.path and not info.path.endswith("run.json")]
@@ -179,7 +190,7 @@ def test_ages_are_counted_by_the_wall_clock(files, monkeypatch):
 
 
 def opened(files, run_id: str) -> list:
-    """What a person finds in a version: its rows, its items, the hits of a search."""
+    """Content of a version as a user sees it: its rows, its items, the hits of a search."""
     store = open_store(files.address, version=run_id)
     hits = store.search(np.array([1.0, 0.0], np.float32), 50)
     return [store.to_arrow().num_rows, store.items().num_rows, len(hits)]
@@ -189,7 +200,7 @@ def adding_nights(files, number: int) -> dict[str, list]:
     """Nights that add a picture each and replace none; gives what each version holds, the index built each time."""
     found = {}
     for count in range(number):
-        run = night(files, row(f"{count}.jpg"))
+        run = publish_refresh(files, row(f"{count}.jpg"))
         build_store_index(files)
         found[run.run_id] = [count + 1] * 3
     return found
@@ -198,8 +209,8 @@ def adding_nights(files, number: int) -> dict[str, list]:
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_each_version_that_is_said_to_be_readable_is_and_each_other_is_not(files, dry_run):
     expected = adding_nights(files, 3)  # the newest needs all files of the older ones
-    replaced = night(files, row("0.jpg", modified="t1"))
-    newest = night(files, row("1.jpg", modified="t1"))
+    replaced = publish_refresh(files, row("0.jpg", modified="t1"))
+    newest = publish_refresh(files, row("1.jpg", modified="t1"))
     expected |= {run.run_id: [3, 3, 3] for run in (replaced, newest)}
     done = vacuum(files, keep_days=0, keep_versions=1, dry_run=dry_run)
     if dry_run:
@@ -235,5 +246,5 @@ def test_the_command_says_as_many_as_can_be_read(files, run_embedder):
     assert "3 publications stay readable" in shown
     assert "2 only because" in shown
     for time in ("t1", "t2"):
-        night(files, *(row(f"{count}.jpg", modified=time) for count in range(3)))
+        publish_refresh(files, *(row(f"{count}.jpg", modified=time) for count in range(3)))
     assert "1 publication stays readable" in run_here(*arguments).stdout

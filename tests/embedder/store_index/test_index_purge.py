@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import numpy as np
-from index_stores import indexed_night, indexed_store, item
+from index_stores import indexed_run, indexed_store, item
 from store_states import Killed, dying, silent
 
 from embedder.retrieval.store_api import open_store
@@ -31,7 +31,7 @@ def traces(files: StoreFiles, one: dict) -> list[str]:
 
 def test_the_index_is_rebuilt_without_the_item_and_older_ones_go(tmp_path):
     files = indexed_store(tmp_path / "store", kind="hnsw")
-    indexed_night(files, item(300))
+    indexed_run(files, item(300))
     assert traces(files, ITEM), "so that the test can fail"
     purge(files, ID)
     assert traces(files, ITEM) == []
@@ -40,7 +40,7 @@ def test_the_index_is_rebuilt_without_the_item_and_older_ones_go(tmp_path):
 
 def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_stays_searchable(tmp_path):
     files = indexed_store(tmp_path / "store", kind="hnsw")
-    indexed_night(files, retired=[ID])
+    indexed_run(files, retired=[ID])
     current = read_current(files)
     assert any(path.startswith(f"index/{current.index:06d}/") for path in traces(files, ITEM)), "masked, not gone"
     done = purge(files, ID)
@@ -57,7 +57,7 @@ def test_killed_between_any_two_steps_what_is_published_can_be_searched_and_the_
     store = tmp_path / "store"
     for number in range(0, 30, 2):
         files = indexed_store(store / str(number), number=20, kind="flat")
-        indexed_night(files, retired=["0003.jpg"])
+        indexed_run(files, retired=["0003.jpg"])
         masked = item(3)
         with dying(monkeypatch, number) as made, suppress(Killed):
             purge(files, "0003.jpg")
@@ -73,7 +73,7 @@ def test_killed_between_any_two_steps_what_is_published_can_be_searched_and_the_
 def test_the_vector_of_a_caption_without_a_picture_goes_too(tmp_path):
     files = indexed_store(tmp_path / "store", number=20)
     words = item(50, image_embedding=None, modality="text")
-    indexed_night(files, words)
+    indexed_run(files, words)
     build_store_index(files)
     held = traces(files, words)
     assert held and not any(path.endswith("ids.parquet") for path in held), "as a query that recall is measured on"
@@ -85,7 +85,7 @@ def test_the_vector_of_a_caption_without_a_picture_goes_too(tmp_path):
 def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):
     files = indexed_store(tmp_path / "store", number=20)
     words = item(50, image_embedding=None, text_embedding=None, modality="text")
-    indexed_night(files, words)
+    indexed_run(files, words)
     before = read_current(files).index
     purge(files, ID)
     assert read_current(files).index == before
@@ -93,9 +93,9 @@ def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):
 
 def test_older_versions_whose_index_held_it_are_searched_exactly_and_never_find_it(tmp_path):
     files = indexed_store(tmp_path / "store", number=20, kind="flat")
-    indexed_night(files, ITEM)
+    indexed_run(files, ITEM)
     version = read_current(files).run_id
-    indexed_night(files, item(60))
+    indexed_run(files, item(60))
     vector = np.array(ITEM["image_embedding"], np.float32)
     assert open_store(files.address, version=version).searcher.search(vector, 1)[0].item_id == ID
     purge(files, ID)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import Killed, new_store, night, no_index, record, silent
+from store_states import Killed, new_store, no_index, publish_refresh, record, silent
 from typer.testing import CliRunner
 
 from embedder.cli import app
@@ -30,8 +30,8 @@ QUERY = np.array([0.0, 1.0], np.float32)
 @pytest.fixture
 def files(tmp_path):
     files = new_store(tmp_path / "store")
-    night(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]))
-    night(files, row("c.jpg"))
+    publish_refresh(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]))
+    publish_refresh(files, row("c.jpg"))
     return files
 
 
@@ -63,7 +63,7 @@ def test_each_rollback_goes_one_further_back(files):
 def test_where_no_earlier_index_is_of_these_rows_the_way_back_for_both_is_named(files):
     build_store_index(files)
     old = read_current(files).run_id
-    night(files, row("d.jpg"))
+    publish_refresh(files, row("d.jpg"))
     build_store_index(files)
     with pytest.raises(StoreError, match=f"embedder rollback --store {files.address}"):
         rollback_index(files)
@@ -99,7 +99,7 @@ def test_a_compaction_and_a_rollback_of_the_rows_keep_the_way_back(files):
     compact(files, PartTarget(), silent)
     assert read_current(files).embeddings == before + 1
     assert rollback_index(files)[0] == 1
-    night(files, row("d.jpg"))
+    publish_refresh(files, row("d.jpg"))
     rollback(files, with_two, no_index, silent)
     assert rollback_index(files)[0] == 2, "search was exact, and the newest of these rows is taken"
 

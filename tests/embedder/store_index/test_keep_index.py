@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from index_stores import DIM, NO_FIRST_INDEX, indexed_night, indexed_store, item, vector_of
+from index_stores import DIM, NO_FIRST_INDEX, indexed_run, indexed_store, item, vector_of
 from store_samples import INFO
 from store_states import heard, new_store, rows_now, silent
 
@@ -12,7 +12,7 @@ from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
-from embedder.store_index import build_or_update as index_making
+from embedder.store_index import build_or_update as index_builder
 from embedder.store_index import rows as index_rows
 from embedder.store_index.build_or_update import IndexJob, make_index
 from embedder.store_index.keep_index import build_store_index, keep_index, update_store_index
@@ -48,14 +48,14 @@ def worse(monkeypatch, recall: float, *names: str, but: str = "none"):
         return make_worse
 
     for name in names:
-        monkeypatch.setattr(index_making, name, patched(getattr(index_making, name)))
+        monkeypatch.setattr(index_builder, name, patched(getattr(index_builder, name)))
 
 
 def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypatch):
     read, said = [], []
     vectors_of = IndexRows._vectors_of
     monkeypatch.setattr(IndexRows, "_vectors_of", lambda self, path: read.append(path) or vectors_of(self, path))
-    run = indexed_night(files, item(3, 1), item(200), item(201), retired=["0007.jpg"], say=heard(said))
+    run = indexed_run(files, item(3, 1), item(200), item(201), retired=["0007.jpg"], say=heard(said))
     assert said == ["index 2: updated, 3 added, 2 masked (1.0% of its rows are)"]
     assert read and all(path.startswith(f"part-{run.run_id}-") and "rewrite" not in path for path in read)
     manifest = manifest_of(files, read_current(files).index)
@@ -66,7 +66,7 @@ def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypat
 def test_many_nights_end_in_what_a_comparison_with_every_vector_finds(files):
     for night in range(1, 6):
         changed = [item(number, night) for number in range(night, 200, 40)]
-        indexed_night(files, *changed, item(200 + night), retired=[f"{night * 30:04d}.jpg"])
+        indexed_run(files, *changed, item(200 + night), retired=[f"{night * 30:04d}.jpg"])
     assert manifest_of(files, read_current(files).index).num_masked > 0
     assert_whole(files)
     updated = answers(files)
@@ -83,9 +83,9 @@ def answers(files) -> list[set]:
 
 def test_where_no_vector_changed_the_index_is_bound_again_without_faiss(files, monkeypatch):
     for name in ("build_index", "update_index"):
-        monkeypatch.setattr(index_making, name, None)
+        monkeypatch.setattr(index_builder, name, None)
     said = []
-    indexed_night(files, item(500, image_embedding=None, modality="text"), say=heard(said))
+    indexed_run(files, item(500, image_embedding=None, modality="text"), say=heard(said))
     assert (read_current(files).index, said) == (1, ["index 1: kept, as no vector changed"])
     compact(files, PartTarget(), silent)
     assert update_store_index(files) == 1
@@ -94,7 +94,7 @@ def test_where_no_vector_changed_the_index_is_bound_again_without_faiss(files, m
 
 def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files):
     said = []
-    indexed_night(files, retired=[f"{number:04d}.jpg" for number in range(80)], say=heard(said))
+    indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)], say=heard(said))
     assert said[-1].startswith("index 2: rebuilt as ")
     assert "40% of its rows would be masked" in said[-1]
     assert manifest_of(files, 2).num_masked == 0
@@ -109,9 +109,9 @@ def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files):
         ("flat", "rebuilt as Flat"),
         ("auto", "updated"),
     ):
-        indexed_night(files, item(300 + len(said)), wishes=IndexConfig(kind=kind), say=heard(said))
+        indexed_run(files, item(300 + len(said)), config=IndexConfig(kind=kind), say=heard(said))
         assert told in said[-1]
-    indexed_night(files, item(400), wishes=IndexConfig(kind="HNSW16,Flat"), say=heard(said))
+    indexed_run(files, item(400), config=IndexConfig(kind="HNSW16,Flat"), say=heard(said))
     assert "rebuilt as HNSW16,Flat" in said[-1] and "index.kind = HNSW16,Flat is asked for" in said[-1]
 
 
@@ -119,11 +119,11 @@ def test_of_a_damaged_or_missing_index_another_is_built(files):
     said = []
     path = files.folder / "index" / "000001" / "index.faiss"
     path.write_bytes(path.read_bytes()[:-1])
-    indexed_night(files, item(200), say=heard(said))
+    indexed_run(files, item(200), say=heard(said))
     assert "index 2: rebuilt" in said[-1] and "cut short" in said[-1]
     for info in list(files.list("index")):
         files.delete(info.path)
-    indexed_night(files, item(201), say=heard(said))
+    indexed_run(files, item(201), say=heard(said))
     assert "rebuilt" in said[-1] and "no index to go on from" in said[-1]
     assert_whole(files)
 
@@ -139,10 +139,10 @@ def test_vectors_of_another_model_are_never_added_to_an_index(files):
 def test_an_update_that_finds_too_little_is_rebuilt_and_a_rebuild_becomes_exact(files, monkeypatch):
     said = []
     worse(monkeypatch, 0.5, "update_index")
-    indexed_night(files, item(200), say=heard(said))
+    indexed_run(files, item(200), say=heard(said))
     assert "rebuilt" in said[-1] and "recall@10 0.500" in said[-1]
     worse(monkeypatch, 0.5, "build_index", but="Flat")
-    indexed_night(files, item(201), say=heard(said), wishes=IndexConfig(kind="hnsw"))
+    indexed_run(files, item(201), say=heard(said), config=IndexConfig(kind="hnsw"))
     assert said[-1].startswith("index 3: exact; ")
     assert [number for number, _ in list_manifests(files)] == [1, 2, 3], "what was refused leaves nothing"
     assert_whole(files)
@@ -151,16 +151,16 @@ def test_an_update_that_finds_too_little_is_rebuilt_and_a_rebuild_becomes_exact(
 def test_a_drop_is_refused_where_the_floor_is_kept(files, monkeypatch):
     said = []
     worse(monkeypatch, 0.95, "update_index")
-    indexed_night(files, item(200), say=heard(said))
+    indexed_run(files, item(200), say=heard(said))
     assert "rebuilt" in said[-1] and "below the" in said[-1]
-    indexed_night(files, item(201), say=heard(said), wishes=IndexConfig(max_drop=0.06))
+    indexed_run(files, item(201), say=heard(said), config=IndexConfig(max_drop=0.06))
     assert "updated" in said[-1]
 
 
 def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_the_new_one(files, monkeypatch):
     before = read_current(files)
     with pytest.raises(RunFailedError, match=r"index\.memory_bytes = 64 .* run the same command again"):
-        indexed_night(files, item(200), wishes=IndexConfig(kind="hnsw", memory_bytes=64))
+        indexed_run(files, item(200), config=IndexConfig(kind="hnsw", memory_bytes=64))
     assert read_current(files) == before
     assert [number for number, _ in list_manifests(files)] == [1]
     assert len(open_store(files.address).searcher.search(vector_of("query"), 500)) == 200
@@ -180,13 +180,13 @@ def test_by_hand_what_finds_too_little_is_refused_and_force_passes_the_drop_alon
     worse(monkeypatch, 0.5, "build_index")
     with pytest.raises(GateRefusedError):
         build_store_index(files, kind="hnsw", force=True)
-    build_store_index(files, kind="hnsw", force=True, wishes=IndexConfig(min_recall=0.4))
+    build_store_index(files, kind="hnsw", force=True, config=IndexConfig(min_recall=0.4))
 
 
 def test_an_update_by_hand_does_nothing_where_the_index_holds_what_is_published(files, tmp_path):
     assert update_store_index(files) == 1
     empty = new_store(tmp_path / "empty")
-    indexed_night(empty, item(1), wishes=NO_FIRST_INDEX)
+    indexed_run(empty, item(1), config=NO_FIRST_INDEX)
     with pytest.raises(StoreError, match="embedder index build"):
         update_store_index(empty)
 
@@ -195,7 +195,7 @@ def test_rows_without_a_picture_are_in_no_index_and_move_no_number(tmp_path):
     files = new_store(tmp_path / "store")
     texts = [item(number, image_embedding=None, modality="text") for number in (1, 4, 5)]
     pictures = [item(number) for number in (0, 2, 3, 6, 7)]
-    indexed_night(files, *sorted([*texts, *pictures], key=lambda each: each["item_id"]))
+    indexed_run(files, *sorted([*texts, *pictures], key=lambda each: each["item_id"]))
     rows = IndexRows(files, read_current(files).embeddings)
     ids = rows.ids["item_id"].to_pylist()
     assert sorted(ids) == [each["item_id"] for each in pictures]
@@ -209,7 +209,7 @@ def test_rows_without_a_picture_are_in_no_index_and_move_no_number(tmp_path):
 
 def test_queries_come_from_files_all_over_the_table_and_from_no_more_than_it_takes(files, monkeypatch):
     for night in range(1, 4):
-        indexed_night(files, *(item(1000 * night + number) for number in range(10)))
+        indexed_run(files, *(item(1000 * night + number) for number in range(10)))
     rows = IndexRows(files, read_current(files).embeddings)
     assert rows.queries().shape == (230, DIM)
     monkeypatch.setattr(index_rows, "MAX_RECALL_QUERIES", 12)

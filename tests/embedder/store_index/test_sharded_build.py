@@ -3,14 +3,14 @@
 from contextlib import contextmanager
 
 import numpy as np
-from index_stores import DIM, indexed_night, item, vector_of
+from index_stores import DIM, indexed_run, item, vector_of
 from store_samples import INFO
 from store_states import heard, new_store
 
 from embedder.store.layout import read_current
-from embedder.store_index import build_or_update as index_making
+from embedder.store_index import build_or_update as index_builder
 from embedder.store_index.build_or_update import IndexJob, build_anew
-from embedder.store_index.keep_index import NO_WISHES
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG
 from embedder.store_index.rows import IndexRows
 from embedder.store_index.sharded_build import ROWS_PER_PART, ClusterFiller, ClusterGroup, cluster_filler, plan_groups
 from embedder.store_index.versions import version_folder
@@ -35,7 +35,7 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
     files = new_store(tmp_path / "store")
     for start in range(0, 400, 50):
         texts = [item(1000 + start, image_embedding=None, modality="text")]
-        indexed_night(files, *texts, *(item(number) for number in range(start, start + 50)))
+        indexed_run(files, *texts, *(item(number) for number in range(start, start + 50)))
     rows, said = IndexRows(files, read_current(files).embeddings), []
     vectors = np.concatenate(list(rows.vectors()))
     table, design = VectorTable(len(vectors), DIM, vectors), parse_design("IVF8,SQ8,Refine(SQfp16)")
@@ -51,9 +51,9 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
     def running(address, *arguments):
         yield filler
 
-    monkeypatch.setattr(index_making, "cluster_filler", running)
-    making = IndexJob(files, rows.version, INFO, None, NO_WISHES, heard(said), "a cluster")
-    number, manifest = build_anew(making, "IVF8,Flat")
+    monkeypatch.setattr(index_builder, "cluster_filler", running)
+    job = IndexJob(files, rows.version, INFO, None, DEFAULT_INDEX_CONFIG, heard(said), "a cluster")
+    number, manifest = build_anew(job, "IVF8,Flat")
     assert (manifest.design, manifest.num_vectors) == ("IVF8,Flat", 400)
     index = open_index(version_folder(files, number))
     ids = index.ids["item_id"].to_pylist()
@@ -63,7 +63,7 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
 
 def test_a_graph_is_built_here_and_a_small_store_asks_no_cluster(tmp_path):
     files = new_store(tmp_path / "store")
-    indexed_night(files, *(item(number) for number in range(50)))
+    indexed_run(files, *(item(number) for number in range(50)))
     rows, said = IndexRows(files, read_current(files).embeddings), []
     assert rows.ids.num_rows < ROWS_PER_PART
     with cluster_filler("nowhere:1", files, rows, heard(said)) as fill:

@@ -141,10 +141,10 @@ def test_training_runs_where_ray_is_not_installed(pairs, tiny_model, tmp_path):
     code = """
 import pickle, sys
 sys.modules["ray"] = None  # as if it weren't there: importing it fails
-import embedder.training.decoding as decoding
+from embedder.training import decode_stream
 from embedder.cli.render_training import TrainingWatcher
 from embedder.training.run import train
-decoding.PICTURES_PER_CORE_S = 1e-3  # so slow that `auto` would take Ray
+decode_stream.DECODED_PER_S = 1e-3  # so slow that `auto` would take Ray
 report = train(pickle.load(sys.stdin.buffer), TrainingWatcher())
 assert (report.engine, report.engine_reason, report.num_steps) == ("local", "Ray is not installed", 12), report
 """

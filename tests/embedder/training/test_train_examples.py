@@ -30,7 +30,7 @@ def examples(*arguments, **columns):
 
 
 def test_one_worker_gets_the_stream_in_order(tiny_model, tmp_path, ray_cluster):
-    from embedder.training.stream import decode_on_ray
+    from embedder.training.decode_stream import decode_on_ray
 
     _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
     tables = list(decode_on_ray(items.listing, spec, 3, 0.5))
@@ -43,23 +43,23 @@ def test_one_worker_gets_the_stream_in_order(tiny_model, tmp_path, ray_cluster):
 def test_several_workers_get_equal_shares_that_together_are_the_batches_of_one(
     tiny_model, tmp_path, ray_cluster, first
 ):
-    from embedder.training.stream import share_stream
+    from embedder.training.decode_stream import share_stream
 
     _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
-    draw = SamplerConfig(batch_size=8, captions_per_picture=1, seed=3)
-    stream = share_stream(cut_shares(items, draw, 2, epoch=1, first=first, num_epochs=2), spec, 0.5)
+    sampler = SamplerConfig(batch_size=8, captions_per_image=1, seed=3)
+    stream = share_stream(cut_shares(items, sampler, 2, epoch=1, first=first, num_epochs=2), spec, 0.5)
 
     def read(rank, share):
-        found, tally = [], ExampleCounts(40)
+        found, counts = [], ExampleCounts(40)
         for number, block in enumerate(share.iter_batches(batch_size=None, batch_format="pyarrow")):
             epoch, batch = divmod(number + first + 5, 5)
-            found.append(take_share(block, (epoch, batch, rank), 32, tally))
-        return found, tally.num_seen
+            found.append(take_share(block, (epoch, batch, rank), 32, counts))
+        return found, counts.num_seen
 
     with ThreadPoolExecutor(2) as pool:
         shares = list(pool.map(read, range(2), stream.streaming_split(2)))
     for epoch in (1, 2):
-        expected = items.take(epoch_order(items.keys, draw.seed, epoch))
+        expected = items.take(epoch_order(items.keys, sampler.seed, epoch))
         start = first if epoch == 1 else 0
         for batch in range(start, 5):
             of_both = [pair for found, _ in shares for pair in found[(epoch - 1) * 5 + batch - first]]
@@ -94,13 +94,13 @@ def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_pat
 
 
 def test_pixels_are_those_that_embedding_sees(tiny_model, tmp_path):
-    from embedder.engine.job import picture_fit
+    from embedder.engine.job import resize_spec
     from embedder.media.sandbox import SandboxedDecoder
 
     model, found = examples(tiny_model, tmp_path, train_samples.rows_of(range(3)))
     with SandboxedDecoder() as door:
         for number, example in enumerate(found):
-            expected = door.picture(train_samples.square(number), picture_fit(model))
+            expected = door.image(train_samples.square(number), resize_spec(model))
             assert np.array_equal(example.pixels, np.asarray(expected).reshape(32, 32, 3))
 
 

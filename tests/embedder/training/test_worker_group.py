@@ -87,7 +87,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source
         if step == 4:
             # `info` is None of a process that ends just now.
             processes = psutil.process_iter(["cmdline"])
-            workers = [each for each in processes if "ray::Replica" in " ".join(each.info["cmdline"] or ())]
+            workers = [each for each in processes if "ray::TrainWorker" in " ".join(each.info["cmdline"] or ())]
             mine = [each for each in workers if psutil.Process() in each.parents()]
             assert len(mine) == 2
             mine[1].kill()
@@ -113,33 +113,33 @@ def test_a_loss_that_is_no_number_is_told_in_one_line(source, tiny_model, tmp_pa
         train(config, Watching())
 
 
-def places(available, **changes):
+def allocated(available, **changes):
     return allocate_workers(training("in", "out", model="m", **{"num_threads": None} | changes), available)
 
 
 def test_workers_leave_a_cpu_to_decode_with_however_small_the_machine():
     on = {"engine": "ray", "num_workers": 2}
-    assert places(Available(2.0), **on) == WorkerResources(2, 0.5, 0.0, 1, 1.0)
-    assert places(Available(1.0), **on) == WorkerResources(2, 0.25, 0.0, 1, 0.5)
-    assert places(Available(16.0), **on) == WorkerResources(2, 7.0, 0.0, 7, 1.0)
-    assert places(Available(16.0, 2.0), **on, device="auto").num_gpus == 1.0
+    assert allocated(Available(2.0), **on) == WorkerResources(2, 0.5, 0.0, 1, 1.0)
+    assert allocated(Available(1.0), **on) == WorkerResources(2, 0.25, 0.0, 1, 0.5)
+    assert allocated(Available(16.0), **on) == WorkerResources(2, 7.0, 0.0, 7, 1.0)
+    assert allocated(Available(16.0, 2.0), **on, device="auto").num_gpus == 1.0
     for available in (Available(2.0), Available(1.0), Available(16.0)):
-        found = places(available, **on)
+        found = allocated(available, **on)
         assert found.num_workers * found.num_cpus + found.decode_cpus <= available.num_cpus
 
 
 def test_what_could_only_wait_for_ever_is_refused_before_anything_starts(tiny_model, tmp_path):
     on = {"engine": "ray", "num_workers": 2}
     with pytest.raises(ConfigError, match=r"there are 1; lower num_workers, or write device = \"cpu\""):
-        places(Available(8.0, 1.0), **on, device="cuda")
+        allocated(Available(8.0, 1.0), **on, device="cuda")
     with pytest.raises(ConfigError, match=r"wait for ever; lower decode.num_cpus"):
-        places(Available(2.0), **on, decode={"num_cpus": 2.0})
+        allocated(Available(2.0), **on, decode={"num_cpus": 2.0})
     with pytest.raises(ConfigError, match="several workers need Ray"):
-        places(Available(2.0), engine="local", num_workers=2)
+        allocated(Available(2.0), engine="local", num_workers=2)
     with pytest.raises(ConfigError, match="batch_size = 15 has no equal shares"):
-        places(Available(2.0), **on, batch_size=15)
+        allocated(Available(2.0), **on, batch_size=15)
     with pytest.raises(ConfigError, match="write num_workers = 1"):
-        places(Available(2.0), **on, train={"what": "projections"})
+        allocated(Available(2.0), **on, train={"what": "projections"})
     few = train_samples.table(tmp_path / "few.parquet", 12)
     with pytest.raises(ConfigError, match=r"items to train on fill no batch of 16"):
         train(training(few, tmp_path / "out", model=str(tiny_model), **on), Watching())

@@ -17,7 +17,7 @@ from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.int8_benefit import Int8Benefit, measure_gain
+from shards.int8_benefit import Int8Benefit, measure_int8_benefit
 from shards.plan import LayerRange, ShardSpec, plan_specs
 from shards.towers import init_model
 
@@ -166,7 +166,7 @@ def test_int8_has_to_be_faster_than_the_fastest_and_smaller_than_the_smallest(se
 
 def test_measuring_int8_reads_one_layer_of_each_tower_and_leaves_the_threads_as_they_were(wide_model):
     torch.set_num_threads(2)
-    gain = measure_gain(wide_model)
+    gain = measure_int8_benefit(wide_model)
     assert torch.get_num_threads() == 2
     assert all(seconds > 0 for seconds in gain.seconds.values())
     assert gain.best_float in ("float32", "bfloat16")

@@ -1,0 +1,130 @@
+"""`embedder model`: a checkpoint becomes a model folder, a folder is described, a delta is applied."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from embedder.cli.options import AsJson, ConfigFile, ModelFolder, Settings
+from embedder.cli.results import Result, print_result
+from embedder.cli.tables import MIB, new_table
+from embedder.config import RunConfig, load_config
+
+app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
+
+
+@app.command("import")
+def model_import(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face ViT + ALBERT folder, or timm checkpoint.")],
+    out: ModelFolder,
+    albert: Annotated[str | None, typer.Option(help="ALBERT folder that joins a timm checkpoint.")] = None,
+    embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a checkpoint into a model folder."""
+    load_config(config, settings=settings or ())
+
+    from embedder.storage.model_download import resolve_model
+    from shards.convert import import_timm_and_albert, import_vision_text_dual_encoder
+
+    if albert is None:
+        model = import_vision_text_dual_encoder(resolve_model(source), out, name=Path(source).name)
+    else:
+        model = import_timm_and_albert(resolve_model(source), resolve_model(albert), out, embedding_dim)
+    shown: list[RenderableType] = [f"model folder: {out}"]
+    if not model.trained:
+        shown.append("its projections are fresh: search with it means nothing before training")
+    print_result(as_json, Result({"out": out, "trained": model.trained}, shown))
+
+
+@app.command("info")
+def model_info(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Model folder, or a delta over one.")],
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print towers, parameters, bytes and fingerprints."""
+    run = load_config(config, {"model": folder}, settings or ())
+
+    from embedder.storage.model_download import resolve_model
+    from shards.delta import is_delta
+
+    found = resolve_model(run.required_model)
+    print_result(as_json, _delta_info(found) if is_delta(found) else _folder_info(found, run))
+
+
+@app.command("apply-delta")
+def model_apply_delta(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder that the delta was trained over.")],
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="Folder that `embedder train` wrote the layers into.")],
+    out: ModelFolder,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model folder of a base and the layers that somebody trained over it; both stay as they are."""
+    load_config(config, settings=settings or ())
+
+    from embedder.storage.model_download import resolve_model
+    from shards.fingerprint import model_fingerprint
+    from shards.training.export import apply_delta
+
+    folder = apply_delta(resolve_model(base), delta, out)
+    data = {"out": out, "base": base, "delta": delta, "model_fingerprint": model_fingerprint(folder)}
+    print_result(as_json, Result(data, [f"model folder: {out}"]))
+
+
+def _folder_info(folder: Path, config: RunConfig) -> Result:
+    """Describe a model folder; the configuration's segments and frames count in its fingerprint of preprocessing."""
+    from shards.fingerprint import preprocess_fingerprint
+    from shards.summary import describe_model
+
+    summary = describe_model(folder)
+    model = summary.config
+    tokenizer = (folder / "tokenizer.json").read_bytes() if summary.tokenizer_fingerprint else b""
+    fingerprints = {
+        "model": summary.model_fingerprint,
+        "tokenizer": summary.tokenizer_fingerprint,
+        "preprocess": preprocess_fingerprint(model.preprocess, tokenizer, config.segment_s, config.frames_per_segment),
+    }
+    table = new_table("part", "parameters", "MiB on disk")
+    for part in summary.parts:
+        table.add_row(part.name, f"{part.num_parameters:,}", f"{part.size_bytes / MIB:.2f}")
+    table.add_row("all", f"{summary.num_parameters:,}", f"{summary.size_bytes / MIB:.2f}")
+    vision, text = model.vision, model.text
+    shown: list[RenderableType] = [
+        f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
+        f"embeddings of {model.embedding_dim}",
+        f"vision: ViT {vision.depth} layers x {vision.width}, {vision.image_size} px in patches of {vision.patch_size}",
+        f"text: ALBERT {text.num_hidden_layers} layers x {text.hidden_size}, {text.vocab_size:,} tokens, "
+        f"captions up to {model.preprocess.max_caption_tokens}",
+        table,
+        f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
+        "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
+    ]
+    data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}
+    return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
+
+
+def _delta_info(folder: Path) -> Result:
+    """Describe a delta."""
+    from shards.delta import describe_delta
+
+    delta = describe_delta(folder)
+    table = new_table("part", "parameters")
+    for part, num_parameters in delta.parameters.items():
+        table.add_row(part, f"{num_parameters:,}")
+    table.add_row("all", f"{delta.num_parameters:,}")
+    shown: list[RenderableType] = [
+        f"{delta.name}: a delta, {delta.size_bytes / MIB:.2f} MiB, over the base {delta.base_fingerprint}",
+        table,
+        f"dtype on disk {', '.join(delta.dtypes)}",
+        f"a model of it: embedder model apply-delta BASE {folder} --out DIR",
+    ]
+    return Result({"kind": "delta", **asdict(delta), "num_parameters": delta.num_parameters}, shown)

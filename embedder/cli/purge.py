@@ -1,0 +1,207 @@
+"""`embedder purge`: items are removed for good, after a plan was shown and confirmed."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri
+from embedder.cli.results import Result, print_result
+from embedder.cli.store_access import open_files, write_access
+from embedder.cli.tables import size_text
+from embedder.cli.terminal import Terminal, TerminalWatcher
+from embedder.config import RunConfig, load_config
+from embedder.errors import ConfigError
+from embedder.store.files import StoreFiles
+
+if TYPE_CHECKING:
+    from embedder.store.purge.plan import PurgePlan
+    from embedder.store.purge.purge import Purge
+
+MAX_LISTED = 20
+"""Items, and versions, that a plan names one by one."""
+
+
+def purge(
+    item_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The items.")] = None,
+    from_file: Annotated[Path | None, typer.Option("--from-file", help="A file with one id a line.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask; needed where there is no terminal.")] = False,
+    allow_again: Annotated[bool, typer.Option("--allow-again", help="Forget that these were purged.")] = False,
+    store: StoreUri = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove items for good, from older versions and indexes too, and prove it; all of them or none."""
+    ids = [*(item_ids or []), *_ids_in(from_file)]
+    if not ids:
+        raise ConfigError("purge: no items; give their ids, or --from-file FILE with one a line")
+    if allow_again and dry_run:
+        raise ConfigError("purge: --allow-again changes one small file and has no --dry-run; leave one of them out")
+    if not (allow_again or dry_run or yes or sys.stdin.isatty()):
+        raise ConfigError(
+            "purge: there is no terminal to ask on whether to remove the items for good; --yes says so beforehand, "
+            "--dry-run says what would be done"
+        )
+    run = load_config(config, {"store": store}, settings or ())
+    if allow_again:
+        result = _allow_again(run, ids)
+    elif dry_run:
+        plan = _purge_plan(open_files(run), ids)
+        result = Result({"dry_run": True, **_plan_data(plan)}, [*_plan_lines(plan), "nothing was changed"])
+    else:
+        result = _purge(run, ids, None if yes else _confirm)
+    print_result(as_json, result)
+
+
+def _ids_in(path: Path | None) -> list[str]:
+    """One id a line; spaces belong to an id, empty lines do not count."""
+    if path is None:
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold what else ends lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file with one id a line") from None
+    return [line.removesuffix("\r") for line in lines if line.removesuffix("\r")]
+
+
+def _confirm(lines: list[str]) -> None:
+    """Ask on the terminal, apart from the result on standard output.
+
+    Raises:
+        typer.Abort: the answer is not yes.
+    """
+    terminal = Terminal(stderr=True)
+    for line in lines:
+        terminal.print(line, soft_wrap=True)
+    sys.stderr.write("Remove them for good? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        sys.stderr.write("nothing was changed\n")
+        raise typer.Abort
+
+
+def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
+    """Forget that items were purged."""
+    from embedder.store.purge.tombstones import allow_again
+
+    files = open_files(config)
+    with write_access(files, config.index):
+        num_forgotten = allow_again(files, item_ids)
+    return Result(
+        {"num_forgotten": num_forgotten},
+        [f"{num_forgotten:,} of {len(set(item_ids)):,} items were purged, and may come back with the next run"],
+    )
+
+
+def _purge(config: RunConfig, item_ids: list[str], confirm: Callable[[list[str]], None] | None) -> Result:
+    """Remove items for good.
+
+    Args:
+        config: configuration that names the store and constrains the index of the new publication.
+        item_ids: ids of the items.
+        confirm: function that shows the plan's lines and raises where the user declines; None asks nothing.
+    """
+    from embedder.store.purge.purge import purge as run_purge
+    from embedder.store_index.keep_index import built_without
+    from embedder.store_index.versions import drop_copies
+
+    files = open_files(config)
+    if confirm is not None:
+        plan = _purge_plan(files, item_ids)
+        if not plan.finds_nothing:
+            confirm(_plan_lines(plan))  # without the lock: an answer may take hours
+    with write_access(files, config.index) as say:
+        done = run_purge(files, item_ids, built_without(files, say, config.index), say)
+    drop_copies()
+    published = done.published.model_dump() if done.published else None
+    data = _plan_data(done.plan) | {"published": published, "unreadable": done.unreadable, "scan": asdict(done.scan)}
+    return Result({"dry_run": False, **data}, _purged(files, done))
+
+
+def _purge_plan(files: StoreFiles, item_ids: list[str]) -> "PurgePlan":
+    from embedder.store.lock import write_lock
+    from embedder.store.purge.plan import plan_purge
+    from embedder.store.store_info import read_store_info
+
+    read_store_info(files)
+    with write_lock(files, TerminalWatcher().say):  # no other process changes files while they are read
+        return plan_purge(files, item_ids)
+
+
+def _plan_data(plan: "PurgePlan") -> dict[str, Any]:
+    return {
+        "items": [asdict(item) for item in plan.items],
+        "num_asked": len(plan.items),
+        "num_published": plan.num_published,
+        "num_vectors": plan.num_vectors,
+        "bytes_rewritten": plan.bytes_rewritten,
+        "versions": plan.versions,
+        "given_up": plan.given_up,
+        "indexes": sorted(plan.indexes),
+        "num_files_deleted": len(plan.deleted),
+        "num_files_changed": len(plan.changed),
+        "rewritten": [info.path for info in plan.rewritten],
+        "deleted": [info.path for info in plan.deleted],
+        "changed": [info.path for info in plan.changed],
+    }
+
+
+def _plan_lines(plan: "PurgePlan") -> list[str]:
+    """The plan in sentences."""
+    listed = [item for item in plan.items if not (plan.finds_nothing and item.was_purged)][:MAX_LISTED]
+    rows = {True: "{} vectors published", False: "not published now"}
+    lines = [f"{item.item_id!r}: {rows[item.is_published].format(f'{item.num_vectors:,}')}" for item in listed]
+    if len(plan.items) > len(listed) > 0:
+        lines.append(f"and {len(plan.items) - len(listed):,} more")
+    if plan.finds_nothing:
+        return [*lines, "purged before: nothing of them is left"]
+    lines += [
+        f"to remove for good: {len(plan.items):,} items; {plan.num_published:,} are published, with "
+        f"{plan.num_vectors:,} vectors",
+        f"{len(plan.rewritten):,} part files written anew without them, {size_text(plan.bytes_rewritten)}; "
+        f"{len(plan.deleted):,} files deleted (part files, journal entries, {len(plan.indexes):,} index versions), "
+        f"{len(plan.changed):,} texts and log files changed",
+        f"{len(plan.versions):,} versions hold them and stay readable, without them{_listed(plan.versions)}",
+    ]
+    if plan.given_up:
+        lines.append(f"not finished, and given up: {', '.join(plan.given_up)}; the next run embeds its items again")
+    return lines
+
+
+def _listed(run_ids: Sequence[str]) -> str:
+    more = f" and {len(run_ids) - MAX_LISTED:,} more" if len(run_ids) > MAX_LISTED else ""
+    return f": {', '.join(run_ids[:MAX_LISTED])}{more}" if run_ids else ""
+
+
+def _purged(files: StoreFiles, done: "Purge") -> list[RenderableType]:
+    """The finished purge in sentences."""
+    plan, scan = done.plan, done.scan
+    lines = [
+        f"{plan.num_published:,} of {len(plan.items):,} items were published, with {plan.num_vectors:,} vectors; "
+        f"{len(plan.rewritten):,} part files written anew ({size_text(plan.bytes_rewritten)}), "
+        f"{len(plan.deleted):,} files deleted, {len(plan.changed):,} texts and log files changed",
+        f"searched {scan.num_files:,} files ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in all): "
+        "none holds or names them",
+    ]
+    before = sum(item.was_purged for item in plan.items)
+    if before:
+        left = "nothing of them was left" if plan.finds_nothing else "what was left of them is gone now"
+        lines.append(f"purged before: {before:,}; {left}")
+    if plan.versions:
+        lines.append(f"{len(plan.versions):,} earlier versions stay readable, without them{_listed(plan.versions)}")
+    if done.unreadable:
+        lines.append(f"can't be read any more: {', '.join(done.unreadable)}")
+    if done.published is not None:
+        lines.append(f"published without them as run {done.published.run_id}")
+    if files.folder is None:
+        lines.append(
+            "copies of indexes on this machine are deleted; other machines keep theirs until they fetch newer ones, "
+            "and a bucket with versioning keeps what was deleted until its rules expire it"
+        )
+    return [*lines, "later runs leave them out; `embedder purge --allow-again ID` lets them come back"]

@@ -1,0 +1,109 @@
+"""Report of a run as a person reads it: steps, review of the plan, summary."""
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from embedder.cli.tables import MIB, new_table
+from embedder.report.plan_records import Expected, Review
+from embedder.report.schema import Report, StepReport
+
+
+def report_parts(report: Report) -> list[RenderableType]:
+    """The report as a person reads it."""
+    if report.held:
+        return [report.outcome]
+    if report.run_id is None:
+        return [f"{report.outcome}: {report.num_unchanged:,} items unchanged; {report.wall_s:.1f} s in all"]
+    embedded = report.num_items - report.num_rejected - report.num_taken_over
+    summary = (
+        f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
+        f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
+        f"peak memory {report.peak_memory_bytes / MIB:,.0f} MiB; run {report.run_id}"
+    )
+    last = [summary, *_outcome_lines(report)]
+    if not report.steps:
+        return last
+    review = review_parts(report.review, report.items_per_s) if report.review else []
+    return [_step_table(report), *review, *_gpu_lines(report), *last]
+
+
+def _step_table(report: Report) -> Table:
+    """The steps of a run: how busy each was, and how much it passed on."""
+    replicas = [replicas_over_time(step) for step in report.steps]
+    has_grown = any(replicas)
+    figures = ("wall share", "CPU share", "out, KiB/row", "peak RSS, MiB")
+    table = new_table("step", "rows", *(["replicas"] if has_grown else []), *figures, left=("step",))
+    for step, numbers in zip(report.steps, replicas, strict=True):
+        table.add_row(
+            step.step,
+            f"{step.num_rows:,}",
+            *([numbers] if has_grown else []),
+            f"{step.wall_share:.2f}",
+            f"{step.cpu_share:.2f}",
+            f"{step.bytes_per_row / 1024:.1f}",
+            f"{step.peak_rss_bytes / MIB:.0f}",
+        )
+    return table
+
+
+def replicas_over_time(step: StepReport) -> str:
+    """The numbers of replicas in their order, with the seconds at which a stage grew or shrank."""
+    if step.max_replicas == 1:
+        return ""
+    # All go at the end, one after another; that is no news.
+    line = list(step.replicas)
+    while len(line) > 1 and line[-1][1] < line[-2][1]:
+        line.pop()
+    first, *later = line
+    return " ".join([str(first[1]), *(f"> {number} at {time_s:.0f} s" for time_s, number in later)])
+
+
+def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
+    """The run against what was expected of it, where costs were measured; and the better plan where there is one."""
+    parts: list[RenderableType] = []
+    if review.expected:
+        expected = review.expected
+        reached = (
+            f"items held {review.images_per_item:.3g} pictures and {review.captions_per_item:.3g} captions of "
+            f"{review.caption_tokens} tokens; {expected.source} costs expect {expected.items_per_s:.3g} items/s for "
+            f"that ({expected.bottleneck}), {items_per_s:.3g} were reached"
+        )
+        parts += [_review_table(review, expected), reached]
+    if review.better:
+        parts.append(
+            f"a better cut for this data, predicted {review.better.gain:.2f}x: {review.better.reason}; "
+            f"run it with --plan {review.better.path}"
+        )
+    return parts
+
+
+def _review_table(review: Review, expected: Expected) -> Table:
+    """Seconds of an item by step: expected and observed."""
+    table = new_table("step", "expected, ms/item", "observed, ms/item", "observed / expected", left=("step",))
+    for step, observed_s in sorted(review.observed_seconds_per_item.items()):
+        expected_s = expected.seconds_per_item.get(step)
+        known = ("", "") if not expected_s else (f"{1e3 * expected_s:.2f}", f"{observed_s / expected_s:.2f}")
+        table.add_row(step, known[0], f"{1e3 * observed_s:.2f}", known[1])
+    return table
+
+
+def _gpu_lines(report: Report) -> list[RenderableType]:
+    """The device of each stage, where any stage held a GPU."""
+    if not any(place.num_gpus for place in report.places):
+        return []
+    places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
+    return [", ".join(places)]
+
+
+def _outcome_lines(report: Report) -> list[RenderableType]:
+    """Counts of a refresh beside embedding, guards that were overridden, and any outcome but `published`."""
+    counts = {
+        "equal though touched": report.num_equal,
+        "retired": report.num_retired,
+        "rejected and stale": report.num_stale,
+    }
+    counts |= {f"taken over from run {run_id}, not computed again": num for run_id, num in report.taken_from.items()}
+    named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
+    forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
+    ended = [] if report.outcome == "published" else [report.outcome]
+    return [*([named] if named else []), *forced, *ended]

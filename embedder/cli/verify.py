@@ -1,0 +1,93 @@
+"""`embedder verify`: the stages against the unsplit towers."""
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+
+from embedder.cli.options import AsJson, ConfigFile, Dtype, ModelUri, NumStages, PlanFile, Settings, source_override
+from embedder.cli.results import Result, print_result
+from embedder.cli.tables import MIB, new_table
+from embedder.config import load_config
+from embedder.errors import RunFailedError
+
+if TYPE_CHECKING:
+    from embedder.verification.verify import Verification
+
+
+def verify(
+    source: Annotated[str | None, typer.Argument(help="What to verify with; the shipped pictures else.")] = None,
+    model: ModelUri = None,
+    plan: PlanFile = None,
+    num_stages: NumStages = None,
+    dtype: Dtype = None,
+    num_items: Annotated[int, typer.Option("--items", min=1, help="Items to take, evenly spaced.")] = 64,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="Largest absolute difference allowed.")] = None,
+    min_cosine: Annotated[float | None, typer.Option(max=1, help="Least cosine allowed.")] = None,
+    device: Annotated[str, typer.Option(help="torch device: cpu, cuda.")] = "cpu",
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the stages' output with the unsplit towers'; exit 1 where they are too far apart."""
+    sources = source_override(source)
+    overrides = {"model": model, "source": sources, "plan": plan, "num_stages": num_stages, "dtype": dtype}
+    run = load_config(config, overrides, settings or ())
+
+    from embedder.verification.verify import verify as run_verify
+
+    found = run_verify(run, num_items=num_items, max_difference=tolerance, min_cosine=min_cosine, device=device)
+    print_result(as_json, Result(_verification_data(found), _verification_parts(found)))
+    if found.failures:
+        raise RunFailedError(f"verify: {'; '.join(found.failures)}")
+
+
+def _verification_data(found: "Verification") -> dict[str, Any]:
+    """Data for `--json`; a difference that is no number is null."""
+    data = asdict(found)
+    for comparison in data["comparisons"]:
+        if not math.isfinite(comparison["max_difference"]):
+            comparison["max_difference"] = None
+    return data | {"passed": not found.failures, "failures": found.failures}
+
+
+def _verification_parts(found: "Verification") -> list[RenderableType]:
+    """Summary, tables and verdict."""
+    cut = ", ".join(
+        f"[{spec.vision.start}, {spec.vision.stop}) + [{spec.text.start}, {spec.text.stop})" for spec in found.plan
+    )
+    summary = (
+        f"{len(found.plan)} stages (ViT + ALBERT layers {cut}) in {found.dtype} on {found.device}; "
+        f"{found.num_rows:,} rows, {found.num_rejected:,} of them rejects; model {found.model_fingerprint}"
+    )
+    parts: list[RenderableType] = [summary, "", _comparisons(found)]
+    if found.precisions:
+        parts += ["", _precisions(found)]
+    return [*parts, "", "FAILED" if found.failures else "passed"]
+
+
+def _comparisons(found: "Verification") -> Table:
+    table = new_table(
+        "side", "against", "vectors", "equal bits", "largest difference", "least cosine", "asked for", "passed"
+    )
+    for each in found.comparisons:
+        verdict = {True: "yes", False: "NO", None: "no such items"}[each.passed]
+        figures = (f"{each.num_equal:,}", f"{each.max_difference:.3g}", f"{each.least_cosine:.7f}")
+        table.add_row(each.side, each.reference, f"{each.num_vectors:,}", *figures, each.limit.describe(), verdict)
+    return table
+
+
+def _precisions(found: "Verification") -> Table:
+    """Costs of each dtype, and beside them what it loses."""
+    table = new_table("dtype", "weights, MiB", "stages, ms/row", "least cosine", "mean cosine", "R@10, text to picture")
+    for each in found.precisions:
+        least, mean = (
+            ", ".join(f"{side} {value:.5f}" for side, value in values.items())
+            for values in (each.least_cosine, each.mean_cosine)
+        )
+        recall = "too few pairs" if each.recall_at_10 is None else f"{each.recall_at_10:.3f} of {found.num_pairs:,}"
+        table.add_row(each.dtype, f"{each.weight_bytes / MIB:.1f}", f"{1000 * each.row_s:.2f}", least, mean, recall)
+    return table

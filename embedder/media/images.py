@@ -1,0 +1,234 @@
+"""Encoded image -> square RGB pixels, with Pillow. Runs in the sandbox process, where it may fail in any way.
+
+`S` is the side of the square that the model takes; pixels are uint8 [0, 255], RGB, C-order (S, S, 3).
+"""
+
+import io
+import math
+import warnings
+
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from embedder.media.errors import DecodeError
+from embedder.media.resize import (
+    DRAFT_SCALES,
+    ResizeSpec,
+    Size,
+    fitting_scale,
+    kept_box,
+    long_cut,
+    needed_scale,
+    scaled_size,
+)
+
+PLUGINS = (
+    JpegImagePlugin,
+    PngImagePlugin,
+    WebPImagePlugin,
+    GifImagePlugin,
+    BmpImagePlugin,
+    TiffImagePlugin,
+    AvifImagePlugin,
+)
+"""Imported here, so that the first image doesn't wait for Pillow to import the plugins of every format it knows."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # "JPEG" covers MPO, its multi-picture form
+MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
+MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit each, or more
+# Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
+# pixels are large (4 bytes each, 8 where it is transparent).
+WHOLE_FACTOR = 2
+
+ORIENTATION_TAG = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation -> transposition that puts the image upright (Source: EXIF 2.32, tag 0x0112)."""
+
+
+def prepare_pillow() -> None:
+    """Configure Pillow for a process that does nothing but decode."""
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # several decoders share the machine
+    warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
+
+
+def decode_image(encoded: bytes, fit: ResizeSpec, max_pixels: int) -> bytes:
+    """Decode an image, put it upright, flatten it on white and resize it to the square.
+
+    Args:
+        encoded: the whole file.
+        fit: resize rule.
+        max_pixels: limit after decoding: a larger JPEG is decoded at reduced scale, another image of up to twice as
+            many is halved once it is decoded. Sizes are checked before anything is decoded.
+
+    Returns:
+        S * S * 3 bytes.
+
+    Raises:
+        DecodeError: empty, of no known format, or too large.
+        Exception: anything else that Pillow raises for a broken file; it has no root class of its own.
+    """
+    image = _open(encoded, max_pixels)
+    if isinstance(image, JpegImagePlugin.JpegImageFile):
+        check_plausible(image.size, len(encoded), max_pixels)
+        scale = max(needed_scale(image.size, max_pixels), fitting_scale(image.size, fit))
+        if scale > 1:
+            image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
+        check_pixels(image.size, max_pixels)
+    else:
+        check_pixels(image.size, WHOLE_FACTOR * max_pixels)
+    image.load()
+    orientation = _orientation(image)
+    image = to_rgb(image)
+    if image.width * image.height > max_pixels:
+        image = image.reduce(WHOLE_FACTOR)
+    return fit_image(upright(image, orientation), fit)
+
+
+def _open(encoded: bytes, max_pixels: int) -> Image.Image:
+    """Read the header. Pillow's own check refuses what is twice too large before it makes room for a canvas."""
+    if not encoded:
+        raise DecodeError("EmptyFile", "the file is empty")
+    reducible = encoded.startswith(b"\xff\xd8")
+    Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION if reducible else max_pixels
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        known = ", ".join(FORMATS)
+        raise DecodeError("UnidentifiedImageError", f"no readable header of any known format ({known})") from None
+    except Image.DecompressionBombError as error:
+        raise DecodeError("TooManyPixels", str(error)) from None
+
+
+def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
+    """Raise DecodeError when an image or frame of this width and height is too large to decode."""
+    width, height = size
+    if width * height > max_pixels:
+        raise DecodeError(
+            "TooManyPixels", f"{width} x {height} are {width * height} pixels; at most {max_pixels} are decoded"
+        )
+
+
+def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> None:
+    """Raise DecodeError when a large JPEG is too short for its size: the decoder would invent the missing pixels.
+
+    Args:
+        size: width and height that the header declares.
+        num_bytes: size of the file.
+        max_pixels: images up to this size need no check.
+    """
+    width, height = size
+    if width * height > max(max_pixels, num_bytes * MAX_PIXELS_PER_BYTE):
+        raise DecodeError(
+            "TooManyPixels",
+            f"{width} x {height} pixels can't be in {num_bytes} bytes; the file is cut off, or made to fill the memory",
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # noqa: BLE001 - a broken tag raises anything, and must not cost a good image
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Turn or mirror an image as its EXIF orientation says; unknown values leave it as it is."""
+    method = UPRIGHT.get(orientation)
+    return image if method is None else image.transpose(method)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Bring a loaded image of any mode to RGB, or to L when it is grey: transparency on white, depths to 8 bits."""
+    if image.mode.startswith(("I", "F")):
+        return _to_8_bits(image)
+    if image.has_transparency_data:
+        return _on_white(image)
+    if image.mode in ("RGB", "L"):
+        return image
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if image.mode == "La":  # premultiplied grey has one conversion only
+        image = image.convert("LA")
+    rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+    white = Image.new("RGB", rgba.size, "white")
+    white.paste(rgba, mask=rgba)
+    return white
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit, 32-bit and float greys to 8 bits; Pillow's own conversion would clip them to white.
+
+    16-bit modes span 0..65535. Integers and floats of 32 bits don't tell their range: it is assumed to be the least of
+    0..1 (floats), 0..255, 0..65535 that holds all values, else the span of the values.
+    """
+    is_float, is_16_bit = image.mode == "F", image.mode.startswith("I;16")
+    if is_16_bit:
+        low, high = 0.0, 65535.0
+    else:
+        low, high = _assumed_range(image, is_float)
+    wide = image if is_float else image.convert("I")
+    factor = 255.0 / ((high - low) or 1.0)
+    # Both conversions cut decimals off, so 0.5 is added; floats get there through a 32-bit float image.
+    return wide.point(lambda value: value * factor + (0.5 - low * factor)).convert("L")
+
+
+def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
+    extrema = image.getextrema()
+    low, high = float(extrema[0]), float(extrema[1])  # type: ignore[arg-type]  # one band: two numbers
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise DecodeError("UnsupportedPixels", "the image holds infinite or undefined values")
+    if low >= 0:
+        for top in (1.0, 255.0, 65535.0) if is_float else (255.0, 65535.0):
+            if high <= top:
+                return 0.0, top
+    return low, high
+
+
+def fit_image(image: Image.Image, fit: ResizeSpec) -> bytes:
+    """Resize an RGB or L image and crop or pad it to the square; S * S * 3 bytes.
+
+    The values are those of transformers' PIL or torchvision image processors, as the fit's resampler says.
+    """
+    if cut := long_cut(image.size, fit):
+        image = image.crop(cut)
+    scaled = _scaled(image, scaled_size(image.size, fit), fit)
+    if fit.resize == "pad":
+        scaled = _padded(scaled, fit.image_size)
+    return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
+
+
+def _scaled(image: Image.Image, size: Size, fit: ResizeSpec) -> Image.Image:
+    """Resize, and crop to the box that the rule keeps."""
+    box = kept_box(size, fit)
+    if fit.resampler == "torchvision":
+        from embedder.media.resample import resample
+
+        return resample(image, size, box, fit.interpolation)
+    gap = 2.0 if fit.reduced_decode else None
+    scaled = image.resize(size, Image.Resampling[fit.interpolation.upper()], reducing_gap=gap)
+    return scaled if box == (0, 0, *size) else scaled.crop(box)
+
+
+def _padded(image: Image.Image, side: int) -> Image.Image:
+    square = Image.new(image.mode, (side, side), "white")
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square

@@ -1,0 +1,29 @@
+"""Files on a disk that appear whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path`, which takes its name when the block ends well.
+
+    A crash leaves the old file or the new one: the content reaches the disk before the name does. Every call writes to
+    a temporary file of its own, so processes that write the same file replace each other's and never mix.
+
+    Raises:
+        OSError: the folder is missing, or can't be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,69 @@
+"""Prices of the resources, and the bound that they give. NumPy.
+
+At any prices that sum to 1 for all capacities together, a path that keeps within every capacity costs at most 1. So the
+cheapest path proves that there is none, or fits itself, or shows which prices to raise.
+
+Source: Lagrangian bounds for shortest paths with resource constraints (Handler and Zang 1980).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shards.planning.solver.resources import TIE, Floats, Ints
+
+FIRST_PRICE_STEP = 1.0
+LEAST_PRICE = 1e-9  # never 0: an infinite use has to have an infinite cost
+CLOSE = 1e-3  # a bound this near to 1 is good enough
+
+
+@dataclass(frozen=True)
+class DualSolution:
+    """Prices and the cheapest path at them; an infinite bound where there is no path.
+
+    Attributes:
+        prices: (R,), price of the whole capacity of each resource; they sum to 1.
+        path: numbers of the path's steps; empty where there is none, or where it was computed on a grid.
+        bound: cost of the path.
+        used: (R,), its uses as fractions of the capacities.
+    """
+
+    prices: Floats
+    path: Ints
+    bound: float
+    used: Floats
+
+    @property
+    def fits(self) -> bool:
+        """Whether the path keeps within the capacities."""
+        return bool(np.all(self.used <= 1 + TIE))
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the bound proves that no path keeps within the capacities."""
+        return self.bound > 1 + TIE
+
+
+def improve_prices(
+    cheapest_at: Callable[[Floats], DualSolution], prices: Floats, num_rounds: int, *, stop_when_decided: bool
+) -> DualSolution:
+    """Raise the bound: the price of what the cheapest path overuses goes up.
+
+    Args:
+        cheapest_at: finds the cheapest path at prices.
+        prices: (R,), to begin with.
+        num_rounds: the most changes of the prices.
+        stop_when_decided: whether to stop as soon as a path fits, or the bound proves that none does.
+    """
+    best, size = cheapest_at(prices), FIRST_PRICE_STEP
+    for _ in range(num_rounds):
+        if not np.isfinite(best.bound) or (best.is_proof or best.fits if stop_when_decided else best.bound > 1 - CLOSE):
+            break
+        raised = best.prices * np.exp(size * np.clip(best.used - best.bound, -1, 1)) + LEAST_PRICE
+        found = cheapest_at(raised / raised.sum())
+        if found.bound > best.bound or (stop_when_decided and found.fits):
+            best, size = found, size * 2
+        else:
+            size /= 2
+    return best

@@ -1,0 +1,179 @@
+"""Uses of stages at a throughput, and capacities: devices, core-seconds, the host's memory. Pure; NumPy.
+
+The uses of a plan's stages add up, resource by resource, and grow with the throughput. That is what makes the search
+exact: a throughput is feasible if some cut and placement keep every sum within its capacity.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.planning.problem import PlacementProblem, Pool
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Sums of the same costs in another order differ in the last digits; sums this close count as equal.
+TIE = 1e-9
+
+RATES_AT_ONCE, NUM_ROUNDS = 31, 10  # each round leaves one 32nd: to the last digits of a float
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages and their pools, one element each.
+
+    Attributes:
+        start: (E,), number of the cut before it.
+        stop: (E,), number of the cut after it.
+        pool: (E,), number of the pool.
+        seconds: (E,), seconds per item in one replica.
+        cpu_seconds: (E,), seconds per item on the host's cores.
+        memory: (E,), bytes of one replica.
+        smallest: (E,), the smallest part of a device that a replica may take: a power of two up to 1.
+    """
+
+    start: Ints
+    stop: Ints
+    pool: Ints
+    seconds: Floats
+    cpu_seconds: Floats
+    memory: Floats
+    smallest: Floats
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, which: Ints | NDArray[np.bool_]) -> "Stages":
+        """Select stages by number or by mask."""
+        return Stages(*(values[which] for values in vars(self).values()))
+
+
+def smallest_part(memory: Floats, pool: Pool) -> Floats:
+    """Compute the smallest part of a device, a power of two, whose part of the memory holds a replica; (E,)."""
+    part = np.ones_like(memory)
+    num_shares = 2
+    while num_shares <= pool.max_shares:  # few: quicker than logarithms
+        part[memory * num_shares <= pool.device.memory_bytes] = 1 / num_shares
+        num_shares *= 2
+    return part
+
+
+def devices_for(load: Floats, smallest: Floats) -> Floats:
+    """Compute the devices that a stage takes: whole ones, or a power-of-two part of one.
+
+    Args:
+        load: seconds of work per second, over all its replicas.
+        smallest: the smallest part that a replica may take.
+    """
+    load = load * (1 - TIE)
+    mantissa, exponent = np.frexp(load)
+    part = np.ldexp(1.0, exponent - (mantissa == 0.5))
+    return np.where(load > 1, np.ceil(load), np.maximum(part, smallest))
+
+
+def replicas_for(load: Floats) -> Floats:
+    """Compute the fewest replicas that do `load` seconds of work per second."""
+    return np.ceil(load * (1 - TIE))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of a problem, in order: each pool of devices, the shared cores, the shared cores' memory."""
+
+    problem: PlacementProblem
+
+    @property
+    def num(self) -> int:
+        """Number of resources, whether they are used or not."""
+        return len(self.problem.pools) + 2
+
+    @property
+    def max_rate(self) -> float:
+        """Items per second at which the host's own work fills the shared cores."""
+        problem = self.problem
+        if problem.num_cores is None or problem.host_seconds == 0:
+            return np.inf
+        return problem.num_cores / problem.host_seconds
+
+    def capacities(self, rates: Floats) -> Floats:
+        """Compute capacities for the stages at P rates, the host's own work subtracted; (R, P), may be infinite."""
+        problem = self.problem
+        shared = [pool for pool in problem.pools if pool.shared]
+        caps = np.empty((self.num, len(rates)))
+        caps[:-2] = np.array([np.inf if pool.shared else pool.num for pool in problem.pools])[:, None]
+        cores = np.inf if problem.num_cores is None else problem.num_cores - rates * problem.host_seconds
+        caps[-2] = np.maximum(cores, 0.0)
+        caps[-1] = sum(pool.num * pool.device.memory_bytes for pool in shared) or np.inf
+        return caps
+
+    def uses(
+        self,
+        pool_index: int,
+        rate: float | Floats,
+        seconds: Floats,
+        cpu_seconds: Floats,
+        memory: Floats,
+        smallest: Floats,
+    ) -> Iterator[tuple[int, Floats]]:
+        """Give what stages on one pool use: number of the resource and the amount of it, one pair after the other.
+
+        Args:
+            pool_index: number of the pool.
+            rate: items per second, one or an array that broadcasts with the others.
+            seconds: seconds per item in one replica.
+            cpu_seconds: seconds per item on the host's cores.
+            memory: bytes of one replica.
+            smallest: the smallest part of a device that a replica may take.
+        """
+        if self.problem.num_cores is not None:
+            yield self.num - 2, rate * cpu_seconds
+        if self.problem.pools[pool_index].shared:
+            yield self.num - 1, replicas_for(rate * seconds) * memory
+        else:
+            yield pool_index, devices_for(rate * seconds, smallest)
+
+    def of(self, stages: Stages, rate: float) -> Floats:
+        """Compute what each stage uses of each resource, (R, E)."""
+        table = np.zeros((self.num, len(stages)))
+        for index in range(len(self.problem.pools)):
+            here = np.flatnonzero(stages.pool == index)
+            columns = (stages.seconds, stages.cpu_seconds, stages.memory, stages.smallest)
+            for resource, use in self.uses(index, rate, *(column[here] for column in columns)):
+                table[resource, here] = use
+        return table
+
+    def parts(self, stages: Stages, rate: float) -> Floats:
+        """Compute what each stage uses, as fractions of the capacities, (R, E)."""
+        caps = self.capacities(np.array([rate]))
+        uses = self.of(stages, rate)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(uses > 0, uses / caps, 0.0)
+
+    def best_rate(self, stages: Stages, low: float, high: float) -> float:
+        """Find the highest throughput of these stages together, items per second.
+
+        Args:
+            stages: one path.
+            low: a feasible rate.
+            high: an infeasible one.
+        """
+        high = min(high, self.max_rate)
+        for _ in range(NUM_ROUNDS):
+            rates = np.linspace(low, high, RATES_AT_ONCE + 2)
+            num_possible = int(np.argmin([*self._possible(stages, rates[1:-1]), False]))
+            low, high = rates[num_possible], rates[num_possible + 1]
+        return float(low)
+
+    def _possible(self, stages: Stages, rates: Floats) -> NDArray[np.bool_]:
+        """Whether the stages together keep within the capacities at each of P rates, (P,)."""
+        used = np.zeros((self.num, len(rates)))
+        for index in np.unique(stages.pool):
+            here = stages.pool == index
+            columns = (stages.seconds, stages.cpu_seconds, stages.memory, stages.smallest)
+            for resource, use in self.uses(index, rates[:, None], *(column[here] for column in columns)):
+                used[resource] += np.broadcast_to(use, (len(rates), use.shape[-1])).sum(axis=1)
+        within: NDArray[np.bool_] = np.all(used <= self.capacities(rates) * (1 + TIE), axis=0)
+        return within

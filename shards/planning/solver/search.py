@@ -1,0 +1,145 @@
+"""Parametric search for the highest feasible throughput, coarse to fine. NumPy.
+
+The package's docstring explains the problem, the bound and why the result is exact.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shards.planning.problem import PlacementProblem
+from shards.planning.solver.bounds import GridAt
+from shards.planning.solver.dual_prices import improve_prices
+from shards.planning.solver.feasibility import better_prices, narrowed, parts_at, path_at
+from shards.planning.solver.grid import make_grid
+from shards.planning.solver.label_setting import Steps
+from shards.planning.solver.resources import Floats, Ints, Resources, Stages
+from shards.planning.solver.tie_break import Placement, preferable
+
+# Relative resolution of throughputs.
+STEP = 1e-9
+# The smallest throughput that is tried, as a fraction of what the devices could do without any loss.
+MIN_RATE_SHARE = 1e-9
+NEAR = 1.02  # bounds this close are tried one step above the lower, others by halving
+# How often prices are changed on a grid before its stages are listed.
+COARSE_ROUNDS, FINE_ROUNDS = 20, 0
+MAX_GAIN = 1.05  # finer cuts seldom gain more than this at once
+FEW_STEPS = 2_000  # above which it pays to drop those that the new lower bound excludes
+# Parts of the vision and of the text tower in the first rounds.
+COARSE_CUTS = ((8, 6), (16, 12))
+NEAR_LAYERS = 3  # cuts this far from the best of those rounds come next
+
+
+@dataclass
+class _State:
+    """State of the search: bounds of the throughput, the best path so far, and prices that worked."""
+
+    low: float
+    high: float
+    prices: Floats
+    path: Stages | None = None
+
+
+def best_placement(
+    problem: PlacementProblem, num_stages: int, *, min_layers: int = 0, min_items_per_s: float = 0.0
+) -> Placement | None:
+    """Find the placement with the highest throughput; None where nothing fits.
+
+    Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
+
+    Args:
+        problem: the model, the workload and the devices.
+        num_stages: number of stages; each holds at least one layer.
+        min_layers: layers of each tower that every stage must hold: 0 or 1.
+        min_items_per_s: throughput below which no placement is wanted.
+    """
+    resources = Resources(problem)
+    high = min(_fluid_rate(problem), resources.max_rate)
+    state = _State(max(min_items_per_s, high * MIN_RATE_SHARE), high, _first_prices(problem, resources))
+    steps = None
+    for vision_cuts, text_cuts, num_rounds in _levels(problem, state):
+        grid = GridAt(make_grid(problem, vision_cuts, text_cuts, min_layers), resources, state.low, num_stages)
+        if state.path is not None and num_rounds:
+            state.prices = improve_prices(grid.cheapest, state.prices, num_rounds, stop_when_decided=False).prices
+        steps = _climb(grid.open_steps(state.prices), resources, state)
+    if state.path is None or steps is None:
+        return None
+    return preferable(resources, steps, state.path, state.low, state.prices)
+
+
+def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
+    """Levels of the search: cuts of both towers (every few layers, near the best so far, all), and price rounds."""
+    depths = problem.depths
+    for parts in COARSE_CUTS:
+        widths = [-(-depth // part) for depth, part in zip(depths, parts, strict=True)]
+        if max(widths) > 1:
+            vision, text = ([*range(0, depth, width), depth] for depth, width in zip(depths, widths, strict=True))
+            yield vision, text, COARSE_ROUNDS
+    if state.path is not None:
+        tower_cuts = np.divmod(state.path.start, depths[1] + 1)
+        vision, text = (_near(cuts, depth) for cuts, depth in zip(tower_cuts, depths, strict=True))
+        yield vision, text, COARSE_ROUNDS
+    yield range(depths[0] + 1), range(depths[1] + 1), FINE_ROUNDS
+
+
+def _near(cuts: Ints, depth: int) -> list[int]:
+    """Give the cuts, those near them, and both ends."""
+    near = cuts[:, None] + np.arange(-NEAR_LAYERS, NEAR_LAYERS + 1)
+    return [int(cut) for cut in np.union1d(near[(near >= 0) & (near <= depth)], [0, depth])]
+
+
+def _fluid_rate(problem: PlacementProblem) -> float:
+    """Upper bound: all devices busy all the time, each layer where it is fastest, no transfers."""
+    mix, (vision_depth, text_depth) = problem.mix, problem.depths
+    vision_s = min(pool.costs.vision.layer_s for pool in problem.pools) * vision_depth
+    text_s = min(pool.costs.text.layer_s for pool in problem.pools) * text_depth
+    num = sum(pool.num for pool in problem.pools if not pool.shared) + (problem.num_cores or 0)
+    seconds = mix.images_per_item * vision_s + mix.captions_per_item * text_s
+    return num / seconds
+
+
+def _first_prices(problem: PlacementProblem, resources: Resources) -> Floats:
+    """Prices by each pool's share of the total speed; other resources start low, and rise where they run short."""
+    mix, depths = problem.mix, problem.depths
+    prices = np.full(resources.num, 0.01)
+    for index, pool in enumerate(problem.pools):
+        vision_s, text_s = pool.costs.vision.layer_s * depths[0], pool.costs.text.layer_s * depths[1]
+        seconds = mix.images_per_item * vision_s + mix.captions_per_item * text_s
+        prices[-2 if pool.shared else index] = pool.num / (seconds * (pool.num_threads if pool.shared else 1))
+    used = [index for index, pool in enumerate(problem.pools) if not pool.shared]
+    total = prices[[*used, resources.num - 2]].sum()
+    prices /= total
+    prices[-1] = 0.01
+    floored = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
+    shares: Floats = floored / floored.sum()
+    return shares
+
+
+def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
+    """Raise the feasible rate `low` until no path is faster; returns the steps that stay open."""
+    prices = state.prices
+    max_gain = MAX_GAIN if state.path is not None else np.inf
+    if state.path is None and not _try(steps, resources, state, state.low, prices):
+        return steps
+    high, halve = state.high, True
+    while high > state.low * (1 + STEP):
+        # Far from the end halving is quick; near it, one probe just above `low` may end the search.
+        halve = not halve or high > state.low * NEAR
+        rate = min((state.low + high) / 2, state.low * max_gain) if halve else state.low * (1 + STEP)
+        if not _try(steps, resources, state, rate, prices):
+            high = rate
+        elif len(steps.stages) > FEW_STEPS:
+            prices = better_prices(steps, resources, state.low, prices)
+            steps, _ = narrowed(steps, parts_at(steps, resources, state.low), prices)
+    return steps
+
+
+def _try(steps: Steps, resources: Resources, state: _State, rate: float, prices: Floats) -> bool:
+    """Whether a rate is feasible; if so, the state takes the path that was found."""
+    path = path_at(steps, resources, rate, prices)
+    if path is None:
+        return False
+    state.path = steps.stages.take(path)
+    state.low = resources.best_rate(state.path, rate, state.high * 2)
+    return True

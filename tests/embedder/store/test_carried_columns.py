@@ -1,0 +1,65 @@
+"""Carried columns: their values, their types, and runs with others."""
+
+import pyarrow as pa
+import pytest
+from delta_rows import delta_rows
+from store_samples import begin, publish_rows, row, table
+
+from embedder.errors import ConfigError, StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.part_writer import write_part
+from embedder.store.publish import publish
+from embedder.store.runs import finished_items
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.tables import RecordTable
+
+
+@pytest.fixture
+def files(tmp_path):
+    return StoreFiles(tmp_path / "a store with ünicode")
+
+
+def rows_of(files, name="embeddings"):
+    """Rows that a plain Delta reader sees, by item and segment."""
+    found = delta_rows(files.uri(name)).to_pylist()
+    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
+
+
+def nothing_built(version):
+    return None
+
+
+def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
+    carryover = pa.schema({"error": pa.string(), "price": pa.uint32(), "tags": pa.large_list(pa.string())})
+    run, metadata = begin(files, carryover)
+    values = {
+        "error": pa.array(["mine"]),
+        "price": pa.array([4_000_000_000], pa.uint32()),
+        "tags": pa.array([["a", "b"]], pa.large_list(pa.string())),
+    }
+    write_part(files, metadata, 0, table(row("a.jpg"), **values))
+    publish(run, metadata, nothing_built)
+    (found,) = rows_of(files)
+    assert (found["error"], found["price"], found["tags"]) == ("mine", 4_000_000_000, ["a", "b"])
+
+
+def test_a_carried_column_that_delta_can_not_keep_is_named(files):
+    _, metadata = begin(files, pa.schema({"length": pa.duration("s")}))
+    with pytest.raises(ConfigError, match=r"'length'.*duration.*leave it out"):
+        write_part(files, metadata, 0, table(row("a.jpg"), length=pa.array([1], pa.duration("s"))))
+
+
+def test_an_unfinished_run_with_other_carried_columns_is_not_continued(files):
+    first, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("a.jpg")))
+    second, _ = begin(files, pa.schema({"price": pa.float64()}))
+    assert second.run_id > first.run_id
+    assert finished_items(second).num_rows == 0
+
+
+def test_a_table_refuses_other_carried_columns_and_names_them(files):
+    publish_rows(files, row("a.jpg"))
+    embeddings = RecordTable(files, "embeddings")
+    embeddings.check_schema(with_carryover(EMBEDDINGS, pa.schema([])))
+    with pytest.raises(StoreError, match="differ in price"):
+        embeddings.check_schema(with_carryover(EMBEDDINGS, pa.schema({"price": pa.float64()})))
