@@ -12,6 +12,7 @@ from embedder.cli.store_access import open_published
 from embedder.cli.terminal import TerminalWatcher
 from embedder.config import load_config
 from embedder.errors import ConfigError
+from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from embedder.evaluation.report import Evaluation
@@ -61,9 +62,8 @@ def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder, which is made where it is missing") from None
-    temporary = out / f".{REPORT_NAME}.tmp"
-    temporary.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    temporary.replace(out / REPORT_NAME)
+    with atomic_write(out / REPORT_NAME) as file:
+        file.write(found.model_dump_json(indent=2).encode() + b"\n")
     lines: list[RenderableType] = [f"report: {out / REPORT_NAME}"]
     if found.index is not None:
         title = f"{found.num_pictures:,} pictures, {found.queries.num_queries:,} text queries"

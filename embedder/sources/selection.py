@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -97,18 +97,6 @@ class LeftOut:
                 f"{counted(self.unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
             )
         return lines
-
-    def as_counts(self) -> dict[str, Any]:
-        """Return the counts by name, as a report has them."""
-        return {
-            "other_files": dict(self.others),
-            "unreadable": dict(self.unreadable),
-            "num_other_files": self.others.total(),
-            "num_unreadable": self.unreadable.total(),
-            "num_junk": self.num_junk,
-            "num_sidecars": self.num_sidecars,
-            "num_excluded": self.num_excluded,
-        }
 
 
 def _files(counts: Counter[str], word: str = "") -> str:
