@@ -45,6 +45,13 @@ class SourceConfig(ConfigSection):
     exclude: tuple[str, ...] = Field((), description="of files, none that matches one of these patterns")
 
 
+def check_source_names(sources: tuple[SourceConfig, ...]) -> None:
+    """Raise ValueError where several sources don't have a name each."""
+    names = {source.name for source in sources}
+    if len(sources) > 1 and (None in names or len(names) < len(sources)):
+        raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
+
+
 class Replicas(ConfigSection):
     """Number of actors of one stage; Ray Data grows and shrinks the pool between the two."""
 
@@ -194,9 +201,7 @@ class RunConfig(ConfigSection):
                     f'stage {index}: device = "cuda" with num_gpus = 0 reserves no GPU to compute on; leave num_gpus '
                     'out, or write device = "cpu"'
                 )
-        names = [source.name for source in self.source]
-        if len(names) > 1 and (None in names or len(set(names)) < len(names)):
-            raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
+        check_source_names(self.source)
         if self.batch_size != "auto" and self.batch_size < 1:
             raise ValueError(f'batch_size is {self.batch_size}; write "auto" or a number of rows from 1 up')
         return self

@@ -23,13 +23,12 @@ from embedder.compat import worker_options
 from embedder.compat.draining import DrainedError, draining
 from embedder.engine.block_size import cut_listing, items_per_block
 from embedder.engine.datasink import PartSink, with_rows
-from embedder.engine.job import Job, largest_bytes_per_row
+from embedder.engine.job import Job, handed_on_bytes
 from embedder.engine.resources import Allocation
 from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.decode import decode_at_low_priority
-from embedder.steps.stage_actor import StageActor
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageActor, StageSpec
 from embedder.store.part_writer import LAST_TASK, write_part
 from embedder.store.runs import Run
 from shards.errors import ModelError
@@ -56,13 +55,13 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
     """
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
-    sink = PartSink(job.files, job.stamp, job.config.rows_per_part)
+    sink = PartSink(job.run.files, job.stamp, job.config.rows_per_part)
     try:
         with draining(stop):
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
     except DrainedError as drained:
         if rows := with_rows(ray.get(drained.finished)):
-            write_part(job.files, job.stamp, LAST_TASK, pa.concat_tables(rows))
+            write_part(job.run.files, job.stamp, LAST_TASK, pa.concat_tables(rows))
     except ExecutionTimeoutError:
         raise RunFailedError(
             f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
@@ -99,7 +98,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     num_items = items_per_block(
         job.config,
         job.decode.rows_per_batch,
-        largest_bytes_per_row(job.model, job.plan),
+        max(handed_on_bytes(job.model, job.plan)),
         sum(table.num_rows for table in listing),
     )
     # Not `from_arrow`, which asks a task of one CPU about each block.

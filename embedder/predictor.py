@@ -11,10 +11,9 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, TENSOR
 from embedder.compat import fast_start
 from embedder.config import load_config
-from embedder.engine import hardware
-from embedder.engine.int8_check import check_int8
-from embedder.engine.job import Model, decode_spec, make_plan, open_model, stage_specs
-from embedder.engine.resources import Available, allocate
+from embedder.engine.job import Model, check_int8, decode_spec, make_plan, open_model, stage_specs
+from embedder.engine.ray_session import cluster
+from embedder.engine.resources import allocate
 from embedder.errors import ConfigError
 from embedder.media.sniff import sniff
 from embedder.sources.fetch import Fetcher, FetchError
@@ -69,10 +68,8 @@ class BatchPredictor:
 
         if not ray.is_initialized():
             raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
-        total = ray.cluster_resources()
-        available = Available(num_cpus=total.get("CPU", hardware.num_cpus()), num_gpus=total.get("GPU", 0.0))
         plan = make_plan(self.config, self.model)
-        allocation = allocate(self.config, available, plan.stages)
+        allocation = allocate(self.config, cluster(), plan.stages)
         check_int8(self.config, self.model)
         spec = decode_spec(self.config, self.model)
         decoded = dataset.map_batches(

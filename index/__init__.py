@@ -8,5 +8,5 @@
 
 Steps of a build: `vectors` collects the table on disk, `queries` holds some out for measuring, `choose` measures
 `designs` on a sample within the `constraints`, `faiss_build` fills the chosen one, `autotune` finds its search
-parameters. FAISS is imported when the first index is built or opened, not before.
+parameters. `build`, `update` and `search` import FAISS; the modules of ids, manifests and versions do not.
 """

@@ -5,10 +5,11 @@ is recognised by taking its lock, and a long build is never mistaken for one.
 """
 
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def whole_folder(out: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def hash_files(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files, hexadecimal, by name."""
+    hashes = {}
+    for path in paths:
+        with path.open("rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def sweep_leftovers(root: Path) -> list[Path]:

@@ -2,24 +2,21 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+import faiss
 import numpy as np
 
+from index import faiss_build, faiss_search
 from index.designs import Design, Parameters
+from index.faiss_search import FindAmong, Selector
 from index.manifest import Point
-from index.queries import SAMPLED, RecallQueries, sampled_queries
-from index.recall import NUM_NEIGHBOURS, GroundTruth, find_ground_truth, measure_recall
-from index.vectors import Floats, Rows, VectorTable
+from index.queries import SAMPLED
+from index.recall import NUM_NEIGHBOURS, GroundTruth, measure_recall
+from index.vectors import Floats, Rows
 
-if TYPE_CHECKING:
-    import faiss
-
-    from index.faiss_search import FindAmong, Selector
-
-_NUM_IMAGE_QUERIES = 100
 _NUM_TIMED_ROWS = 4096
 _NUM_TIMED_QUERIES = 50
 # Without texts as queries, the cheapest settings are skipped: vectors of the table find each other at settings where
@@ -35,17 +32,6 @@ class GroundTruths:
     images: GroundTruth
 
 
-def find_ground_truths(table: VectorTable, asked: RecallQueries) -> GroundTruths:
-    """Find the ground truth of both kinds of queries, each in one pass over the table."""
-    from index import faiss_build
-
-    images = sampled_queries(table, _NUM_IMAGE_QUERIES)
-    return GroundTruths(
-        find_ground_truth(table, asked, faiss_build.nearest_in_table),
-        find_ground_truth(table, images, faiss_build.nearest_in_table),
-    )
-
-
 @dataclass(frozen=True)
 class Meter:
     """Measurement of an index.
@@ -57,13 +43,17 @@ class Meter:
         selector: rows that may be found; None for all.
     """
 
-    index: "faiss.Index"
+    index: faiss.Index
     design: Design
     vectors_of: Callable[[Rows], Floats]
-    selector: "Selector | None" = None
+    selector: Selector | None = None
 
-    def curve(self, ground_truth: GroundTruth, target: float) -> list[Point]:
-        """Measure search parameters, the cheapest first; for each factor of re-ranking up to the target recall."""
+    def tune(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
+        """Measure search parameters, the cheapest first; for each factor of re-ranking up to the target recall.
+
+        Returns:
+            All measurements, and the fastest that reaches the target, or the one with the highest recall.
+        """
         points: list[Point] = []
         for search_params in self.design.search_params():
             num_skipped = (
@@ -73,45 +63,39 @@ class Meter:
                 points.append(self.point(ground_truth, parameters))
                 if points[-1].recall_at_10 >= target:
                     break
-        return points
+        enough = [point for point in points if point.recall_at_10 >= target]
+        if enough:
+            return points, min(enough, key=lambda point: point.latency_ms)
+        return points, max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
 
     def point(self, ground_truth: GroundTruth, parameters: Parameters) -> Point:
         """Measure recall, and the time of a query on one thread, with given search parameters."""
-        from index import faiss_build, faiss_search
 
         def find(queries: Floats, k: int) -> tuple[Floats, Rows]:
             return faiss_search.search(self.index, queries, min(k, self.index.ntotal), parameters, self.selector)
 
         recall = measure_recall(ground_truth, find, self.vectors_of)
-        times_s = []
-        with faiss_build.threads(1):
-            for query in ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]:
-                started = time.perf_counter()
-                find(query[None], NUM_NEIGHBOURS)
-                times_s.append(time.perf_counter() - started)
+        timed = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
+        times_s = _times_s(lambda query: find(query[None], NUM_NEIGHBOURS), timed)
         latency_ms = statistics.median(times_s) * 1000 if times_s else 0.0
         return Point(parameters=parameters, recall_at_10=recall, latency_ms=round(latency_ms, 5))
 
-    def row_us(self, find: "FindAmong") -> float:
+    def row_us(self, find: FindAmong) -> float:
         """Measure the microseconds per row of a search that scores the rows of a filter alone, on one thread."""
-        from index import faiss_build, faiss_search
-
         mask = np.zeros(self.index.ntotal, dtype=bool)
         mask[:: -(-len(mask) // _NUM_TIMED_ROWS)] = True
-        selector = faiss_search.Selector(mask)
+        selector = Selector(mask)
         query = faiss_search.vectors(self.index, np.zeros(1, np.int64))
-        times_s = []
-        with faiss_build.threads(1):
-            for _ in range(3):
-                started = time.perf_counter()
-                find(query, NUM_NEIGHBOURS, selector)
-                times_s.append(time.perf_counter() - started)
+        times_s = _times_s(lambda _: find(query, NUM_NEIGHBOURS, selector), range(3))
         return round(min(times_s) / selector.num_rows * 1e6, 5)
 
 
-def best_point(points: list[Point], target: float) -> Point:
-    """Choose the fastest that reaches the target, or the one with the highest recall."""
-    enough = [point for point in points if point.recall_at_10 >= target]
-    if enough:
-        return min(enough, key=lambda point: point.latency_ms)
-    return max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
+def _times_s(run: Callable[[Any], object], arguments: Iterable[Any]) -> list[float]:
+    """Measure the seconds of each call, on one thread."""
+    times_s = []
+    with faiss_build.threads(1):
+        for argument in arguments:
+            started = time.perf_counter()
+            run(argument)
+            times_s.append(time.perf_counter() - started)
+    return times_s

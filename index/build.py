@@ -1,32 +1,35 @@
 """Build of one version of an index from vectors and ids: choose, add, measure, write, publish."""
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import faiss
+import numpy as np
 import pyarrow as pa
 
+from index import faiss_build
 from index.atomic_folder import sweep_leftovers, whole_folder
-from index.autotune import GroundTruths, Meter, best_point, find_ground_truths
-from index.choose import DesignChoice, DesignRequest, Say, choose
-from index.constraints import Constraints
+from index.autotune import GroundTruths, Meter
+from index.choose import DesignChoice, choose
+from index.constraints import Constraints, point_keeps
 from index.designs import Design
 from index.errors import RetrievalError
 from index.ids import check_ids
 from index.manifest import Manifest
-from index.queries import CAPTIONS, split_queries
-from index.ranking import point_keeps
+from index.queries import CAPTIONS, sampled_queries, split_queries
+from index.recall import find_ground_truth
 from index.step_timer import StepTimer
 from index.vectors import Floats, VectorTable, collect_vectors
 from index.version_files import TunedIndex, VersionContents, VersionOrigin, write_version
 
-if TYPE_CHECKING:
-    import faiss
+LOG = logging.getLogger(__name__)
 
-Fill = Callable[[Design, VectorTable, Floats | None], "faiss.Index"]
+Fill = Callable[[Design, VectorTable, Floats | None], faiss.Index]
 """Builds the index of a design with every vector of a table, in order, and the projection where the design has one."""
 
 _SPOOL_NAME = "vectors.f32"
+_NUM_IMAGE_QUERIES = 100
 _MAX_BUILT = 3  # designs that are built on the whole table before the build fails
 
 
@@ -44,7 +47,6 @@ def build_index(
     measure_all: bool = False,
     num_threads: int | None = None,
     fill: Fill | None = None,
-    say: Say | None = None,
 ) -> Manifest:
     """Build an index and publish it as the folder `out`, whole or not at all.
 
@@ -65,7 +67,6 @@ def build_index(
         measure_all: whether to measure all candidates even where exact search will do.
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
         fill: trains and fills the index of a design; by default in this process.
-        say: called with a line of text about the progress.
 
     Returns:
         The manifest of the version.
@@ -74,10 +75,8 @@ def build_index(
         RetrievalError: vectors, ids, queries or constraints break a rule, no design keeps the constraints, or `out`
             exists.
     """
-    from index import faiss_build
-
     timer = StepTimer()
-    out, say = Path(out), say or _silent
+    out = Path(out)
     constraints = constraints or Constraints()
     sweep_leftovers(out.parent)
     with whole_folder(out) as folder, faiss_build.threads(num_threads):
@@ -85,12 +84,13 @@ def build_index(
         with timer.step("collect"):
             table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
-        sets = split_queries(table, queries, query_kind)
+        measured, learned = split_queries(table, queries, query_kind)
         with timer.step("choose"):
-            choice = choose(table, sets, DesignRequest(kind), constraints, measure_all=measure_all, say=say)
+            choice = choose(table, measured, learned, kind, constraints, measure_all=measure_all)
         with timer.step("exact answers"):
-            ground_truths = find_ground_truths(table, sets.measured)
-        built = _build_best(choice, table, ground_truths, constraints, fill or faiss_build.build, say, timer)
+            images = sampled_queries(table, _NUM_IMAGE_QUERIES)
+            ground_truths = GroundTruths(find_ground_truth(table, measured), find_ground_truth(table, images))
+        built = _build_best(choice, table, ground_truths, constraints, fill or faiss_build.build, timer)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
@@ -98,10 +98,9 @@ def build_index(
             built_recall_at_10=built.point.recall_at_10,
             target_recall=constraints.recall,
             trials=choice.trials,
-            centre=table.mean(),
-            timer=timer,
         )
-        manifest = write_version(folder, built, VersionContents(ids), origin)
+        contents = VersionContents(ids, np.ones(ids.num_rows, np.bool_))
+        manifest = write_version(folder, built, contents, origin, table.mean(), timer)
         spool.unlink(missing_ok=True)
     return manifest
 
@@ -112,7 +111,6 @@ def _build_best(
     ground_truths: GroundTruths,
     constraints: Constraints,
     fill: Fill,
-    say: Say,
     timer: StepTimer,
 ) -> TunedIndex:
     """Build designs, the best first, until one keeps the constraints on the whole table; a requested one always does.
@@ -120,17 +118,15 @@ def _build_best(
     Raises:
         RetrievalError: none keeps them; the message gives the figures.
     """
-    from index import faiss_build
-
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
-        say(f"building {design} of {table.num_vectors:,} vectors")
+        LOG.info(f"building {design} of {table.num_vectors:,} vectors")
         with timer.step("build"):
             index = fill(design, table, choice.projection(design))
         meter = Meter(index, design, table.take)
         with timer.step("tune"):
-            curve = meter.curve(ground_truths.asked, constraints.recall)
-        built = TunedIndex(meter, tuple(curve), best_point(curve, constraints.recall), ground_truths)
+            curve, best = meter.tune(ground_truths.asked, constraints.recall)
+        built = TunedIndex(meter, tuple(curve), best, ground_truths)
         if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
             return built
         missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
@@ -138,7 +134,3 @@ def _build_best(
         f"index: of {table.num_vectors:,} vectors {'; '.join(missed)}: none keeps the constraints as on the sample; "
         "loosen recall, latency or memory, or name a design with kind"
     )
-
-
-def _silent(_text: str) -> None:
-    """Discard a line of progress."""

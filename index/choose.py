@@ -1,18 +1,28 @@
-"""Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries."""
+"""Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries.
 
+Some project vectors onto the directions in which text queries vary. A caption's vector encodes the meaning of an image,
+an image's vector also its look. Directions in which no query varies do not change the order of any answer; leaving them
+out makes vectors several times shorter at the same recall, and the best few are scored again at full width.
+
+Source: Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit", out-of-distribution queries; here
+with one projection for both sides, the leading eigenvectors of the queries' second moments.
+"""
+
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from index.autotune import Meter, best_point
-from index.constraints import Constraints
-from index.designs import Design, Kind, candidate_designs, default_design, parse_design
+import numpy as np
+
+from index import faiss_build
+from index.autotune import Meter
+from index.constraints import Constraints, judge, keeps, rank
+from index.designs import KINDS, Design, Kind, candidate_designs, default_design, parse_design
 from index.errors import RetrievalError
 from index.manifest import DesignTrial
-from index.projection import QueryDirections
-from index.queries import QuerySets, RecallQueries, sampled_queries
-from index.ranking import judge, keeps, rank
-from index.recall import find_ground_truth
+from index.queries import RecallQueries, sampled_queries
+from index.recall import GroundTruth, find_ground_truth
 from index.vectors import Floats, VectorTable
 
 NUM_TRIED = 50_000
@@ -21,26 +31,46 @@ _SAMPLE_SEED = 2
 # (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
 _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
 
-Say = Callable[[str], None]
+# Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
+_KEPT_SHARES = (0.98, 0.9995)
+_WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
+# Wider than this share of E a projection saves too little to be worth its error.
+_MAX_WIDTH_SHARE = 0.6
+_QUERIES_PER_DIRECTION = 4  # the least to estimate a direction
+
+LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DesignRequest:
-    """Requested design: `auto`, `flat`, `hnsw`, `ivf`, or a design's notation."""
+class QueryDirections:
+    """Directions that queries vary in, the strongest first."""
 
-    text: str
+    def __init__(self, queries: Floats) -> None:
+        """Find the directions.
 
-    def design(self, num_vectors: int) -> Design | None:
-        """Resolve the design for a table of this size; None to choose by measuring.
-
-        Raises:
-            RetrievalError: there is no such design.
+        Args:
+            queries: (Q, E) of unit norm, like those that will be asked; not those that recall is measured on.
         """
-        if self.text == "auto":
-            return None
-        if self.text in ("flat", "hnsw", "ivf"):
-            return default_design(self.text, num_vectors)  # type: ignore[arg-type]  # one of the three
-        return parse_design(self.text)
+        self._num_queries = len(queries)
+        moments = queries.T.astype(np.float64) @ queries.astype(np.float64)
+        strengths, directions = np.linalg.eigh(moments)
+        self._strengths, self._directions = strengths[::-1], directions[:, ::-1]
+
+    def matrix(self, width: int) -> Floats:
+        """Compute the projection onto the strongest directions, (width, E), with orthonormal rows."""
+        return np.ascontiguousarray(self._directions[:, :width].T, dtype=np.float32)
+
+    def useful_widths(self) -> tuple[int, ...]:
+        """Find the widths worth trying, ascending; none where there are too few queries, or all directions matter."""
+        kept: Any = np.cumsum(self._strengths) / self._strengths.sum()
+        dim = len(kept)
+        widths = sorted(
+            {-(-(int(np.searchsorted(kept, share)) + 1) // _WIDTH_STEP) * _WIDTH_STEP for share in _KEPT_SHARES}
+        )
+        return tuple(
+            width
+            for width in widths
+            if width <= _MAX_WIDTH_SHARE * dim and width * _QUERIES_PER_DIRECTION <= self._num_queries
+        )
 
 
 @dataclass(frozen=True)
@@ -75,12 +105,12 @@ class DesignChoice:
 
 def choose(
     table: VectorTable,
-    sets: QuerySets,
-    request: DesignRequest,
+    measured: RecallQueries,
+    learned: Floats,
+    kind: str,
     constraints: Constraints,
     *,
     measure_all: bool,
-    say: Say,
 ) -> DesignChoice:
     """Choose designs for a table.
 
@@ -89,74 +119,64 @@ def choose(
 
     Args:
         table: the vectors.
-        sets: queries to learn from and queries to measure with.
-        request: the requested design.
+        measured: queries to measure with.
+        learned: (L, E), queries to learn directions from; may be empty.
+        kind: `flat`, `hnsw`, `ivf` or a design's notation; `auto` to choose by measuring.
         constraints: limits that the choice must keep.
         measure_all: whether to measure all candidates even where exact search will do, for comparison.
-        say: called with a line of text before each measurement.
 
     Raises:
-        RetrievalError: no candidate keeps the constraints; the nearest is named.
+        RetrievalError: there is no such design, or no candidate keeps the constraints; the nearest is named.
     """
-    directions = QueryDirections(sets.learned) if len(sets.learned) else None
-    requested = request.design(table.num_vectors)
-    if requested is not None:
+    directions = QueryDirections(learned) if len(learned) else None
+    if kind != "auto":
+        requested = default_design(kind, table.num_vectors) if kind in KINDS else parse_design(kind)
         return DesignChoice((requested,), (), directions)
     sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
     widths = directions.useful_widths() if directions else ()
-    candidates = candidate_designs(table.num_vectors, table.dim, widths)
-    tried: list[tuple[Design, DesignTrial]] = []
-    asked = sets.measured if sets.measured.own_rows is None else sampled_queries(sample)
-    tester = _Tester(sample, asked, table.num_vectors, constraints, DesignChoice((), (), directions))
-    for place, design in enumerate(candidates):
-        say(f"measuring {design} on {sample.num_vectors:,} vectors ({place + 1} of {len(candidates)})")
-        tried.append((design, tester.measure(design)))
-        if design.is_exact and not measure_all and keeps(tried[0][1], constraints, constraints.exact_latency_ms):
+    candidates = {str(design): design for design in candidate_designs(table.num_vectors, table.dim, widths)}
+    asked = measured if measured.own_rows is None else sampled_queries(sample)
+    ground_truth = find_ground_truth(sample, asked)
+    untried = DesignChoice((), (), directions)
+    trials: list[DesignTrial] = []
+    for place, design in enumerate(candidates.values()):
+        LOG.info(f"measuring {design} on {sample.num_vectors:,} vectors ({place + 1} of {len(candidates)})")
+        projection = untried.projection(design)
+        trials.append(_measure(design, sample, projection, ground_truth, table.num_vectors, constraints))
+        if design.is_exact and not measure_all and keeps(trials[0], constraints, constraints.exact_latency_ms):
             break
-    ranked = rank([trial for _, trial in tried], constraints)
-    by_name = {trial.design: design for design, trial in tried}
-    chosen = tuple(by_name[trial.design] for trial in ranked)
-    return DesignChoice(chosen, tuple(judge([trial for _, trial in tried], ranked, constraints)), directions)
+    ranked = rank(trials, constraints)
+    chosen = tuple(candidates[trial.design] for trial in ranked)
+    return DesignChoice(chosen, tuple(judge(trials, ranked, constraints)), directions)
 
 
-class _Tester:
-    """Measures candidates, built on one sample, with the same queries."""
-
-    def __init__(
-        self,
-        sample: VectorTable,
-        asked: RecallQueries,
-        num_vectors: int,
-        constraints: Constraints,
-        choice: DesignChoice,
-    ) -> None:
-        from index import faiss_build
-
-        self._sample, self._num_vectors, self._constraints, self._choice = sample, num_vectors, constraints, choice
-        self._ground_truth = find_ground_truth(sample, asked, faiss_build.nearest_in_table)
-
-    def measure(self, design: Design) -> DesignTrial:
-        from index import faiss_build
-
-        started = time.perf_counter()
-        on_sample = _with_fewer_lists(design, self._sample.num_vectors)
-        index = faiss_build.build(on_sample, self._sample, self._choice.projection(design))
-        build_s = time.perf_counter() - started
-        points = Meter(index, on_sample, self._sample.take).curve(self._ground_truth, self._constraints.recall)
-        point = best_point(points, self._constraints.recall)
-        size = self._num_vectors / self._sample.num_vectors
-        return DesignTrial(
-            design=str(design),
-            num_vectors=self._sample.num_vectors,
-            parameters=point.parameters,
-            recall_at_10=point.recall_at_10,
-            latency_ms=point.latency_ms,
-            expected_latency_ms=round(point.latency_ms * size ** _GROWTH[design.kind], 5),
-            expected_bytes=round(faiss_build.num_bytes(index) * size),
-            build_s=round(build_s, 3),
-            is_efficient=False,
-            verdict="",
-        )
+def _measure(
+    design: Design,
+    sample: VectorTable,
+    projection: Floats | None,
+    ground_truth: GroundTruth,
+    num_vectors: int,
+    constraints: Constraints,
+) -> DesignTrial:
+    """Build a design on a sample of a table of `num_vectors`, and measure it."""
+    started = time.perf_counter()
+    on_sample = _with_fewer_lists(design, sample.num_vectors)
+    index = faiss_build.build(on_sample, sample, projection)
+    build_s = time.perf_counter() - started
+    _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
+    size = num_vectors / sample.num_vectors
+    return DesignTrial(
+        design=str(design),
+        num_vectors=sample.num_vectors,
+        parameters=point.parameters,
+        recall_at_10=point.recall_at_10,
+        latency_ms=point.latency_ms,
+        expected_latency_ms=round(point.latency_ms * size ** _GROWTH[design.kind], 5),
+        expected_bytes=round(faiss_build.num_bytes(index) * size),
+        build_s=round(build_s, 3),
+        is_efficient=False,
+        verdict="",
+    )
 
 
 def _with_fewer_lists(design: Design, num_vectors: int) -> Design:

@@ -1,8 +1,10 @@
-"""Constraints of an index: memory, latency, recall."""
+"""Constraints of an index (memory, latency, recall), and the ranking of measured designs within them. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from index.errors import RetrievalError
+from index.manifest import DesignTrial, Point
 
 DEFAULT_RECALL = 0.95
 # Latency of one query up to which exact search is taken by default: no other result is better.
@@ -39,3 +41,107 @@ class Constraints:
     def exact_latency_ms(self) -> float:
         """Latency up to which exact search is taken without measuring other designs."""
         return self.latency_ms if self.latency_ms is not None else DEFAULT_LATENCY_MS
+
+
+def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
+    """Order the trials that keep the constraints, the best first.
+
+    Exact search comes first where it is fast enough. Then: where a latency is given, the smallest index, else the
+    fastest.
+
+    Raises:
+        RetrievalError: no trial keeps them.
+    """
+    exact = [
+        trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
+    ]
+    fitting = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
+    if not fitting:
+        raise RetrievalError(_no_design(trials, constraints))
+
+    def cost(trial: DesignTrial) -> tuple[float, float]:
+        costs = (trial.expected_bytes, trial.expected_latency_ms)
+        return costs if constraints.latency_ms is not None else (costs[1], costs[0])
+
+    return exact + sorted((trial for trial in fitting if trial not in exact), key=cost)
+
+
+def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
+    """Set the verdict of each trial, chosen or why not, and whether another beats it in everything.
+
+    Args:
+        trials: all trials.
+        ranked: those that keep the constraints, the best first.
+        constraints: the constraints.
+    """
+
+    def verdict(trial: DesignTrial) -> str:
+        if trial == ranked[0]:
+            return "chosen"
+        if trial not in ranked:
+            return "; ".join(_broken(trial, constraints, constraints.latency_ms))
+        if ranked[0].design == "Flat":
+            return "not exact"
+        return "larger" if constraints.latency_ms is not None else "slower"
+
+    return [
+        trial.model_copy(update={"verdict": verdict(trial), "is_efficient": not _is_beaten(trial, trials)})
+        for trial in trials
+    ]
+
+
+def _is_beaten(trial: DesignTrial, others: Sequence[DesignTrial]) -> bool:
+    mine = (-trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes)
+    costs = ((-other.recall_at_10, other.expected_latency_ms, other.expected_bytes) for other in others)
+    return any(all(a <= b for a, b in zip(cost, mine, strict=True)) and cost != mine for cost in costs)
+
+
+def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> bool:
+    """Whether a trial keeps the constraints.
+
+    Args:
+        trial: the trial.
+        constraints: its memory and recall apply.
+        latency_ms: limit of the latency; None for none.
+    """
+    return not _broken(trial, constraints, latency_ms)
+
+
+def _broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
+    broken = []
+    if trial.recall_at_10 < constraints.recall:
+        broken.append(f"recall {trial.recall_at_10:.3f}")
+    if latency_ms is not None and trial.expected_latency_ms > latency_ms:
+        broken.append(f"{trial.expected_latency_ms:.2f} ms")
+    if constraints.memory_bytes is not None and trial.expected_bytes > constraints.memory_bytes:
+        broken.append(f"{trial.expected_bytes / 2**20:,.1f} MiB")
+    return broken
+
+
+def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
+    nearest = min(trials, key=lambda trial: len(_broken(trial, constraints, constraints.latency_ms)))
+    asked = [f"recall {constraints.recall}"]
+    if constraints.latency_ms is not None:
+        asked.append(f"{constraints.latency_ms} ms")
+    if constraints.memory_bytes is not None:
+        asked.append(f"{constraints.memory_bytes / 2**20:,.1f} MiB")
+    return (
+        f"index: none of {len(trials)} designs keeps {', '.join(asked)}; the nearest, {nearest.design}, has recall "
+        f"{nearest.recall_at_10:.3f}, {nearest.expected_latency_ms:.2f} ms and "
+        f"{nearest.expected_bytes / 2**20:,.1f} MiB: loosen the constraint that it breaks"
+    )
+
+
+def point_keeps(point: Point, memory_bytes: int, constraints: Constraints) -> bool:
+    """Whether a whole index keeps the constraints.
+
+    Args:
+        point: the measurement at its search parameters.
+        memory_bytes: its memory.
+        constraints: the constraints.
+    """
+    return (
+        point.recall_at_10 >= constraints.recall
+        and (constraints.latency_ms is None or point.latency_ms <= constraints.latency_ms)
+        and (constraints.memory_bytes is None or memory_bytes <= constraints.memory_bytes)
+    )

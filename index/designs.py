@@ -1,7 +1,7 @@
 """Designs of an index, in the notation of FAISS's factory strings, and their search parameters.
 
 A design is a factory string, as FAISS's `index_factory` reads it, with one optional prefix of ours: `LeanVec48`
-projects vectors and queries onto the 48 directions that matter to text queries (`index.projection`).
+projects vectors and queries onto the 48 directions that matter to text queries (`index.choose`).
 
     Flat                                       exact search
     HNSW32,Flat                                a graph over whole vectors

@@ -1,6 +1,6 @@
 """FAISS: make, train, fill, write and read an index.
 
-Only this module, `faiss_search`, `faiss_scan` and `faiss_merge` import FAISS; others import these inside functions.
+Only this module, `faiss_search`, `faiss_scan` and `faiss_merge` call FAISS.
 Source: faiss-cpu 1.15.
 """
 
@@ -61,17 +61,22 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
         RetrievalError: FAISS can't make or train it for this table.
     """
     index = _make(design, table.dim, projection)
-    if index.is_trained:
-        return index
+    if not index.is_trained:
+        with _failures_named(design, f"train it on {table.num_vectors:,} vectors"):
+            index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
+    return index
+
+
+@contextmanager
+def _failures_named(design: Design, action: str) -> Iterator[None]:
+    """Turn FAISS's errors inside the block into one line that names the design and the action."""
     try:
-        index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
+        yield
     except RuntimeError as error:
         reason = str(error).splitlines()[0].rsplit(": ", maxsplit=1)[-1]
         raise RetrievalError(
-            f"index design {design}: FAISS {VERSION} can't train it on {table.num_vectors:,} vectors ({reason}); "
-            "choose another"
+            f"index design {design}: FAISS {VERSION} can't {action} ({reason}); choose another"
         ) from None
-    return index
 
 
 def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
@@ -82,18 +87,13 @@ def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
 
 def _make(design: Design, dim: int, projection: Floats | None) -> faiss.Index:
     width = design.projection or dim
-    try:
+    with _failures_named(design, f"make it for {dim} dimensions"):
         index = faiss.index_factory(width, design.factory, faiss.METRIC_INNER_PRODUCT)
         rerank = faiss.index_factory(dim, design.rerank, faiss.METRIC_INNER_PRODUCT) if design.rerank else None
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].rsplit(": ", maxsplit=1)[-1]
-        raise RetrievalError(
-            f"index design {design}: FAISS {VERSION} can't make it for {dim} dimensions ({reason}); choose another"
-        ) from None
     _set_up(index)
     if projection is not None:
-        index = _projecting(_linear(projection), index)
-    return index if rerank is None else _reranking(index, rerank)
+        index = faiss.IndexPreTransform(_linear(projection), index)
+    return index if rerank is None else faiss.IndexRefine(index, rerank)  # whose Python object keeps its parts alive
 
 
 def _set_up(index: faiss.Index) -> None:
@@ -114,24 +114,6 @@ def _linear(projection: Floats) -> faiss.LinearTransform:
     faiss.copy_array_to_vector(projection.ravel(), linear.A)
     linear.is_trained = True
     return linear
-
-
-def _projecting(linear: faiss.LinearTransform, index: faiss.Index) -> faiss.Index:
-    """Put a projection before an index; the result owns its parts, like one that was read from a file."""
-    made = faiss.IndexPreTransform(linear, index)
-    linear.this.disown()
-    index.this.disown()
-    made.own_fields = True
-    return made
-
-
-def _reranking(index: faiss.Index, rerank: faiss.Index) -> faiss.Index:
-    """Let another index score the best of an index again; the result owns both."""
-    made = faiss.IndexRefine(index, rerank)
-    index.this.disown()
-    rerank.this.disown()
-    made.own_fields = made.own_refine_index = True
-    return made
 
 
 def innermost(index: faiss.Index) -> faiss.Index:
@@ -159,25 +141,11 @@ def nearest_in_table(table: VectorTable, queries: Floats, k: int) -> tuple[Float
     best_rows = np.empty((len(queries), 0), dtype=np.int64)
     start = 0
     for block in table.blocks():
-        scores, rows = nearest(queries, np.ascontiguousarray(block), min(k, len(block)))
+        vectors = np.ascontiguousarray(block)
+        scores, rows = faiss.knn(queries, vectors, min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
         best_scores, best_rows = keep_best(np.hstack([best_scores, scores]), np.hstack([best_rows, rows + start]), k)
         start += len(block)
     return best_scores, best_rows
-
-
-def nearest(queries: Floats, vectors: Floats, k: int) -> tuple[Floats, Rows]:
-    """Find the k nearest of some vectors by brute force.
-
-    Args:
-        queries: (Q, E) float32, C-contiguous.
-        vectors: (n, E) float32, C-contiguous.
-        k: at least 1, at most n.
-
-    Returns:
-        Scores and rows, (Q, k), best first.
-    """
-    scores, rows = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
-    return scores, rows
 
 
 def imbalance(index: faiss.Index) -> float:

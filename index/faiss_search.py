@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from index.faiss_build import innermost, nearest
+from index.faiss_build import innermost
 from index.vectors import Floats, Mask, Rows, keep_best
 
 # Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
@@ -149,7 +149,7 @@ def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, r
     best_scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
-        scores, places = nearest(queries, vectors_of(block), min(k, len(block)))
+        scores, places = faiss.knn(queries, vectors_of(block), min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
         if len(rows) == len(block):
             return scores, block[places]
         best_scores, best_rows = keep_best(np.hstack([best_scores, scores]), np.hstack([best_rows, block[places]]), k)

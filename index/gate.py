@@ -47,7 +47,8 @@ def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where:
     cure = "build another with `embedder index build`, or lower the limit in the configuration"
     if manifest.recall_at_10 < gate.min_recall - _ROUNDING:
         raise GateRefusedError(f"{found}, and {gate.min_recall} is the least that is published; {cure}")
-    if previous is None or not _is_comparable(manifest, previous):
+    kinds = (manifest.recall_query_kind, manifest.model_fingerprint)
+    if previous is None or kinds != (previous.recall_query_kind, previous.model_fingerprint):
         return
     drop = previous.recall_at_10 - manifest.recall_at_10
     if drop > gate.max_drop + _ROUNDING:
@@ -55,8 +56,3 @@ def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where:
             f"{found}, {drop:.3f} below the {previous.recall_at_10:.3f} of the one that is published, and "
             f"{gate.max_drop} is the most that is allowed; {cure}"
         )
-
-
-def _is_comparable(manifest: Manifest, previous: Manifest) -> bool:
-    kinds = (manifest.recall_query_kind, manifest.model_fingerprint)
-    return kinds == (previous.recall_query_kind, previous.model_fingerprint)

@@ -33,20 +33,7 @@ class RecallQueries:
     own_rows: Rows | None = None
 
 
-@dataclass(frozen=True)
-class QuerySets:
-    """Queries in two disjoint parts.
-
-    Attributes:
-        measured: queries that recall is measured on.
-        learned: (L, E), queries that projections are learned from; may be empty.
-    """
-
-    measured: RecallQueries
-    learned: Floats
-
-
-def split_queries(table: VectorTable, given: Floats | None, kind: str) -> QuerySets:
+def split_queries(table: VectorTable, given: Floats | None, kind: str) -> tuple[RecallQueries, Floats]:
     """Split the given queries in halves, to measure and to learn from; without any, measure on vectors of the table.
 
     Args:
@@ -54,14 +41,17 @@ def split_queries(table: VectorTable, given: Floats | None, kind: str) -> QueryS
         given: (Q, E); may be None or empty.
         kind: name of the given queries.
 
+    Returns:
+        Queries that recall is measured on; and others, (L, E), that projections are learned from, which may be empty.
+
     Raises:
         RetrievalError: the given queries have another width, or are not finite or not of unit norm.
     """
     if given is None or len(given) == 0:
-        return QuerySets(sampled_queries(table), np.empty((0, table.dim), np.float32))
+        return sampled_queries(table), np.empty((0, table.dim), np.float32)
     check_vectors(given, "queries", dim=table.dim)
     measured = _evenly(given[::2], MAX_MEASURED)
-    return QuerySets(RecallQueries(measured, kind), _evenly(given[1::2], MAX_LEARNED))
+    return RecallQueries(measured, kind), _evenly(given[1::2], MAX_LEARNED)
 
 
 def sampled_queries(table: VectorTable, num_queries: int = MAX_MEASURED) -> RecallQueries:

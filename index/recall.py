@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from index.faiss_build import nearest_in_table
 from index.queries import RecallQueries
 from index.vectors import Floats, Mask, Rows, VectorTable, keep_best
 
@@ -20,8 +21,6 @@ SCORE_TOLERANCE = 1e-6
 
 Search = Callable[[Floats, int], tuple[Floats, Rows]]
 """(queries, k) -> scores and rows, each (Q, k), best first."""
-Nearest = Callable[[VectorTable, Floats, int], tuple[Floats, Rows]]
-"""Brute force over a table: (table, queries, k) -> scores and rows, each (Q, k), best first."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,17 @@ class GroundTruth:
         return min(NUM_NEIGHBOURS, int((self.rows >= 0).sum(axis=1).min(initial=NUM_NEIGHBOURS)))
 
 
-def find_ground_truth(
-    table: VectorTable, queries: RecallQueries, nearest: Nearest, num_kept: int = NUM_KEPT
-) -> GroundTruth:
-    """Find the exact neighbours of the queries in a table; a query from the table is not its own neighbour.
+def find_ground_truth(table: VectorTable, queries: RecallQueries, num_kept: int = NUM_KEPT) -> GroundTruth:
+    """Find the exact neighbours of the queries in a table, by brute force; a query from it is not its own neighbour.
 
     Args:
         table: the vectors, (N, E).
         queries: the queries, (Q, E).
-        nearest: brute force over the table.
         num_kept: neighbours of each query.
     """
     num_own = 0 if queries.own_rows is None else 1
     num_found = min(num_kept + num_own, table.num_vectors)
-    scores, rows = nearest(table, queries.vectors, num_found)
-    return GroundTruth(queries, *_without_own(scores, rows, queries))
+    return GroundTruth(queries, *_without_own(*nearest_in_table(table, queries.vectors, num_found), queries))
 
 
 def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callable[[Rows], Floats]) -> float:

@@ -1,41 +1,23 @@
 """Search of one version of an index, checked when it is opened."""
 
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+import faiss
 import numpy as np
 import pyarrow as pa
 
+from index import faiss_build, faiss_search
 from index.errors import RetrievalError
+from index.faiss_scan import RowScan
+from index.faiss_search import FindAmong, Selector
 from index.manifest import Manifest, read_manifest
-from index.read_version import read_contents, read_index
-from index.vectors import Floats, Mask, Rows, check_vectors
-
-if TYPE_CHECKING:
-    import faiss
-
-    from index.faiss_scan import RowScan
-    from index.faiss_search import FindAmong, Selector
+from index.vectors import Floats, Mask, Neighbours, Profile, Rows, check_vectors
+from index.version_files import read_contents, read_index
 
 # An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
-
-Profile = Literal["text", "image"]
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Result of a search, best first; equal scores are ordered by row.
-
-    Attributes:
-        scores: (Q, k) float32, cosines in [-1, 1]; minus infinity where there is none.
-        rows: (Q, k) int64, rows of `Index.ids`; -1 where there is none.
-    """
-
-    scores: Floats
-    rows: Rows
 
 
 class Index:
@@ -47,20 +29,18 @@ class Index:
         is_live: bool (rows,), whether a row may be found; rows that were removed since the build may not.
     """
 
-    def __init__(self, manifest: Manifest, ids: pa.Table, index: "faiss.Index", is_live: Mask | None = None) -> None:
+    def __init__(self, manifest: Manifest, ids: pa.Table, index: faiss.Index, is_live: Mask) -> None:
         """Make an index of its parts, as `open_index` reads them.
 
         Args:
             manifest: the version's manifest.
             ids: `item_id`, `segment` and `run_id` of each row.
             index: the FAISS index.
-            is_live: bool (rows,), whether a row may be found; None for all.
+            is_live: bool (rows,), whether a row may be found.
         """
-        from index import faiss_search
-
         self.manifest = manifest
         self.ids = ids
-        self.is_live: Mask = np.ones(ids.num_rows, dtype=bool) if is_live is None else is_live
+        self.is_live = is_live
         self._index = index
         self._has_masked = not self.is_live.all()
         faiss_search.prepare(index)
@@ -99,8 +79,6 @@ class Index:
             RetrievalError: the queries have another width, are not finite or not of unit norm, k is below 1, or the
                 mask has another length.
         """
-        from index import faiss_build, faiss_search
-
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for 1 result or more")
         queries_QE = self._as_queries(queries)
@@ -127,24 +105,8 @@ class Index:
                 )
         return _ordered(scores, rows)
 
-    def search_exactly(self, queries: Any, k: int = 10, *, among: Mask | None = None) -> Neighbours:
-        """Find the k nearest by comparing each query with every vector that may be found, as the index stores them.
-
-        Args:
-            queries: as of `search`.
-            k: number of neighbours, at least 1.
-            among: bool (rows,), whether a row may be found; None for all.
-        """
-        from index import faiss_search
-
-        selector = self._selector(among)
-        k = min(k, len(self) if selector is None else selector.num_rows)
-        return _ordered(*faiss_search.search_exactly(self._index, self._as_queries(queries), k, selector))
-
     def vectors(self, rows: Rows) -> Floats:
         """Fetch the vectors of some rows, (n, E) float32, as the index stores them: rounded to its codes."""
-        from index import faiss_search
-
         return faiss_search.vectors(self._index, rows)
 
     def _as_queries(self, queries: Any) -> Floats:
@@ -153,35 +115,27 @@ class Index:
         check_vectors(queries, "queries", dim=self.manifest.dim)
         return queries  # type: ignore[no-any-return]  # check_vectors proved it
 
-    def _selector(self, among: Mask | None) -> "Selector | None":
-        from index import faiss_search
-
+    def _selector(self, among: Mask | None) -> Selector | None:
         if among is None:
             return self._live_selector if self._has_masked else None
         if among.shape != self.is_live.shape:
             raise RetrievalError(
                 f"filter: found {among.shape} for an index of {len(self.is_live):,} rows; give one value per row"
             )
-        return faiss_search.Selector(among & self.is_live if self._has_masked else among)
+        return Selector(among & self.is_live if self._has_masked else among)
 
     @cached_property
-    def _live_selector(self) -> "Selector":
-        from index import faiss_search
+    def _live_selector(self) -> Selector:
+        return Selector(self.is_live)
 
-        return faiss_search.Selector(self.is_live)
-
-    def _scan(self, profile: Profile) -> tuple["FindAmong", float]:
+    def _scan(self, profile: Profile) -> tuple[FindAmong, float]:
         """Cheapest way to score the rows that pass a filter, and its measured microseconds per row."""
-        from index import faiss_search
-
         if profile == "text" and self.manifest.scan_row_us < self.manifest.exact_row_us:
             return self._row_scan.find, self.manifest.scan_row_us
         return partial(faiss_search.search_exactly, self._index), self.manifest.exact_row_us
 
     @cached_property
-    def _row_scan(self) -> "RowScan":
-        from index.faiss_scan import RowScan
-
+    def _row_scan(self) -> RowScan:
         return RowScan(self._index)
 
 

@@ -7,17 +7,26 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from index import faiss_build, faiss_search
 from index.atomic_folder import sweep_leftovers, whole_folder
-from index.autotune import GroundTruths, Meter, best_point
+from index.autotune import GroundTruths, Meter
 from index.designs import parse_design
 from index.errors import RebuildNeededError
 from index.ids import check_ids
 from index.manifest import QUERIES_NAME, Manifest, read_manifest
-from index.read_version import read_checked, read_contents, read_index
 from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask, VectorTable, collect_vectors
-from index.version_files import TunedIndex, VersionContents, VersionOrigin, bind_version, read_queries, write_version
+from index.version_files import (
+    TunedIndex,
+    VersionContents,
+    VersionOrigin,
+    bind_version,
+    read_contents,
+    read_index,
+    read_queries,
+    write_version,
+)
 
 MAX_MASKED_SHARE = 0.25  # a search visits masked rows, too, so it takes longer by their share
 MAX_GROWTH = 2.0  # times the vectors that the structure was built for
@@ -58,8 +67,6 @@ def update_index(
         RebuildNeededError: too many rows are masked or were added since the build, or recall is too low.
         RetrievalError: the version is damaged, vectors or ids break a rule, or `out` exists.
     """
-    from index import faiss_build
-
     timer = StepTimer()
     previous, out = Path(previous), Path(out)
     before = read_manifest(previous)
@@ -71,7 +78,10 @@ def update_index(
             return bind_version(previous, folder, before, embeddings_version, timer)
         spool = folder / _SPOOL_NAME
         table = collect_vectors(added, spool, before.dim) if added_ids.num_rows else VectorTable.empty(before.dim)
-        contents = _change_contents(read_contents(previous, before), check_ids(added_ids, table.num_vectors), removed)
+        old = read_contents(previous, before)
+        ids = pa.concat_tables([old.ids, check_ids(added_ids, table.num_vectors)]).combine_chunks()
+        is_live = np.concatenate([old.is_live & ~removed, np.ones(table.num_vectors, dtype=bool)])
+        contents = VersionContents(ids, is_live)
         _check_limits(contents, before)
         measured, centre = _change_index(previous, before, table, contents, timer)
         origin = VersionOrigin(
@@ -81,20 +91,11 @@ def update_index(
             built_recall_at_10=before.built_recall_at_10,
             target_recall=before.target_recall,
             trials=before.trials,
-            centre=centre,
-            timer=timer,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
-        manifest = write_version(folder, measured, contents, origin)
+        manifest = write_version(folder, measured, contents, origin, centre, timer)
         spool.unlink(missing_ok=True)
     return manifest
-
-
-def _change_contents(before: VersionContents, added_ids: pa.Table, removed: Mask) -> VersionContents:
-    stays = ~removed if before.is_live is None else before.is_live & ~removed
-    is_live = np.concatenate([stays, np.ones(added_ids.num_rows, dtype=bool)])
-    ids = pa.concat_tables([before.ids, added_ids]).combine_chunks()
-    return VersionContents(ids, None if is_live.all() else is_live)
 
 
 def _check_limits(contents: VersionContents, before: Manifest) -> None:
@@ -118,8 +119,6 @@ def _change_index(
     previous: Path, before: Manifest, table: VectorTable, contents: VersionContents, timer: StepTimer
 ) -> tuple[TunedIndex, Floats]:
     """Add the vectors and measure; also returns the mean of the built vectors, (E,)."""
-    from index import faiss_build, faiss_search
-
     # Into memory: vectors can't be added to a mapped index.
     with timer.step("read"):
         index = read_index(previous, before, map_large=False)
@@ -129,8 +128,8 @@ def _change_index(
     if faiss_build.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
         raise RebuildNeededError("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)
-    selector = None if contents.is_live is None else faiss_search.Selector(contents.is_live)
-    ground_truths, centre = read_queries(read_checked(previous / QUERIES_NAME, before))
+    selector = None if contents.is_live.all() else faiss_search.Selector(contents.is_live)
+    ground_truths, centre = read_queries(previous, before)
     meter = Meter(index, parse_design(before.design), lambda rows: faiss_search.vectors(index, rows), selector)
     with timer.step("exact answers"):
         ground_truths = GroundTruths(
@@ -146,15 +145,12 @@ def _update_ground_truth(
     ground_truth: GroundTruth, meter: Meter, table: VectorTable, contents: VersionContents
 ) -> GroundTruth:
     """Update the ground truth: search the added vectors alone, and the whole index where too many were removed."""
-    from index import faiss_build, faiss_search
-
     num_before = contents.ids.num_rows - table.num_vectors
     added = None
     if table.num_vectors:
-        added = find_ground_truth(table, replace(ground_truth.queries, own_rows=None), faiss_build.nearest_in_table)
+        added = find_ground_truth(table, replace(ground_truth.queries, own_rows=None))
         added = replace(added, rows=np.where(added.rows >= 0, added.rows + num_before, -1))
-    is_live = np.ones(num_before, dtype=bool) if contents.is_live is None else contents.is_live[:num_before]
-    changed, unknown = update_ground_truth(ground_truth, is_live, added)
+    changed, unknown = update_ground_truth(ground_truth, contents.is_live[:num_before], added)
     if len(unknown):
         k = min(NUM_KEPT, contents.num_live)
         asked = ground_truth.queries.vectors[unknown]
@@ -172,8 +168,7 @@ def _measure(meter: Meter, ground_truths: GroundTruths, before: Manifest) -> Tun
     point = meter.point(ground_truths.asked, before.parameters)
     curve = [point]
     if point.recall_at_10 < wanted:
-        curve = meter.curve(ground_truths.asked, wanted)
-        point = best_point(curve, wanted)
+        curve, point = meter.tune(ground_truths.asked, wanted)
     if point.recall_at_10 < before.built_recall_at_10 - MAX_RECALL_LOSS and point.recall_at_10 < wanted:
         raise RebuildNeededError(
             f"recall@10 would be {point.recall_at_10:.3f}, and was {before.built_recall_at_10:.3f} when it was built"

@@ -6,7 +6,7 @@ Shapes: `N` vectors, `E` embedding size, `Q` queries; all float32 with unit L2 n
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from index.errors import RetrievalError
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Profile = Literal["text", "image"]
+"""Kind of a query: texts and images need different search parameters."""
 
 BLOCK_ROWS = 65_536  # 64 MiB at 256 dimensions
 # float32 arithmetic is off by 1e-6 at most; vectors rounded to bfloat16 (8 bits) by 4e-3.
@@ -66,6 +68,19 @@ class VectorTable:
         if isinstance(self.source, Path):
             return np.memmap(self.source, dtype=np.float32, mode="r", shape=(self.num_vectors, self.dim))
         return self.source
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Result of a search, best first; equal scores are ordered by row.
+
+    Attributes:
+        scores: (Q, k) float32, cosines in [-1, 1]; minus infinity where there is none.
+        rows: (Q, k) int64, rows of `Index.ids`; -1 where there is none.
+    """
+
+    scores: Floats
+    rows: Rows
 
 
 def collect_vectors(vectors: Iterable[Floats] | Floats, spool: Path, dim: int | None = None) -> VectorTable:

@@ -1,21 +1,28 @@
-"""Files of one version: writing all of them, and reading those that an update starts from."""
+"""Files of one version: written with their hashes, and read only after each is found to have that of the manifest."""
 
 import hashlib
 import io
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from index.autotune import GroundTruths, Meter, best_point
+from index import faiss_build, faiss_search
+from index.atomic_folder import hash_files
+from index.autotune import GroundTruths, Meter
+from index.errors import RetrievalError
+from index.faiss_scan import RowScan
+from index.ids import check_ids
 from index.manifest import (
     IDS_NAME,
     INDEX_NAME,
@@ -31,6 +38,10 @@ from index.recall import GroundTruth
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask
 
+# A file up to this size is read once, hashed and parsed in memory; a larger one is hashed and then mapped, or read from
+# the same open file, so that the index is not in memory twice.
+READ_ONCE_BYTES = 256 << 20
+
 
 @dataclass(frozen=True)
 class VersionContents:
@@ -38,16 +49,16 @@ class VersionContents:
 
     Attributes:
         ids: `item_id`, `segment` and `run_id` of each row.
-        is_live: bool (rows,), whether a row may be found; None for all.
+        is_live: bool (rows,), whether a row may be found.
     """
 
     ids: pa.Table
-    is_live: Mask | None = None
+    is_live: Mask
 
     @property
     def num_live(self) -> int:
         """Number of rows that may be found."""
-        return self.ids.num_rows if self.is_live is None else int(np.count_nonzero(self.is_live))
+        return int(np.count_nonzero(self.is_live))
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ class TunedIndex:
 
 @dataclass(frozen=True)
 class VersionOrigin:
-    """Origin of a version: its data, its requirements, its last whole build.
+    """Origin of a version, as its manifest has it: its data, its requirements, its last whole build.
 
     Attributes:
         embeddings_version: version of the table.
@@ -78,9 +89,7 @@ class VersionOrigin:
         built_recall_at_10: recall of the last whole build.
         target_recall: recall that was asked for.
         trials: measurements for the choice of the design.
-        centre: (E,), mean of the vectors of the last whole build.
-        timer: timer of the whole build or update.
-        drift: distance from `centre` to the mean of the vectors added since.
+        drift: distance from the mean of the vectors of that build to the mean of those added since.
     """
 
     embeddings_version: int
@@ -89,12 +98,17 @@ class VersionOrigin:
     built_recall_at_10: float
     target_recall: float
     trials: tuple[DesignTrial, ...]
-    centre: Floats
-    timer: StepTimer
     drift: float = 0.0
 
 
-def write_version(folder: Path, measured: TunedIndex, contents: VersionContents, origin: VersionOrigin) -> Manifest:
+def write_version(
+    folder: Path,
+    measured: TunedIndex,
+    contents: VersionContents,
+    origin: VersionOrigin,
+    centre: Floats,
+    timer: StepTimer,
+) -> Manifest:
     """Write index, ids, queries with their ground truth, mask, and last the manifest.
 
     Args:
@@ -102,54 +116,45 @@ def write_version(folder: Path, measured: TunedIndex, contents: VersionContents,
         measured: the index with its measurements.
         contents: ids and mask of its rows.
         origin: origin of the version.
+        centre: (E,), mean of the vectors of the last whole build.
+        timer: timer of the whole build or update.
     """
-    from index import faiss_build, faiss_search
-    from index.faiss_scan import RowScan
-
     meter, ground_truths = measured.meter, measured.ground_truths
-    with origin.timer.step("write"):
+    with timer.step("write"):
         faiss_build.write(meter.index, folder / INDEX_NAME)
     faiss_search.prepare(meter.index)
     pq.write_table(contents.ids, folder / IDS_NAME)
-    _write_queries(folder / QUERIES_NAME, ground_truths, origin.centre)
-    if contents.is_live is not None:
+    _write_queries(folder / QUERIES_NAME, ground_truths, centre)
+    if not contents.is_live.all():
         np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
-    with origin.timer.step("tune"):
-        images = meter.curve(ground_truths.images, origin.target_recall)
-    of_images = best_point(images, origin.target_recall)
+    with timer.step("tune"):
+        _, of_images = meter.tune(ground_truths.images, origin.target_recall)
     is_enough = of_images.recall_at_10 >= origin.target_recall
-    with origin.timer.step("hash"):
-        hashes = _hash_files(folder)
+    with timer.step("hash"):
+        names = (INDEX_NAME, IDS_NAME, QUERIES_NAME, LIVE_NAME)
+        hashes = hash_files(folder / name for name in names if (folder / name).exists())
     manifest = Manifest(
         kind=meter.design.kind,
         design=str(meter.design),
         dim=meter.index.d,
         num_vectors=contents.num_live,
         num_rows=contents.ids.num_rows,
-        num_built=origin.num_built,
-        parameters=measured.point.parameters,
         image_parameters=of_images.parameters if is_enough else None,
-        embeddings_version=origin.embeddings_version,
-        model_fingerprint=origin.model_fingerprint,
         sha256=hashes,
         size_bytes=sum((folder / name).stat().st_size for name in hashes),
         memory_bytes=(folder / INDEX_NAME).stat().st_size,
-        recall_at_10=measured.point.recall_at_10,
-        built_recall_at_10=origin.built_recall_at_10,
         image_recall_at_10=of_images.recall_at_10 if is_enough else 1.0,
         num_recall_queries=len(ground_truths.asked.queries.vectors),
         recall_query_kind=ground_truths.asked.queries.kind,
-        target_recall=origin.target_recall,
-        latency_ms=measured.point.latency_ms,
         exact_row_us=meter.row_us(partial(faiss_search.search_exactly, meter.index)),
         scan_row_us=meter.row_us(RowScan(meter.index).find),
-        drift=origin.drift,
         curve=measured.curve,
-        trials=origin.trials,
         built_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        build_s=origin.timer.total_s,
-        steps_s=origin.timer.steps_s,
+        build_s=timer.total_s,
+        steps_s=timer.steps_s,
         faiss_version=faiss_build.VERSION,
+        **vars(measured.point),
+        **vars(origin),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -177,15 +182,6 @@ def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_vers
     return manifest
 
 
-def _hash_files(folder: Path) -> dict[str, str]:
-    hashes = {}
-    for name in (INDEX_NAME, IDS_NAME, QUERIES_NAME, LIVE_NAME):
-        if (folder / name).exists():
-            with (folder / name).open("rb") as file:
-                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
-
-
 def _write_queries(path: Path, ground_truths: GroundTruths, centre: Floats) -> None:
     arrays: dict[str, NDArray[Any]] = {"centre": centre}
     for name, ground_truth in (("asked", ground_truths.asked), ("pictures", ground_truths.images)):
@@ -198,9 +194,13 @@ def _write_queries(path: Path, ground_truths: GroundTruths, centre: Floats) -> N
     np.savez(path, **arrays)  # type: ignore[arg-type]  # numpy's stub wants its own option there
 
 
-def read_queries(content: bytes) -> tuple[GroundTruths, Floats]:
-    """Read the queries with their ground truth, and the mean of the built vectors, from the bytes of their file."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+def read_queries(folder: Path, manifest: Manifest) -> tuple[GroundTruths, Floats]:
+    """Read the queries with their ground truth, and the mean of the built vectors.
+
+    Raises:
+        RetrievalError: their file is missing or altered.
+    """
+    with np.load(io.BytesIO(_read_checked(folder / QUERIES_NAME, manifest)), allow_pickle=False) as arrays:
 
         def ground_truth(name: str) -> GroundTruth:
             own_rows = arrays.get(f"{name}_own_rows")
@@ -210,7 +210,85 @@ def read_queries(content: bytes) -> tuple[GroundTruths, Floats]:
         return GroundTruths(ground_truth("asked"), ground_truth("pictures")), arrays["centre"]
 
 
-def read_mask(content: bytes, num_rows: int) -> Mask:
-    """Read which rows may be found, bool (num_rows,), from the bytes of its file."""
-    bits = np.load(io.BytesIO(content), allow_pickle=False)
-    return np.unpackbits(bits, count=num_rows, bitorder="little").astype(np.bool_)
+def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
+    """Read the ids of all rows, and which of them may be found.
+
+    Raises:
+        RetrievalError: a file is missing or altered, or does not fit the manifest.
+    """
+    ids = pq.read_table(pa.BufferReader(_read_checked(folder / IDS_NAME, manifest)))
+    ids, is_live = check_ids(ids, ids.num_rows), np.ones(ids.num_rows, np.bool_)
+    if LIVE_NAME in manifest.sha256:
+        bits = np.load(io.BytesIO(_read_checked(folder / LIVE_NAME, manifest)), allow_pickle=False)
+        is_live = np.unpackbits(bits, count=manifest.num_rows, bitorder="little").astype(np.bool_)
+    contents = VersionContents(ids, is_live)
+    found = (ids.num_rows, contents.num_live)
+    expected = (manifest.num_rows, manifest.num_vectors)
+    if found != expected:
+        raise RetrievalError(
+            f"{folder}: found (ids, of them to be found) = {found}, its manifest says {expected}; build the index again"
+        )
+    return contents
+
+
+def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index:
+    """Read the FAISS file of a version, or map it where it is large, after its hash is checked.
+
+    Args:
+        folder: folder of the version.
+        manifest: its manifest.
+        map_large: whether to map a large file; a mapped index takes no more vectors.
+
+    Raises:
+        RetrievalError: it is missing or altered, FAISS does not know its format, or it does not fit the manifest.
+    """
+    path = folder / INDEX_NAME
+    with _open_checked(path, manifest) as file:
+        try:
+            if map_large and not isinstance(file, io.BytesIO) and sys.platform == "linux":
+                index = faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the very file that was hashed
+            else:
+                index = faiss_build.read(file)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RetrievalError(
+                f"{path}: FAISS {faiss_build.VERSION} can't read what FAISS {manifest.faiss_version} wrote ({reason}); "
+                "build the index again"
+            ) from None
+    found, expected = (index.ntotal, index.d), (manifest.num_rows, manifest.dim)
+    if found != expected:
+        raise RetrievalError(
+            f"{folder}: found (rows, dimensions) = {found}, its manifest says {expected}; build the index again"
+        )
+    return index
+
+
+def _read_checked(path: Path, manifest: Manifest) -> bytes:
+    """Read a small file of a version and check its hash.
+
+    Raises:
+        RetrievalError: it is missing or altered.
+    """
+    with _open_checked(path, manifest) as file:
+        return file.read()
+
+
+def _open_checked(path: Path, manifest: Manifest) -> BinaryIO:
+    """Open a file, check its hash, and rewind it; what is read next is what was hashed."""
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise RetrievalError(f"{path}: {error.strerror}; fetch the version again, or build the index again") from None
+    file: BinaryIO = opened
+    if os.fstat(opened.fileno()).st_size <= READ_ONCE_BYTES:
+        with opened:
+            file = io.BytesIO(opened.read())
+    found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO has readinto in fact
+    if found != manifest.sha256[path.name]:
+        file.close()
+        raise RetrievalError(
+            f"{path}: its sha256 is {found[:16]}..., the manifest says {manifest.sha256[path.name][:16]}...: the file "
+            "was altered or cut short, and is not read; fetch the version again, or build the index again"
+        )
+    file.seek(0)
+    return file

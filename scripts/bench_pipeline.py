@@ -5,6 +5,7 @@
     python scripts/bench_pipeline.py --daft PYTHON                      # an interpreter that has daft and torch
     python scripts/bench_pipeline.py --only limit,loop,ray3 --models small --num-emoji 8000
     python scripts/bench_pipeline.py --bulk                             # also streaming beside stage after stage
+    python scripts/bench_pipeline.py --beside DIR                       # also another checkout's pipeline, in turns
     python scripts/bench_pipeline.py --quick                            # a minute: shows that it runs, measures nothing
 
 A ViT-S/16 with an ALBERT of the size of albert-base-v2 (fresh weights) embeds photographs, the shipped model embeds the
@@ -25,24 +26,33 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from corpus import DEMO_MODEL, Pair, make_model, shipped_pairs, write_pairs
 from embedder.engine import hardware
-from pipeline_bench.bulk import compare_bulk, show_bulk
-from pipeline_bench.contest import hold
-from pipeline_bench.contestants import KEYS, Setup, contestants
-from pipeline_bench.show import ratios, show_standings
+from pipeline_bench.bulk import compare_bulk
+from pipeline_bench.contest import hold, ratios, show_standings
+from pipeline_bench.contestants import NAMES, contestants
 from pipeline_bench.task import Task
-from pipeline_bench.tuning import tuned, untuned
-from pipeline_bench.workload import Workload, small_on_emoji, vit_s_on_photographs
+from pipeline_bench.tuning import settings_of, tuned
 from shards.config import load_model_config
 from shards.plan import plan_shards
 
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 QUICK = {"num_photographs": 24, "num_emoji": 48, "rounds": 1, "only": "loop,local", "models": "small"}
-DEFAULT_KEYS = [key for key in KEYS if key != "auto"]
+DEFAULT_KEYS = [key for key in NAMES if key != "auto"]
+PHOTO_SUFFIXES = (".jpg", ".jpeg")
+
+# ViT-S/16, and an ALBERT with the dimensions of albert-base-v2 but the shipped tokeniser's vocabulary.
+VIT_S = {"image_size": 224, "patch_size": 16, "width": 384, "depth": 12, "num_heads": 6}
+ALBERT_BASE = {
+    "hidden_size": 768,
+    "embedding_size": 128,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "pillow")
 
 
@@ -52,9 +62,9 @@ def main() -> None:
     found: dict = {"num_cores": num_cores, "dtype": options.dtype, "rounds": options.rounds, "workloads": {}}
     found["versions"] = {name: version(name) for name in LIBRARIES}
     with tempfile.TemporaryDirectory(prefix="bench-pipeline-", dir=options.folder) as name:
-        root = Path(name)
-        for workload in workloads(root, options):
-            found["workloads"][workload.name] = measure(workload, root / workload.name, options, num_cores)
+        root = Path(name).resolve()
+        for workload, task in workloads(root, options):
+            found["workloads"][workload] = measure(workload, task, root / workload, options, num_cores)
     print(json.dumps(found))
 
 
@@ -67,8 +77,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--models", default="vit-s,small", help="vit-s, small, or both")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", help="of all but `Ray Data, fp32`")
-    parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(KEYS)}")
+    parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(NAMES)}")
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, whose pipeline takes part")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
@@ -79,57 +90,85 @@ def read_options() -> argparse.Namespace:
     if "--quick" in sys.argv[1:]:
         parser.set_defaults(**QUICK, tune=False)
     options = parser.parse_args()
-    unknown = set(options.only.split(",")) - set(KEYS) | set(options.models.split(",")) - {"vit-s", "small"}
+    unknown = set(options.only.split(",")) - set(NAMES) | set(options.models.split(",")) - {"vit-s", "small"}
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; --only takes {', '.join(KEYS)}; --models vit-s, small")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; --only takes {', '.join(NAMES)}; --models vit-s, small")
     return options
 
 
-def workloads(root: Path, options: argparse.Namespace) -> Iterator[Workload]:
-    """Models with their items, made one at a time."""
+def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Task]]:
+    """Models with their items, made one at a time, by name."""
     models = options.models.split(",")
     if "vit-s" in models and options.photographs == PHOTOGRAPHS and not PHOTOGRAPHS.is_dir():
         print("no photographs: give a folder with --photographs; the model vit-s is left out", flush=True)
         models.remove("vit-s")
     if "vit-s" in models:
-        yield vit_s_on_photographs(root, options.photographs, options.num_photographs)
+        model = make_model(root / "vit-s-model", VIT_S, ALBERT_BASE)
+        pairs = read_photographs(options.photographs, options.num_photographs)
+        yield "vit-s", task_of(model, root / "photographs", options.num_photographs, pairs, options.dtype)
     if "small" in models:
-        yield small_on_emoji(root, options.num_emoji)
+        pairs = shipped_pairs()[: options.num_emoji]
+        yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
 
 
-def measure(workload: Workload, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
-    """Tune, hold the contest, and show it."""
-    say(f"{workload.name}: {workload.num_items:,} pairs, {workload.num_distinct:,} of them distinct")
-    settings = untuned(num_cores, options.batch_size)
+def read_photographs(folder: Path, limit: int) -> list[Pair]:
+    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore.
+
+    Raises:
+        SystemExit: there are none.
+    """
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PHOTO_SUFFIXES)[:limit]
+    if not paths:
+        raise SystemExit(f"{folder}: no JPEG; give another folder with --photographs, or leave out the model vit-s")
+    objects = [path.stem.partition("_")[2].replace("_", " ") for path in paths]
+    return [(path.read_bytes(), ".jpg", f"a photograph of a {name}") for path, name in zip(paths, objects, strict=True)]
+
+
+def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
+    """Write the pairs, repeated up to the number asked for; the task of embedding them.
+
+    Args:
+        model: model folder.
+        folder: of the items, to make.
+        num_items: pairs to write.
+        pairs: their contents.
+        dtype: compute dtype.
+    """
+    return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
+
+
+def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
+    """Tune, hold the contest, and show it.
+
+    Args:
+        workload: its name.
+        task: model and items.
+        folder: for the results.
+        options: the command line.
+        num_cores: of this machine.
+    """
+    print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
+    settings = settings_of((options.batch_size, num_cores), (num_cores, num_cores), {})
     if options.tune:
-        model, items = str(workload.model), str(workload.items)
-        task = Task(model, items, "", options.dtype, workload.num_distinct)
         settings = tuned(task, num_cores, folder / "tuning", options.timeout)
-        say("  best: " + json.dumps({"limit": asdict(settings.limit), "loop": asdict(settings.loop)}))
-    setup = Setup(workload, options.dtype, num_cores, settings, options.daft, tuple(options.set))
-    taking_part = contestants(setup, options.only.split(","))
-    standings = hold(taking_part, folder, options.rounds, options.timeout, say)
-    config = load_model_config(workload.model)
-    (whole,) = plan_shards(config, 1, dtype=options.dtype).stages
+        print("  best:", json.dumps({"limit": settings["limit"], "loop": settings["loop"]}), flush=True)
+    taking_part = contestants(task, settings, options, num_cores)
+    standings = hold(taking_part, folder, options.rounds, options.timeout)
+    (whole,) = plan_shards(load_model_config(task.model), 1, dtype=options.dtype).stages
     item_flops = whole.flops_per_image + whole.flops_per_caption
-    title = f"{workload.name}: {workload.num_items:,} pairs, {options.dtype}, {num_cores} cores"
+    title = f"{workload}: {task.num_items:,} pairs, {options.dtype}, {num_cores} cores"
     show_standings(title, standings, num_cores, item_flops)
     found = {
-        "num_items": workload.num_items,
-        "num_distinct": workload.num_distinct,
+        "num_items": task.num_items,
+        "num_distinct": task.num_distinct,
         "item_flops": item_flops,
-        "settings": asdict(settings),
+        "settings": settings,
         "contestants": {name: standing.to_json() for name, standing in standings.items()},
         "ratios": ratios(standings),
     }
     if options.bulk:
-        found["bulk"] = compare_bulk(workload, folder / "bulk", options.dtype, options.timeout)
-        show_bulk(found["bulk"])
+        found["bulk"] = compare_bulk(workload, task, folder / "bulk", options.timeout)
     return found
-
-
-def say(message: str) -> None:
-    print(message, flush=True)
 
 
 if __name__ == "__main__":

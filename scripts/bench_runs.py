@@ -1,68 +1,49 @@
-"""What the benchmarks of plans share: models, items, and a run on Ray whose actors are up before it begins."""
+"""What the benchmarks of plans share: items, predictions, and runs on Ray whose actors are up before they begin."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from shipped_pictures import read_shipped
+import pyarrow as pa
 
+from corpus import read_shipped
 from embedder.config import RunConfig, load_config
-from embedder.engine.job import Model, open_model
-from embedder.ingest.embed import embed
-from embedder.report.schema import Report
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.towers import init_model
+from embedder.engine import hardware
+from embedder.engine.job import Model, open_model, rows_per_batch
+from embedder.engine.resources import Allocation, Available, allocate
+from embedder.planning.profile import measure
+from embedder.report.plan_review import host_of
+from embedder.report.prediction import RunPrediction, StageShape, predict, problem_of
+from embedder.sources.listing import list_sources
 
-PACKAGE = Path(__file__).parents[1] / "embedder"
-DEMO_MODEL = PACKAGE / "demo_model"
 NUM_WARM = 64  # items of the run that is thrown away: it starts the processes of tasks, which later runs find
-
-
-class Quiet:
-    """Watches nothing."""
-
-    def say(self, message: str) -> None:
-        """Be told."""
-
-    def progress(self, num_items: int) -> nullcontext:
-        """Show nothing."""
-        return nullcontext(lambda num_done: None)
 
 
 @dataclass(frozen=True)
 class Items:
-    """What is embedded: every `picture_every`-th item has a picture; captions are `captions` shipped ones, joined."""
+    """What is embedded: every `image_every`-th item has an image; captions are `captions` shipped ones, joined."""
 
-    picture_every: int = 1
+    image_every: int = 1
     captions: int = 1
 
 
-def make_model(folder: Path, vision: dict, text: dict) -> Path:
-    """A model folder with fresh weights, and the demo's tokeniser."""
-    demo = json.loads((DEMO_MODEL / "config.json").read_text())
-    text = {"vocab_size": demo["text"]["vocab_size"], "max_position_embeddings": 64, "pool": "mean"} | text
-    config = ModelConfig(
-        name=folder.name,
-        trained=False,
-        embedding_dim=256,
-        vision=VisionConfig(**vision),
-        text=TextConfig(**text),
-        preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
-    )
-    return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())
-
-
 def write_items(folder: Path, num_items: int, items: Items) -> Path:
-    """Write pictures with captions, or captions alone, from the shipped emoji."""
+    """Write images with captions, or captions alone, from the shipped emoji.
+
+    Args:
+        folder: to make.
+        num_items: captions to write.
+        items: what each has.
+    """
     folder.mkdir(parents=True)
-    pictures, captions = read_shipped()
+    images, captions = read_shipped()
     for number in range(num_items):
         words = (captions[(number + k * 7) % len(captions)] for k in range(items.captions))
         (folder / f"{number:06d}.txt").write_text(", ".join(words), encoding="utf-8")
-        if number % items.picture_every == 0:
-            (folder / f"{number:06d}.png").write_bytes(pictures[number % len(pictures)])
+        if number % items.image_every == 0:
+            (folder / f"{number:06d}.png").write_bytes(images[number % len(images)])
     return folder
 
 
@@ -83,7 +64,14 @@ def warm_ray() -> Iterator[None]:
 
 
 def configured(model: Path, source: Path, store: Path, **settings: object) -> tuple[RunConfig, Model]:
-    """A run on Ray."""
+    """A run on Ray.
+
+    Args:
+        model: model folder.
+        source: folder of the items.
+        store: folder of the store.
+        settings: other keys of the configuration.
+    """
     overrides = {
         "model": str(model),
         "store": str(store),
@@ -95,6 +83,11 @@ def configured(model: Path, source: Path, store: Path, **settings: object) -> tu
     return load_config(overrides=overrides), open_model(str(model))
 
 
-def run(config: RunConfig) -> Report:
-    """Embed, and say how it went."""
-    return embed(config, Quiet())
+def predictor_of(config: RunConfig, model: Model) -> tuple[Callable[[Sequence[StageShape]], RunPrediction], Allocation]:
+    """Measure this machine and a sample of the run's items; gives how to predict stages, and the run's resources."""
+    costs, around, mix = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
+    available = Available(hardware.num_cpus())
+    allocation = allocate(config, available)
+    host = host_of(config, allocation, available)
+    problem = problem_of(model.config, config.dtype, costs, around, mix, rows_per_batch(config))
+    return partial(predict, problem, host=host), allocation

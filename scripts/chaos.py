@@ -22,16 +22,15 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from bench_runs import Quiet
-
+import embedder
 from chaos_run.kills import Kill, Victim, plan_kills
 from chaos_run.states import Poller, compare, state_of
 from chaos_run.world import World
-from embedder.ingest.embed import refresh
-from embedder.ingest.work import IngestOptions
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes
 MAX_ATTEMPTS = 3  # to be there when the moment comes
+FAULTS = ("rows_lost", "rows_duplicated", "rows_differing")
+FIGURES = ("kills", "missed", "survived_in_place", "reruns", "comparisons", "rows_compared", *FAULTS)
 AGAIN_SHARE = 0.3  # of kills after which the next one follows before a run has come to its end
 
 
@@ -46,24 +45,20 @@ class Chaos:
         self.tally: Counter[str] = Counter()
         self.by_kill: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.typical_s = 10.0
+        self.typical_s = 0.0  # seconds of a run
 
     def run(self, plan: list[Kill]) -> None:
         """Disturb and compare."""
         self._refresh_undisturbed()
         self.poller.start()
         try:
-            self.typical_s = self._first_run()
+            begun_s = time.monotonic()
+            self._to_the_end()  # the first publication, with an index that later ones keep
+            self.typical_s = time.monotonic() - begun_s
             for number, kill in enumerate(plan):
                 self._one(number, kill, is_last=number == len(plan) - 1)
         finally:
             self.poller.stop()
-
-    def _first_run(self) -> float:
-        """The first publication, with an index that later ones keep; how long a run takes."""
-        begun_s = time.monotonic()
-        self._to_the_end("local")
-        return time.monotonic() - begun_s
 
     def _one(self, number: int, kill: Kill, *, is_last: bool) -> None:
         """One kill; a run that ends before its moment comes is followed by another."""
@@ -72,12 +67,12 @@ class Chaos:
             what = "killed" if is_killed else "ended before"
             print(f"{number + 1:3}  {kill}: {what}, exit {code} ({changes})", flush=True)
             self.tally["kills" if is_killed else "missed"] += 1
-            self.tally["survived in place"] += is_killed and code == 0
+            self.tally["survived_in_place"] += is_killed and code == 0
             self.by_kill[str(kill)] += is_killed
             if is_killed:
                 break
         if is_last or self.rng.random() >= AGAIN_SHARE:
-            self._to_the_end("local")
+            self._to_the_end()
             self._compare(str(kill))
             self.tally["open"] = 0
 
@@ -97,24 +92,23 @@ class Chaos:
         world = self.world
         return Victim(world.store("disturbed"), world.config_file("disturbed", engine), world.root / "victims.log")
 
-    def _to_the_end(self, engine: str) -> None:
+    def _to_the_end(self) -> None:
         """The same command, undisturbed."""
-        code = self._victim(engine).start().wait()
+        code = self._victim("local").start().wait()
         self.tally["reruns"] += 1
         if code != 0:
             self.faults.append(f"a rerun ended with exit code {code}; see victims.log")
 
     def _refresh_undisturbed(self) -> None:
-        refresh(self.world.config("undisturbed", "local"), Quiet(), IngestOptions())
+        embedder.refresh(embedder.load_config(self.world.config_file("undisturbed", "local")))
         self.poller.allowed.append(state_of(self.world.store("undisturbed")))
 
     def _compare(self, after: str) -> None:
-        difference = compare(self.world.store("disturbed"), self.world.store("undisturbed"))
+        num_rows, difference = compare(self.world.store("disturbed"), self.world.store("undisturbed"))
         self.tally["comparisons"] += 1
-        self.tally["rows_compared"] += difference.num_rows
-        for what in ("lost", "duplicated", "differing"):
-            found = getattr(difference, what)
-            self.tally[what] += len(found)
+        self.tally["rows_compared"] += num_rows
+        for what, found in difference.items():
+            self.tally[f"rows_{what}"] += len(found)
             if found:
                 self.faults.append(f"after {after}: {what}: {sorted(map(str, found))[:5]}")
 
@@ -143,16 +137,7 @@ def report(chaos: Chaos, seconds: float, seed: int) -> int:
         print(f"{num:5}  {kill}")
     for fault in [*chaos.faults, *poller.faults[:20]]:
         print(f"FAULT {fault}")
-    figures = {
-        "kills": tally["kills"],
-        "missed": tally["missed"],
-        "survived_in_place": tally["survived in place"],
-        "reruns": tally["reruns"],
-        "comparisons": tally["comparisons"],
-        "rows_compared": tally["rows_compared"],
-        "rows_lost": tally["lost"],
-        "rows_duplicated": tally["duplicated"],
-        "rows_differing": tally["differing"],
+    figures = {name: tally[name] for name in FIGURES} | {
         "half_published_states": len(poller.faults),
         "states_seen": len(poller.seen),
         "polls": poller.num_polls,

@@ -1,6 +1,7 @@
 """The planned cut against each tower in thirds, where a stage or the data is uneven: predicted, and measured in turn.
 
     python scripts/compare_cuts.py [SETTING] [SECONDS]     # first-half, middle-half or captions; 30 s a run
+    python scripts/compare_cuts.py tiny 0                  # a minute: shows that it runs, measures nothing
 
 first-half   the first of three stages may use half a core (a CPU quota); the model has the default's conv stem
 middle-half  the second one may; a ViT of 10 layers has its thirds at 3, 4 and 3
@@ -25,23 +26,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-from bench_runs import Items, configured, make_model, run, warm_ray, write_items
+from bench_runs import Items, configured, predictor_of, warm_ray, write_items
 
+import embedder
+from corpus import make_model
 from embedder import pipeline
-from embedder.engine import hardware
-from embedder.engine.resources import Available, allocate
-from embedder.planning.profile import Profile, measure
-from embedder.report.plan_review import host_of
-from embedder.report.prediction import RunPrediction, StageShape, predict
-from embedder.sources.listing import list_sources
-from embedder.steps.stage_actor import StageActor
-from embedder.steps.stage_spec import StageSpec
+from embedder.report.prediction import RunPrediction, StageShape
+from embedder.steps.stage_actor import StageActor, StageSpec
 from embedder.store.runs import Run
 from shards.config import ModelConfig
 from shards.plan import plan_specs
@@ -81,7 +76,8 @@ SQUARE = {"image_size": 128, "width": 256, "num_heads": 4}
 SETTINGS = {
     "first-half": Setting({"patch_size": 16, "depth": 6, "stem": "conv", **SQUARE}, Items(), (0.5, 1.0, 1.0)),
     "middle-half": Setting({"patch_size": 8, "depth": 10, **SQUARE}, Items(), (1.0, 0.5, 1.0)),
-    "captions": Setting({"patch_size": 8, "depth": 6, **SQUARE}, Items(picture_every=10, captions=3)),
+    "captions": Setting({"patch_size": 8, "depth": 6, **SQUARE}, Items(image_every=10, captions=3)),
+    "tiny": Setting({"image_size": 32, "width": 32, "num_heads": 2, "patch_size": 8, "depth": 3}, Items(), (0.5, 1, 1)),
 }
 TEXT = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "num_hidden_layers": 6}
 
@@ -110,14 +106,21 @@ def limited_actor(shares: Sequence[float]) -> type[StageActor]:
 
 
 def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
-    """Measure the costs, cut twice, run each cut in turn."""
+    """Measure the costs, cut twice, run each cut in turn.
+
+    Args:
+        setting: model, items, and the part of a core that each stage may use.
+        root: to work in.
+        seconds: of a run, as predicted.
+    """
     folder = make_model(root / "model", setting.vision, TEXT)
     sample = write_items(root / "sample", 100, setting.items)
     config, model = configured(folder, sample, root / "store-sample", batch_size=8)
-    found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
-    available = Available(hardware.num_cpus())
-    host = host_of(config, allocate(config, available), available)
-    expect = partial(expected, model.config, config.dtype, setting.shares, found, host)
+    predictor, _ = predictor_of(config, model)
+
+    def expect(cut: Sequence[ShardSpec]) -> RunPrediction:
+        return predictor([StageShape(spec, share=share) for spec, share in zip(cut, setting.shares, strict=True)])
+
     cuts = {"thirds": thirds(model.config), "planned": best_cut(model.config, expect)}
     predicted = {name: expect(cut) for name, cut in cuts.items()}
     for name, cut in cuts.items():
@@ -129,24 +132,16 @@ def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
     num_items = max(64, int(seconds * predicted["planned"].items_per_s))
     source = write_items(root / "in", num_items, setting.items)
     measured: dict[str, list[float]] = {name: [] for name in cuts}
-    run(config)  # starts the processes of tasks
+    embedder.embed(config)  # starts the processes of tasks
     for turn, name in itertools.product(range(NUM_TURNS), cuts):
         settings = {"batch_size": 8, "plan": str(root / f"{name}.json")}
-        report = run(configured(folder, source, root / f"store-{name}-{turn}", **settings)[0])
+        report = embedder.embed(configured(folder, source, root / f"store-{name}-{turn}", **settings)[0])
         measured[name].append(report.items_per_s)
         print(f"{name:8} {report.items_per_s:.1f} items/s", flush=True)
     gain = max(measured["planned"]) / max(measured["thirds"])
     paper = predicted["planned"].items_per_s / predicted["thirds"].items_per_s
     print(f"planned over thirds: {gain:.2f}x measured, {paper:.2f}x predicted")
     return {"items_per_s": measured, "gain": gain, "predicted_gain": paper, "within_promise": gain >= PROMISE}
-
-
-def expected(
-    config: ModelConfig, dtype: str, shares: Sequence[float], found: Profile, host: object, cut: Sequence[ShardSpec]
-) -> RunPrediction:
-    """Predict one cut."""
-    shapes = [StageShape(spec, share=share) for spec, share in zip(cut, shares, strict=True)]
-    return predict(config, dtype, shapes, found.model, found.host, found.mix, host)
 
 
 def thirds(config: ModelConfig) -> list[ShardSpec]:
@@ -156,7 +151,7 @@ def thirds(config: ModelConfig) -> list[ShardSpec]:
     return specs_of(cuts)
 
 
-def best_cut(config: ModelConfig, expect: partial) -> list[ShardSpec]:
+def best_cut(config: ModelConfig, expect: Callable[[Sequence[ShardSpec]], RunPrediction]) -> list[ShardSpec]:
     """The cut that is predicted fastest, and the one with the most even stages among equals."""
 
     def merit(cut: list[ShardSpec]) -> tuple[float, float]:

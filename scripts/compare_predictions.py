@@ -19,21 +19,30 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-from bench_runs import DEMO_MODEL, NUM_WARM, Items, configured, make_model, run, warm_ray, write_items
+from bench_runs import NUM_WARM, Items, configured, predictor_of, warm_ray, write_items
 
+import embedder
+from corpus import DEMO_MODEL, make_model
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.job import Model, make_plan
-from embedder.engine.resources import Available, allocate
-from embedder.planning.profile import measure
-from embedder.planning.ray_overhead import EngineShare
-from embedder.report.plan_review import host_of, shapes_of
-from embedder.report.prediction import RunPrediction, predict
+from embedder.planning.profile import ENGINE_CALL_S, ENGINE_CORES
+from embedder.report.plan_review import shapes_of
+from embedder.report.prediction import RunPrediction
 from embedder.report.schema import Report
-from embedder.sources.listing import list_sources
+from harness import show
 
 PROMISE = 0.20
+START_CPU_S = 5.0  # of a run's decode and write processes, which start when they are first needed
+COLUMNS = {
+    "model": "{model}",
+    "items/s": "{items_per_s:.2f}",
+    "predicted": "{predicted_items_per_s:.2f}",
+    "ratio": "{ratio:.2f}",
+    "CPU ms/item": "{cpu_ms:.2f}",
+    "predicted CPU": "{predicted_cpu_ms:.2f}",
+    "limited by": "{bottleneck}",
+}
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="compare-predictions-") as root, warm_ray():
         chosen = [case for case in cases(Path(root)) if case.name.startswith("".join(sys.argv[2:3]))]
         rows = [compare(case, Path(root), seconds) for case in chosen]
-    print(f"{'model':28} {'items/s':>9} {'predicted':>9} {'ratio':>6} {'CPU ms/item':>12} {'predicted':>9}  limited by")
-    for row in rows:
-        print(
-            f"{row['model']:28} {row['items_per_s']:9.2f} {row['predicted_items_per_s']:9.2f} {row['ratio']:6.2f} "
-            f"{row['cpu_ms']:12.2f} {row['predicted_cpu_ms']:9.2f}  {row['bottleneck']}"
-        )
+    show(rows, COLUMNS)
     if len(rows) > 1:
         print_engine(rows)
     worst = max(abs(row["ratio"] - 1) for row in rows)
@@ -64,9 +68,8 @@ def main() -> None:
 
 
 def print_engine(rows: list[dict[str, float]]) -> None:
-    """Ray's own share beside what the constants of embedder/planning/ray_overhead.py say of such runs."""
-    share = EngineShare()
-    said = [share.at(row["calls_per_s"], row["window_s"]) for row in rows]
+    """Ray's own share beside what the constants of embedder/planning/profile.py say of such runs."""
+    said = [ENGINE_CORES + ENGINE_CALL_S * row["calls_per_s"] + START_CPU_S / row["window_s"] for row in rows]
     shown = (f"{row['engine_cores']:.2f} ({each:.2f})" for row, each in zip(rows, said, strict=True))
     print(f"Ray itself, of a core, observed (usual): {', '.join(shown)}")
 
@@ -88,7 +91,7 @@ def cases(root: Path) -> list[Case]:
         Case(
             "captions: small ViT, 4 + 18",
             make_model(root / "captions", small, text | {"num_hidden_layers": 18}),
-            Items(picture_every=8, captions=4),
+            Items(image_every=8, captions=4),
             16,
         ),
     ]
@@ -100,15 +103,15 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
     settings = {"batch_size": case.batch_size, "num_stages": 3}
     warm = write_items(place / "warm", NUM_WARM, case.items)
     config, model = configured(case.model, warm, place / "store-warm", **settings)
-    run(config)
+    embedder.embed(config)
     num_items = max(NUM_WARM, int(seconds * expected(config, model).items_per_s))
     source = write_items(place / "in", num_items, case.items)
     config, _ = configured(case.model, source, place / "store", **settings)
     predicted = expected(config, model)  # from a sample of what is run
     # The run is short: starting the processes of its tasks is a part of it.
-    start_s = EngineShare().start_s / hardware.num_cpus()
+    start_s = START_CPU_S / hardware.num_cpus()
     items_per_s = num_items / (num_items / predicted.items_per_s + start_s)
-    report = run(config)
+    report = embedder.embed(config)
     print_steps(case, predicted, report)
     observed_s = sum(report.review.observed_seconds_per_item.values())
     return {
@@ -128,12 +131,8 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
 
 def expected(config: RunConfig, model: Model) -> RunPrediction:
     """Measure this machine and a sample of the run's items, and predict the run."""
-    found = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
-    available = Available(hardware.num_cpus())
-    allocation = allocate(config, available)
-    shapes = shapes_of([stage.spec for stage in make_plan(config, model).stages], allocation)
-    host = host_of(config, allocation, available)
-    return predict(model.config, config.dtype, shapes, found.model, found.host, found.mix, host)
+    predictor, allocation = predictor_of(config, model)
+    return predictor(shapes_of([stage.spec for stage in make_plan(config, model).stages], allocation))
 
 
 def print_steps(case: Case, predicted: RunPrediction, report: Report) -> None:

@@ -23,18 +23,16 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
-from shipped_pictures import read_shipped
 
 import embedder
+from corpus import shipped_pairs, write_pairs
+from harness import EMBEDDER, GIB, SCRIPTS, descendants, json_of, title
 from shards.plan import ShardPlan
 
-ROOT = Path(__file__).parents[1]
 DTYPE = "bfloat16"
 ALLOWANCE_BYTES = 5 << 28  # 1.25 GiB
 INTERVAL_S = 0.3
 ROWS_PER_BATCH = 4  # so that the stages of a short run work at the same time
-GIB = 1 << 30
 
 
 def main() -> None:
@@ -53,7 +51,8 @@ def main() -> None:
 def prove(root: Path, num_parameters: float, num_items: int, cap_gib: float) -> dict:
     made = make_model(root / "model", num_parameters)
     plan = check_cap(root, cap_gib)
-    write_items(root / "items", num_items)
+    shipped = shipped_pairs()
+    write_pairs(root / "items", num_items, shipped[:: len(shipped) // num_items][:num_items])
     report, peaks, begun_s = embed_watched(root)
     check_vectors(root / "store", num_items)
 
@@ -86,10 +85,8 @@ def make_model(folder: Path, num_parameters: float) -> dict:
     free = shutil.disk_usage(folder.parent).free
     if free < needed:
         sys.exit(f"{folder.parent}: {free / GIB:.1f} GiB free, {needed / GIB:.1f} needed; name another --folder")
-    script = ROOT / "scripts" / "make_large_model.py"
-    command = [sys.executable, script, folder, "--params", str(num_parameters), "--dtype", DTYPE]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    made = json.loads(done.stdout.splitlines()[-1])
+    options = ["--params", str(num_parameters), "--dtype", DTYPE]
+    made = json_of([sys.executable, SCRIPTS / "make_large_model.py", folder, *options])
     print(
         f"model: {made['num_parameters']:,} parameters, {made['size_bytes'] / GIB:.2f} GiB in {made['num_files']} "
         f"files (ViT {made['vision']}, ALBERT {made['text']}); written in {made['wall_s']} s, "
@@ -101,7 +98,7 @@ def make_model(folder: Path, num_parameters: float) -> dict:
 def check_cap(root: Path, cap_gib: float) -> ShardPlan:
     """Plan under a cap on weights: one stage would hold too many, three don't; gives the plan that is run."""
     for num_stages in (1, 3):
-        command = [sys.executable, "-m", "embedder", "plan", "--model", root / "model", "--stages", str(num_stages)]
+        command = [*EMBEDDER, "plan", "--model", root / "model", "--stages", str(num_stages)]
         command += ["--dtype", DTYPE, "--estimate", "--weights-cap", f"{cap_gib:g}GiB", "--out", root / "plan.json"]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         verdict = "accepted" if done.returncode == 0 else f"refused: {done.stderr.strip()}"
@@ -111,26 +108,16 @@ def check_cap(root: Path, cap_gib: float) -> ShardPlan:
     return ShardPlan.from_json((root / "plan.json").read_text(encoding="utf-8"))
 
 
-def write_items(folder: Path, num_items: int) -> None:
-    """Pictures with captions, taken evenly from the shipped ones."""
-    folder.mkdir()
-    pictures, captions = read_shipped()
-    for number in range(0, len(pictures), len(pictures) // num_items)[:num_items]:
-        (folder / f"{number:04d}.png").write_bytes(pictures[number])
-        (folder / f"{number:04d}.txt").write_text(captions[number])
-
-
 def embed_watched(root: Path) -> tuple[dict, dict[int, int], dict[int, float]]:
     """Embed with the command, on Ray; gives its report, and by pid each worker's peak and when it was first seen."""
-    command = [sys.executable, "-m", "embedder", "embed", root / "items", "--model", root / "model"]
-    command += ["--store", root / "store", "--engine", "ray", "--plan", root / "plan.json"]
-    command += ["--dtype", DTYPE, "--json"]
+    command = [*EMBEDDER, "embed", root / "items", "--model", root / "model", "--store", root / "store"]
+    command += ["--engine", "ray", "--plan", root / "plan.json", "--dtype", DTYPE, "--json"]
     command += ["--set", f"batch_size={ROWS_PER_BATCH}", "--set", "no_progress_timeout_s=3600"]
     peaks: dict[int, int] = {}
     begun_s: dict[int, float] = {}
     with (root / "report.txt").open("w+") as output, subprocess.Popen(command, stdout=output) as process:
         while process.poll() is None:
-            for pid in workers_of(process.pid):
+            for pid in (each.pid for each in descendants(process.pid) if title(each).startswith("ray::")):
                 begun_s.setdefault(pid, time.time())
                 peaks[pid] = max(peaks.get(pid, 0), own_bytes(pid))
             time.sleep(INTERVAL_S)
@@ -139,22 +126,6 @@ def embed_watched(root: Path) -> tuple[dict, dict[int, int], dict[int, float]]:
     if process.returncode:
         sys.exit(f"embedder embed: exit {process.returncode}")
     return json.loads(lines[-1]), peaks, begun_s
-
-
-def workers_of(pid: int) -> list[int]:
-    """The Ray workers that a process has started, directly or not; none if it has ended."""
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return [child.pid for child in children if is_worker(child.pid)]
-
-
-def is_worker(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
-    except OSError:
-        return False
 
 
 def own_bytes(pid: int) -> int:

@@ -20,20 +20,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from published_rows import as_embedded, publish_rows
 
 import embedder
-from embedder.batch_schema import TRACE, VECTOR
+from corpus import unit
+from embedder.batch_schema import VECTOR
+from embedder.config import RunConfig
 from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
+from embedder.store.history import rollback
 from embedder.store.layout import StoreInfo
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import PublishIntent, publish
-from embedder.store.rollback import rollback
-from embedder.store.runs import start_run
-from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
-from embedder.store_index.keep_index import build_store_index, keep_index, kept_or_built
+from embedder.store_index.keep_index import build_index, index_choice, keep_index
 
 DIM, NUM_ITEMS, NUM_QUERIES, K = 32, 300, 50, 10
 LOOK_EVERY_S = 0.02
@@ -74,10 +73,15 @@ def main() -> None:
 
 
 def follow(files: StoreFiles, num_searches: int, num_threads: int) -> dict:
-    """Search and publish at the same time; gives the counts."""
-    bind_store(files, INFO)
+    """Search and publish at the same time; gives the counts.
+
+    Args:
+        files: an empty store.
+        num_searches: at least.
+        num_threads: that search.
+    """
     night(files, 0, range(NUM_ITEMS))
-    build_store_index(files, kind="flat")
+    build_index(RunConfig(store=files.address), kind="flat")
     queries = unit(np.random.default_rng(1).standard_normal((NUM_QUERIES, DIM)))
     expected = dict([answers_now(files, queries)])
     searches, started_s = Searches(), time.perf_counter()
@@ -108,14 +112,14 @@ def five_publications(files: StoreFiles) -> list[Callable[[], object]]:
 
     def back() -> None:
         with write_lock(files):
-            rollback(files, None, kept_or_built(files, quiet), quiet)
+            rollback(files, None, index_choice(files))
 
     return [
         lambda: night(files, 1, range(NUM_ITEMS)),
-        lambda: build_store_index(files, kind="hnsw"),
+        lambda: build_index(RunConfig(store=files.address), kind="hnsw"),
         back,
         lambda: night(files, 2, range(0, NUM_ITEMS, 3), retired=range(1, NUM_ITEMS, 30)),
-        lambda: build_store_index(files, kind="ivf"),
+        lambda: build_index(RunConfig(store=files.address), kind="ivf"),
     ]
 
 
@@ -167,55 +171,29 @@ def is_of_its_version(version: str, query: int, found: Answer, expected: dict[st
 
 
 def night(files: StoreFiles, number: int, items: range, retired: range = range(0)) -> None:
-    """Publish new vectors and captions of some items as a refresh does, and retire others; the index is kept."""
-    with write_lock(files):
-        run = start_run(files, INFO, pa.schema([]))
-        stamp = RunMetadata(run.run_id, run.session, INFO.model_fingerprint, INFO.preprocess_fingerprint, pa.schema([]))
-        write_part(files, stamp, 0, rows(number, items))
-        publish(
-            run,
-            stamp,
-            lambda version: keep_index(files, version, None, quiet),
-            PublishIntent(kind="refresh", info=INFO),
-            pa.chunked_array([[name(item) for item in retired]], pa.string()),
-        )
+    """Publish new vectors and captions of some items as a refresh does, and retire others; the index is kept.
 
-
-def rows(night: int, items: range) -> pa.Table:
-    """Finished rows as the last stage hands them on: pictures whose caption names the night."""
-    vectors = unit(np.random.default_rng(night).standard_normal((len(items), DIM)))
-    texts = {
-        "item_id": [name(item) for item in items],
-        "uri": [f"/pictures/{name(item)}" for item in items],
-        "caption": [f"night {night}" for _ in items],
-        "source": [""] * len(items),
-        "modality": ["image"] * len(items),
-        "modified": [str(night)] * len(items),
-        "content_version": [str(night)] * len(items),
-    }
-    numbers = {"size_bytes": (1, pa.int64()), "attempts": (1, pa.int32()), "segment": (0, pa.int32())}
-    numbers |= {"num_vectors": (1, pa.int32()), "known_vectors": (0, pa.int32())}
-    nothing = {"start_s": pa.float64(), "end_s": pa.float64(), "transient": pa.bool_(), "unchanged": pa.bool_()}
-    nothing |= dict.fromkeys(("known_version", "step", "error_type", "error"), pa.string())
-    nothing |= {"text_embedding": VECTOR, "trace": TRACE}
-    return pa.table(
-        {column: pa.array(values, pa.string()) for column, values in texts.items()}
-        | {column: pa.array([value] * len(items), kind) for column, (value, kind) in numbers.items()}
-        | {column: pa.nulls(len(items), kind) for column, kind in nothing.items()}
-        | {"image_embedding": pa.array(list(vectors), VECTOR)}
+    Args:
+        files: the store.
+        number: of the night; vectors and captions follow from it.
+        items: that are new or changed.
+        retired: that leave.
+    """
+    vectors = unit(np.random.default_rng(number).standard_normal((len(items), DIM)))
+    same = {"source": "", "modified": str(number), "caption": f"night {number}"}
+    listed = pa.table(
+        {"item_id": [name(item) for item in items], "uri": [f"/pictures/{name(item)}" for item in items]}
+        | {column: [value] * len(items) for column, value in same.items()}
+        | {"size_bytes": pa.array([1] * len(items))}
     )
+    rows = as_embedded(listed, pa.array(list(vectors), VECTOR), content_version=str(number))
+    ids = pa.chunked_array([[name(item) for item in retired]], pa.string())
+    with write_lock(files):
+        publish_rows(files, INFO, [rows], lambda version: keep_index(files, version, None), ids)
 
 
 def name(item: int) -> str:
     return f"{item:06d}.jpg"
-
-
-def unit(vectors: np.ndarray) -> np.ndarray:
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-def quiet(message: str) -> None:
-    """Hear nothing."""
 
 
 def until(happened: Callable[[], bool], limit_s: float = 120.0) -> None:

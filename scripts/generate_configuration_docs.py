@@ -1,13 +1,10 @@
 #!/usr/bin/env python3
 """Write docs/configuration.md from the fields of the two configurations: every key with its type, default and meaning.
 
-python scripts/generate_configuration_docs.py            # writes the page
-python scripts/generate_configuration_docs.py --check    # exits with 1 where the page is not current
+python scripts/generate_configuration_docs.py
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -151,19 +148,5 @@ def _plain(value: Any) -> str:
     return json.dumps(value)
 
 
-def main() -> int:
-    """Write the page, or say whether it is current."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is not current")
-    text = page()
-    if parser.parse_args().check:
-        is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        if not is_current:
-            sys.stderr.write(f"{PAGE} is not current; run {Path(__file__).name}\n")
-        return int(not is_current)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -27,6 +27,7 @@ from hostile.mutations import mutate
 from hostile.trial import MEMORY_BYTES, Outcome, Trials
 
 MAX_FILE_S = 30.0
+STATES = ("embedded", "embedded_in_part", "rejected")
 SLOW_S = 10.0  # inputs that take longer are shown
 MAX_OWN_BYTES = 1 << 30  # of the process that lists and asks, libraries included
 
@@ -110,9 +111,7 @@ def report(outcomes: list[Outcome], seed: int) -> int:
     tally = {
         "inputs": len(outcomes),
         "items": sum(outcome.num_items for outcome in outcomes),
-        "embedded": sum(outcome.num_embedded for outcome in outcomes),
-        "embedded_in_part": sum(outcome.num_partly for outcome in outcomes),
-        "rejected": sum(outcome.num_rejected for outcome in outcomes),
+        **{state: sum(outcome.states[state] for outcome in outcomes) for state in STATES},
         "sources_refused": sum(outcome.refused is not None for outcome in outcomes),
         "crashes": sum("crashed" in fault for _, fault in faults),
         "hangs": sum("hung" in fault or " s for " in fault for _, fault in faults),

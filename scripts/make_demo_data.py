@@ -5,8 +5,8 @@
 Two members an item: `<hexcode>.json` (caption, tags, group) and `<hexcode>.png`, the bytes as they are in the table.
 The same table always gives the same tar, byte for byte.
 
-Why the pictures are not compressed again: the smallest lossless PNG that Pillow writes (every zlib strategy, a
-palette where 256 colours suffice) saves 2 % of 8.9 MB, tried on every tenth picture. The tar itself costs 1.5 kB an
+Why the images are not compressed again: the smallest lossless PNG that Pillow writes (every zlib strategy, a
+palette where 256 colours suffice) saves 2 % of 8.9 MB, tried on every tenth image. The tar itself costs 1.5 kB an
 item (two headers of 512 bytes, and padding), which is why the caption stands in the JSON instead of a third member;
 git packs most of that away.
 """

@@ -4,7 +4,7 @@
 
 The towers keep the proportions of published ones; the vision tower's depth brings them to the size that is asked for.
 Tensors are made and written one by one, so memory is that of the largest one in float32, twice, beside torch itself.
-The tokeniser is the demo's, so that the model embeds, though what it says of pictures means nothing.
+The tokeniser is the demo's, so that the model embeds, though what it says of images means nothing.
 The last line is one JSON document.
 
 Source: widths, depths, MLPs, heads: Zhai et al. 2022, "Scaling Vision Transformers", table 2, Touvron et al. 2021 (Ti),
@@ -18,12 +18,12 @@ import resource
 import time
 from pathlib import Path
 
+from corpus import DEMO_MODEL
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.costs import count_parameters
 from shards.tensor_shapes import model_shapes
 from shards.towers import init_model
 
-TOKENIZER = Path(__file__).parents[1] / "embedder" / "demo_model" / "tokenizer.json"
 VOCABULARY = 30_000  # ALBERT's; the demo's tokeniser uses the first 3,000
 EMBEDDING_DIM = 512
 
@@ -62,7 +62,7 @@ def main() -> None:
         config,
         options.out,
         seed=options.seed,
-        tokenizer_json=TOKENIZER.read_text(encoding="utf-8"),
+        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"),
         dtype=options.dtype,
         max_file_bytes=int(options.max_file_bytes),
     )
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def large_config(num_parameters: int) -> ModelConfig:
-    """The model whose vision tower is nearest to a published one in depth, with at least so many parameters."""
+    """The model whose vision tower is nearest to a published one in depth, with at least as many parameters."""
     hidden, layers, mlp, heads, _ = [each for each in TEXT if each[4] <= num_parameters][-1]
     text = TextConfig(
         vocab_size=VOCABULARY,

@@ -20,19 +20,23 @@ them: they are published as if one had, which is measured, too. The last line is
 import argparse
 import json
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
-from growth.embedding import Embedding, embed_items
-from growth.nights import Taken, measure_names
-from growth.show import show_costs, show_kinds, show_names
+from growth.embedding import embed_items, show_costs, show_kinds
+from growth.names import measure_names, show_names
 
 NUM_ITEMS = (1000, 10_000, 100_000)
 FIRST_SHARE = 10  # names are also measured by a tenth of their number, which shows what does not grow
 
 
 def main() -> None:
-    options = read_options()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
+    parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
+    parser.add_argument("--only", choices=("items", "names"), help="leave the other half out")
+    parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
+    parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
+    options = parser.parse_args()
     found: dict = {}
     with tempfile.TemporaryDirectory(prefix="measure-growth-", dir=options.folder) as name:
         root = Path(name)
@@ -43,47 +47,30 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def read_options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
-    parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
-    parser.add_argument("--only", choices=("items", "names"), help="leave the other half out")
-    parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
-    parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
-    return parser.parse_args()
-
-
 def measure_items(root: Path, numbers: list[int], timeout_s: float) -> dict:
-    """Embed each number of items, and show what it took; gives all figures, and ratios of the last two runs."""
+    """Embed each number of items, and show what it took; gives all figures.
+
+    Args:
+        root: to work in.
+        numbers: of items, one run each.
+        timeout_s: of a run.
+    """
     runs = []
     for num_items in numbers:
         runs.append(embed_items(root / str(num_items), num_items, timeout_s))
         show_kinds(runs[-1])
     print()
     show_costs(runs)
-    return {"runs": [run.to_json() for run in runs], "ratios": ratios(*runs[-2:]) if len(runs) > 1 else {}}
-
-
-def ratios(smaller: Embedding, larger: Embedding) -> dict[str, float]:
-    """How much more a larger number of items takes: peak memory, and the steady costs of an item."""
-    names = ("peak_bytes", "steady_ms", "steady_cpu_ms")
-    pairs = {name: (getattr(larger, name), getattr(smaller, name)) for name in names}
-    return {name: round(more / less, 3) for name, (more, less) in pairs.items() if more and less}
+    return {"runs": runs}
 
 
 def measure_listing(root: Path, num_names: int) -> list[dict]:
     """List and compare a tenth of the names, then all, and show what it took."""
-    found: dict[int, dict[str, Taken]] = {}
-    for number in (max(num_names // FIRST_SHARE, 1), num_names):
-        found[number] = measure_names(root / f"{number}-names", number)
+    numbers = (max(num_names // FIRST_SHARE, 1), num_names)
+    taken = [each for number in numbers for each in measure_names(root / f"{number}-names", number)]
     print()
-    show_names(found)
-    return [
-        {"num_names": number, "what": what, **{name: value for name, value in asdict(each).items() if name != "found"}}
-        for number, taken in found.items()
-        for what, each in taken.items()
-    ]
+    show_names(taken)
+    return taken
 
 
 if __name__ == "__main__":

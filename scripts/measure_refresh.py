@@ -1,4 +1,4 @@
-"""What a night costs: a refresh without a change, one with touched files, one with 1 % changed, over N pictures.
+"""What a night costs: a refresh without a change, one with touched files, one with 1 % changed, over N images.
 
     python scripts/measure_refresh.py [N [MODEL]]   # 10000 with the shipped model: ten minutes on two cores
 
@@ -9,7 +9,6 @@ one JSON document, with seconds; `start_s` is what `embedder --help` needs, and 
 """
 
 import hashlib
-import io
 import json
 import os
 import subprocess
@@ -22,28 +21,34 @@ import numpy as np
 from PIL import Image
 
 import embedder
+from corpus import DEMO_MODEL, encode, write_config
+from harness import EMBEDDER
 
-MODEL = Path(__file__).parents[1] / "embedder" / "demo_model"
-COMMAND = (sys.executable, "-m", "embedder")
 LIMIT_S = 10.0
 PER_FOLDER = 1000
 
 
 def main() -> None:
     num_items = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    model = Path(sys.argv[2]).absolute() if len(sys.argv) > 2 else MODEL
+    model = Path(sys.argv[2]).absolute() if len(sys.argv) > 2 else DEMO_MODEL
     with tempfile.TemporaryDirectory(prefix="measure-refresh-") as name:
         print(json.dumps(measure(Path(name), num_items, model)))
 
 
 def measure(root: Path, num_items: int, model: Path) -> dict:
-    """Run the nights one after another; gives their seconds."""
-    paths = write_pictures(root / "pictures", num_items)
-    config = root / "nightly.toml"
-    config.write_text(f'model = "{model}"\nstore = "{root / "store"}"\n[[source]]\npath = "{root / "pictures"}"\n')
+    """Run the nights one after another; gives their seconds.
+
+    Args:
+        root: to work in.
+        num_items: of the source.
+        model: model folder.
+    """
+    source = root / "images"
+    paths = write_images(source, num_items)
+    config = write_config(root / "nightly.toml", model, root / "store", source)
     start_s = seconds_of("--help")[0]
     first_s, _ = refresh(config)
-    subprocess.run([*COMMAND, "index", "build", "--store", root / "store"], check=True)
+    subprocess.run([*EMBEDDER, "index", "build", "--store", root / "store"], check=True)
     before, rows = digests(root / "store"), rows_of(root / "store")
 
     idle_s, idle = refresh(config)
@@ -53,10 +58,10 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
 
     changed = paths[::100]
     for number, path in enumerate(changed):
-        path.write_bytes(picture(num_items + number))
+        path.write_bytes(image(num_items + number))
     changed_s, report = refresh(config)
     after = rows_of(root / "store")
-    names = {str(path.relative_to(root / "pictures")) for path in changed}
+    names = {str(path.relative_to(source)) for path in changed}
     check({key for key, row in after.items() if row["run_id"] == report["run_id"]} == names, "those and no others")
     check(all(after[key] == rows[key] for key in rows if key not in names), "all others keep vector and run")
 
@@ -80,25 +85,23 @@ def refresh(config: Path) -> tuple[float, dict]:
 def seconds_of(*arguments: str) -> tuple[float, str]:
     """Run the command."""
     started_s = time.perf_counter()
-    done = subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*EMBEDDER, *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return time.perf_counter() - started_s, done.stdout
 
 
-def write_pictures(folder: Path, num_items: int) -> list[Path]:
-    """Small pictures, a thousand a folder; gives their paths in the order of the listing."""
+def write_images(folder: Path, num_items: int) -> list[Path]:
+    """Small images, a thousand a folder; gives their paths in the order of the listing."""
     paths = [folder / f"{number // PER_FOLDER:04d}" / f"{number:07d}.png" for number in range(num_items)]
     for number, path in enumerate(paths):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(number))
+        path.write_bytes(image(number))
     return paths
 
 
-def picture(seed: int) -> bytes:
+def image(seed: int) -> bytes:
     """Four colours that no other seed has, of 32 pixels; the model scales it."""
     pixels = np.random.default_rng(seed).integers(0, 256, (2, 2, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(np.kron(pixels, np.ones((16, 16, 1), np.uint8))).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.fromarray(np.kron(pixels, np.ones((16, 16, 1), np.uint8))))
 
 
 def digests(store: Path) -> dict[str, str]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The nightly refresh for a scheduler: tries again what passes by itself, and leaves everything else to a person.
+"""The nightly refresh for a scheduler: tries again what may pass, and leaves everything else to a person.
 
     python scripts/nightly_refresh.py nightly.toml [--attempts 3] [--wait-s 600] [-- --max-hours 6]
 

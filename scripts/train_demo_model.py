@@ -5,9 +5,9 @@
 DATA_FOLDER holds twemoji.parquet, openmoji.parquet, fluent-flat.parquet, fluent-modern.parquet, and for the figures at
 the end noto.parquet. Of `openmoji_tags` nothing is read before those.
 
-1. Pictures: the ViT learns to tell the 1,923 concepts apart over all styles, each drawing varied anew every time;
+1. Images: the ViT learns to tell the 1,923 concepts apart over all styles, each drawing varied anew every time;
    first at 48 px, then at 64 px.
-2. Texts: the ALBERT learns to hit the middle of its concept's pictures, by caption, by tags, by both.
+2. Texts: the ALBERT learns to hit the middle of its concept's images, by caption, by tags, by both.
 
 One drawing of every eighth concept that has three or more is held out; what finds those is what a recipe may be chosen
 by. A run that was ended goes on at its last checkpoint in --work. Everything follows from the seed.
@@ -21,9 +21,9 @@ import torch
 
 from demo_recipe.drawings import read_concepts
 from demo_recipe.figures import figures_on
-from demo_recipe.log import log
-from demo_recipe.pictures import train_pictures
+from demo_recipe.images import train_images
 from demo_recipe.texts import train_texts
+from demo_recipe.training import log
 
 TEST_STYLE = "noto"
 
@@ -41,9 +41,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     concepts = read_concepts(options.data)
     log(f"{len(concepts):,} concepts")
-    pictures = train_pictures(options.data, concepts, options.work, options.seed, options.share)
-    texts = train_texts(pictures, options.data, concepts, options.work, options.seed, options.share)
-    texts.export(options.out, pictures.config.name, dtype="float16", replace=True)
+    images = train_images(options.data, concepts, options.work, options.seed, options.share)
+    texts = train_texts(images, options.data, concepts, options.work, options.seed, options.share)
+    texts.export(options.out, images.config.name, dtype="float16", replace=True)
     log(f"{options.out}: written")
     if (options.data / f"{TEST_STYLE}.parquet").exists():
         log(json.dumps(figures_on(TEST_STYLE, options.out, options.data, concepts, options.work)))

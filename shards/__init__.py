@@ -7,6 +7,7 @@ without torch; `shards.shard` builds and runs one part; `shards.towers` is the w
 
 from shards.config import ModelConfig, load_model_config
 from shards.errors import ModelError
-from shards.plan import LayerRange, ShardPlan, ShardSpec, plan_shards
+from shards.plan import ShardPlan, plan_shards
+from shards.ranges import LayerRange, ShardSpec
 
 __all__ = ["LayerRange", "ModelConfig", "ModelError", "ShardPlan", "ShardSpec", "load_model_config", "plan_shards"]

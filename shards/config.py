@@ -23,6 +23,9 @@ TextActivation = Literal[
 ]
 
 
+VisionActivation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+
+
 class ModelSection(BaseModel):
     """Base of all sections: frozen, no unknown keys, no infinite numbers."""
 
@@ -57,7 +60,7 @@ class VisionConfig(ModelSection):
     pool: Literal["token", "avg", "avgmax", "max"] = Field("token", description="timm global_pool")
     pooler: Literal["none", "tanh"] = Field("none", description="dense + tanh on the class token, as in HF's ViTModel")
     norm_eps: float = Field(1e-6, gt=0)
-    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"] = "gelu"
+    activation: VisionActivation = "gelu"
 
     @model_validator(mode="after")
     def _buildable(self) -> Self:
@@ -197,6 +200,20 @@ class ModelConfig(ModelSection):
     def to_json(self) -> str:
         """Write the text of config.json."""
         return self.model_dump_json(indent=2) + "\n"
+
+
+def find_model_folder(path: str | Path) -> Path:
+    """Find a local model folder; its content is not checked.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    folder = Path(path).expanduser()
+    if str(path) and folder.is_dir():
+        return folder
+    if str(path) and folder.exists():
+        raise ModelError(f"{path}: this is a file; give the model folder that it lies in")
+    raise ModelError(f"{str(path)!r}: there is no such folder; give a model folder")
 
 
 def load_model_config(folder: str | Path) -> ModelConfig:

@@ -40,10 +40,6 @@ class TowerCosts:
         head = self.head if layers.holds_head(self.depth) else 0.0
         return front + self.layer * len(layers) + head
 
-    def times(self, factor: float) -> "TowerCosts":
-        """Multiply by a number of inputs."""
-        return TowerCosts(self.front * factor, self.layer * factor, self.head * factor, self.depth)
-
 
 def vision_costs(config: ModelConfig) -> TowerCosts:
     """Count the operations for one image (one frame).

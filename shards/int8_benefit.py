@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from shards.activations import Batch, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.costs import Dtype, weight_bytes
-from shards.ranges import LayerRange, ShardSpec, whole_model
+from shards.profile import clock_of, random_activation, timed, torch_threads
+from shards.ranges import NOTHING, LayerRange, ShardSpec, whole_model
 from shards.shard import Shard, load_shard
-from shards.timing import clock_of
+from shards.text import run_albert_layers
+from shards.vision import run_vit_blocks
 
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # enough to fill the cores: more take as long per token
@@ -73,12 +74,8 @@ def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads
         ModelError: the folder is no model folder.
     """
     config = load_model_config(folder)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with torch_threads(num_threads):
         seconds = _time_towers(Path(folder), config, device)
-    finally:
-        torch.set_num_threads(threads_before)
     sizes: dict[str, int] = {dtype: weight_bytes(config, whole_model(config), dtype) for dtype in COMPARED}
     return Int8Benefit(device, seconds, sizes)
 
@@ -87,10 +84,9 @@ def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, fl
     """Seconds of all layers, by dtype."""
     seconds: dict[str, float] = dict.fromkeys(COMPARED, 0.0)
     vision, text = config.vision.depth, config.text.num_hidden_layers
-    nothing = LayerRange(0, 0)
     for spec, depth in (
-        (ShardSpec(_middle(vision), nothing), vision),
-        (ShardSpec(nothing, _middle(text)), text),
+        (ShardSpec(_middle(vision), NOTHING), vision),
+        (ShardSpec(NOTHING, _middle(text)), text),
     ):
         for dtype, layer_s in _time_layer(folder, config, spec, device).items():
             seconds[dtype] += depth * layer_s
@@ -98,50 +94,28 @@ def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, fl
 
 
 def _middle(depth: int) -> LayerRange:
-    """Range of one layer that is neither the first nor the last, where the tower has one."""
+    """Range of one layer in the middle of a tower."""
     return LayerRange(depth // 2, depth // 2 + 1)
 
 
+@torch.inference_mode()
 def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, device: str) -> dict[str, float]:
     """Seconds of one layer for one input, by dtype."""
     shards = {dtype: load_shard(folder, spec, dtype=dtype, device=device) for dtype in COMPARED}
     seconds: dict[str, list[float]] = {dtype: [] for dtype in COMPARED}
     num_inputs = max(1, TOKENS // (config.vision.num_tokens if len(spec.vision) else CAPTION_TOKENS))
+    clock = clock_of(device, torch.get_num_threads())
     for _ in range(NUM_ROUNDS):
         for dtype, shard in shards.items():
-            batch = _random_batch(config, spec, shard, num_inputs)
-            seconds[dtype].append(_timed(lambda shard=shard, batch=batch: shard(batch), device))  # type: ignore[misc]
+            seconds[dtype].append(timed(_layer_of(shard, num_inputs), device, clock))
     return {dtype: min(times[1:]) / num_inputs for dtype, times in seconds.items()}
 
 
-def _random_batch(config: ModelConfig, spec: ShardSpec, shard: Shard, num_inputs: int) -> Batch:
-    """Input of the layer: random activations, or pixels and token ids where it is the first."""
-    vision, device = config.vision, shard.device
-    if len(spec.vision):
-        lengths = torch.ones(num_inputs, dtype=torch.int64)
-        side = vision.image_size
-        if spec.vision.holds_front():
-            return Batch(TowerState(torch.zeros((num_inputs, side, side, 3), dtype=torch.uint8), lengths), None)
-        shape = (num_inputs, vision.num_tokens, vision.width)
-        return Batch(TowerState(torch.randn(shape, device=device).to(shard.dtype), lengths), None)
-    lengths = torch.full((num_inputs,), CAPTION_TOKENS)
-    num_tokens = num_inputs * CAPTION_TOKENS
-    if spec.text.holds_front():
-        return Batch(None, TowerState(torch.zeros(num_tokens, dtype=torch.int32), lengths))
-    values = torch.randn((num_tokens, config.text.hidden_size), device=device).to(shard.dtype)
-    return Batch(None, TowerState(values, lengths))
-
-
-def _timed(work: Callable[[], object], device: str) -> float:
-    """Wait for the device and return the seconds that the work took."""
-    clock = clock_of(device, torch.get_num_threads())
-    _wait(device)
-    started_s = clock()
-    work()
-    _wait(device)
-    return clock() - started_s
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+def _layer_of(shard: Shard, num_inputs: int) -> Callable[[], torch.Tensor]:
+    """A run of the shard's one layer over random activations."""
+    vision, text = shard.config.vision, shard.config.text
+    if len(shard.spec.vision):
+        x_FLD = random_activation((num_inputs, vision.num_tokens, vision.width), shard.dtype, shard.device)
+        return lambda: run_vit_blocks(shard.vision, x_FLD)
+    x_RTD = random_activation((num_inputs, CAPTION_TOKENS, text.hidden_size), shard.dtype, shard.device)
+    return lambda: run_albert_layers(shard.text, text, shard.spec.text, x_RTD, None)

@@ -1,37 +1,89 @@
-"""Public functions of the planner: cut a model into stages, and place them on devices. Pure; no torch.
+"""Plan: the cut of one model into stages, their devices, and the prediction; a file that people read. Pure; no torch.
 
 `plan_shards` balances estimated operations; `plan_placement` places stages on devices whose costs are known.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from shards.config import ModelConfig
-from shards.costs import Dtype, TowerCosts, text_costs, vision_costs
-from shards.planning.costs import ModelCosts, TowerSeconds
+from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image, text_costs, vision_costs, weight_bytes
+from shards.errors import ModelError
+from shards.planning.costs import DataMix, JsonText, estimate_costs
 from shards.planning.devices import DeviceType
-from shards.planning.planner import BOUNDLESS, bare_stage, check_num_stages, plan_of, plan_placement, specs_between
-from shards.planning.plans import PlannedStage, ShardPlan, check_plan
-from shards.planning.problem import PlacementProblem, Pool
-from shards.planning.workload import DataMix
-from shards.ranges import LayerRange, ShardSpec
-
-__all__ = [
-    "MIXED_SLACK",
-    "DataMix",
-    "LayerRange",
-    "PlannedStage",
-    "ShardPlan",
-    "ShardSpec",
-    "check_plan",
-    "plan_of",
-    "plan_placement",
-    "plan_shards",
-    "plan_specs",
-]
+from shards.planning.problem import BOUNDLESS, PlacedStage, PlacementProblem, Pool, StageLoad, predict
+from shards.ranges import STRICT, LayerRange, ShardSpec, check_spec
 
 # A cut whose stages all hold both towers may be slower than the best by this factor: it stays balanced when a batch has
 # more images or more captions than planned for, and operations are no better an estimate than this.
 MIXED_SLACK = 1.05
+
+# Items of one image and one caption each.
+ONE_OF_EACH = DataMix()
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage: its layers, their costs, and its devices.
+
+    Attributes:
+        spec: the layers of both towers.
+        weight_bytes: bytes of the loaded weights.
+        flops_per_image: operations for one image (one frame of a video).
+        flops_per_caption: operations for one caption of the planned length.
+        cut_bytes_per_image: bytes of one image's state that leave the stage.
+        cut_bytes_per_caption: bytes of one caption's state that leave the stage.
+        device: type of the devices; None without a fleet.
+        num_replicas: replicas that reach the predicted throughput.
+        num_gpus: GPUs of each replica, or the part of one; 0 on CPUs; None without a fleet.
+        num_threads: torch threads of each replica on CPUs.
+        seconds_per_item: seconds of one replica per item, its share of the transfers included.
+        memory_bytes: memory of one replica: weights, activations of a batch, workspace.
+    """
+
+    __pydantic_config__ = STRICT
+
+    spec: ShardSpec
+    weight_bytes: int
+    flops_per_image: float
+    flops_per_caption: float
+    cut_bytes_per_image: int
+    cut_bytes_per_caption: int
+    device: str | None = None
+    num_replicas: int = 1
+    num_gpus: float | None = None
+    num_threads: int | None = None
+    seconds_per_item: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardPlan(JsonText):
+    """A cut of one model into stages, in order, with the prediction.
+
+    Attributes:
+        model_fingerprint: fingerprint of the weights that it was made for, if known.
+        stages: the stages.
+        mix: means over the items that were planned for.
+        dtype: compute dtype.
+        costs: "measured" or "estimated" seconds; None where only operations were balanced.
+        items_per_s: predicted throughput.
+        bottleneck: its limit: "stage 1", "decode" or "shared cores".
+        reasons: throughputs of one stage less and one more.
+    """
+
+    __pydantic_config__ = STRICT
+    text_kind = "plan"
+    text_cure = "make it again with `embedder plan --out`"
+
+    model_fingerprint: str | None
+    stages: tuple[PlannedStage, ...]
+    mix: DataMix | None = None
+    dtype: str | None = None
+    costs: str | None = None
+    items_per_s: float | None = None
+    bottleneck: str | None = None
+    reasons: tuple[str, ...] = ()
 
 
 def plan_shards(
@@ -39,9 +91,7 @@ def plan_shards(
     num_stages: int = 3,
     *,
     dtype: Dtype = "float32",
-    images_per_item: float = 1.0,
-    captions_per_item: float = 1.0,
-    caption_tokens: int = 16,
+    mix: DataMix = ONE_OF_EACH,
     model_fingerprint: str | None = None,
 ) -> ShardPlan:
     """Cut the model so that the slowest stage does as few operations as possible, for equal devices, one per stage.
@@ -54,27 +104,26 @@ def plan_shards(
         config: the model.
         num_stages: number of stages, from 1 to the layers of both towers together.
         dtype: compute dtype.
-        images_per_item: mean number of images (frames) of an item.
-        captions_per_item: mean number of captions of an item.
-        caption_tokens: tokens of a caption.
+        mix: means over the items.
         model_fingerprint: fingerprint of the weights that the plan is for.
 
     Raises:
-        ModelError: there are more stages than layers, or fewer than one; or a mean is negative, or all are 0.
+        ModelError: there are more stages than layers, or fewer than one.
     """
     from shards.planning.solver.search import best_placement
 
-    check_num_stages(config, num_stages)
-    mix = DataMix(images_per_item, captions_per_item, caption_tokens)
-    problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, caption_tokens),))
+    _check_num_stages(config, num_stages)
+    problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, mix.caption_tokens),))
     best = best_placement(problem, num_stages)
     if best is not None and num_stages <= min(problem.depths):
         mixed = best_placement(problem, num_stages, min_layers=1, min_items_per_s=best.items_per_s / MIXED_SLACK)
         best = mixed or best
     if best is None:
         raise RuntimeError("every model can be cut where nothing limits its stages")
-    specs = specs_between(best.cuts)
-    return plan_specs(config, specs, dtype=dtype, caption_tokens=caption_tokens, model_fingerprint=model_fingerprint)
+    specs = [stage.spec for stage in best.stages]
+    return plan_specs(
+        config, specs, dtype=dtype, caption_tokens=mix.caption_tokens, model_fingerprint=model_fingerprint
+    )
 
 
 def plan_specs(
@@ -97,19 +146,133 @@ def plan_specs(
     Raises:
         ModelError: the specs don't cover the model in order.
     """
-    stages = tuple(bare_stage(config, spec, dtype, caption_tokens) for spec in specs)
+    stages = tuple(_bare_stage(config, spec, dtype, caption_tokens) for spec in specs)
     plan = ShardPlan(model_fingerprint, stages, dtype=dtype)
     check_plan(plan, config)
     return plan
 
 
+def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
+    """Cut the model and place its stages for the highest throughput.
+
+    Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
+
+    Args:
+        problem: the model, the workload, the devices and their costs.
+        num_stages: number of stages, from 1 to the layers of both towers together.
+        model_fingerprint: fingerprint of the weights that the plan is for.
+
+    Raises:
+        ModelError: no placement can run; the message names the nearest that can.
+    """
+    # The solver needs NumPy; plans are read without it.
+    from shards.planning.explain import describe_alternative, explain_refusal
+    from shards.planning.solver.search import best_placement
+
+    _check_num_stages(problem.config, num_stages)
+    placement = best_placement(problem, num_stages)
+    if placement is None:
+        raise ModelError(explain_refusal(problem, num_stages))
+    prediction = predict(problem, placement.stages)
+    neighbours = [
+        describe_alternative(problem, number, placement.items_per_s) for number in (num_stages - 1, num_stages + 1)
+    ]
+    return ShardPlan(
+        model_fingerprint=model_fingerprint,
+        stages=tuple(
+            _planned(problem, stage, load) for stage, load in zip(placement.stages, prediction.loads, strict=True)
+        ),
+        mix=problem.mix,
+        dtype=problem.dtype,
+        costs="measured" if all(pool.costs.source == "measured" for pool in problem.pools) else "estimated",
+        items_per_s=prediction.items_per_s,
+        bottleneck=prediction.bottleneck,
+        reasons=tuple(reason for reason in neighbours if reason),
+    )
+
+
+def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
+    """Check that the stages hold each layer of both towers once, in order, and at least one each.
+
+    Raises:
+        ModelError: they don't.
+    """
+    specs = [stage.spec for stage in plan.stages]
+    for spec in specs:
+        check_spec(spec, config)
+    for number, spec in enumerate(specs):
+        if not len(spec.vision) and not len(spec.text):
+            raise ModelError(f"plan: stage {number} holds no layer; leave it out")
+    _check_tower("vision", [spec.vision for spec in specs], config.vision.depth)
+    _check_tower("text", [spec.text for spec in specs], config.text.num_hidden_layers)
+
+
+def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:
+    """Make a stage with the costs that hold on any device: operations and bytes.
+
+    Args:
+        config: the model.
+        spec: the layers of the stage.
+        dtype: compute dtype.
+        caption_tokens: length of a caption.
+    """
+    return PlannedStage(
+        spec=spec,
+        weight_bytes=weight_bytes(config, spec, dtype),
+        flops_per_image=float(vision_costs(config).of(spec.vision)),
+        flops_per_caption=float(text_costs(config, caption_tokens).of(spec.text)),
+        cut_bytes_per_image=cut_bytes_per_image(config, spec.vision.stop, dtype),
+        cut_bytes_per_caption=cut_bytes_per_caption(config, spec.text.stop, dtype, caption_tokens),
+    )
+
+
+def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
+    """Check that each stage can hold at least one layer.
+
+    Raises:
+        ModelError: there are more stages than layers, or fewer than one.
+    """
+    num_layers = config.vision.depth + config.text.num_hidden_layers
+    if not 1 <= num_stages <= num_layers:
+        raise ModelError(
+            f"{num_stages} stages: model {config.name!r} has {num_layers} layers, and each stage needs one; "
+            f"ask for 1 to {num_layers} stages"
+        )
+
+
+def _planned(problem: PlacementProblem, stage: PlacedStage, load: StageLoad) -> PlannedStage:
+    return replace(
+        _bare_stage(problem.config, stage.spec, problem.dtype, problem.mix.caption_tokens),
+        device=stage.pool.device.name,
+        num_replicas=stage.num_replicas,
+        num_gpus=stage.num_gpus,
+        num_threads=stage.pool.num_threads if stage.pool.device.kind == "cpu" else None,
+        seconds_per_item=load.seconds,
+        memory_bytes=load.memory_bytes,
+    )
+
+
 def _equal_devices(config: ModelConfig, num: int, dtype: Dtype, caption_tokens: int) -> Pool:
     """Pool of whole devices that do one operation per second and transfer at no cost."""
     device = DeviceType("any", "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
-    vision, text = _operations(vision_costs(config)), _operations(text_costs(config, caption_tokens))
-    costs = ModelCosts(None, device.name, dtype, "estimated", caption_tokens, vision, text, 0.0, 0.0, 0, 0)
+    costs = replace(
+        estimate_costs(config, device, dtype, caption_tokens),
+        send_s_per_byte=0.0,
+        call_s=0.0,
+        workspace_bytes_per_image=0,
+        workspace_bytes_per_caption=0,
+    )
     return Pool(num, device, costs, max_shares=1)
 
 
-def _operations(costs: TowerCosts) -> TowerSeconds:
-    return TowerSeconds(costs.front, costs.layer, costs.head)
+def _check_tower(tower: str, ranges: Sequence[LayerRange], depth: int) -> None:
+    expected = 0
+    for number, layers in enumerate(ranges):
+        if layers.start != expected:
+            raise ModelError(
+                f"plan: {tower} layers of stage {number} start at {layers.start}, expected {expected}; "
+                "each layer belongs to one stage, in order"
+            )
+        expected = layers.stop
+    if expected != depth:
+        raise ModelError(f"plan: {tower} layers end at {expected}, the model has {depth}; the last stage ends there")

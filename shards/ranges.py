@@ -1,6 +1,8 @@
 """Ranges of layers that a shard holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pydantic import ConfigDict
 
@@ -38,6 +40,9 @@ class LayerRange:
         return len(self) > 0 and self.stop == depth
 
 
+NOTHING = LayerRange(0, 0)
+
+
 @dataclass(frozen=True)
 class ShardSpec:
     """The layers of both towers that one shard holds; either range may be empty."""
@@ -55,12 +60,17 @@ def whole_model(config: ModelConfig) -> ShardSpec:
 
 def vision_only(config: ModelConfig) -> ShardSpec:
     """Make the spec that encodes images; the text tower's weights are not read."""
-    return ShardSpec(LayerRange(0, config.vision.depth), LayerRange(0, 0))
+    return ShardSpec(LayerRange(0, config.vision.depth), NOTHING)
 
 
 def text_only(config: ModelConfig) -> ShardSpec:
     """Make the spec that encodes captions and queries; the vision tower's weights are not read."""
-    return ShardSpec(LayerRange(0, 0), LayerRange(0, config.text.num_hidden_layers))
+    return ShardSpec(NOTHING, LayerRange(0, config.text.num_hidden_layers))
+
+
+def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
+    """Make the specs of the layers between each cut (vision layers, text layers in front of it) and the next."""
+    return [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
 
 
 def check_spec(spec: ShardSpec, config: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig
 from shards.errors import ModelError
 from shards.tensor_shapes import Shapes
 from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
@@ -44,6 +45,25 @@ def staged_folder(folder: Path) -> Iterator[Path]:
         stage.rename(folder)  # over an empty folder this is allowed
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def staged_model(folder: Path, config: ModelConfig, tokenizer_json: str | None) -> Iterator[Path]:
+    """Yield a temporary folder to write a model's weights into; its other files are added when the block succeeds.
+
+    Args:
+        folder: the model folder to write; must not exist yet, or be empty.
+        config: configuration of the model.
+        tokenizer_json: content of tokenizer.json; None writes none.
+
+    Raises:
+        ModelError: the folder isn't empty.
+    """
+    with staged_folder(folder) as stage:
+        yield stage
+        if tokenizer_json is not None:
+            (stage / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
 
 
 def stream_weights(
@@ -143,9 +163,7 @@ def _write_part(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> 
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(
-        mode
-    )  # safetensors makes a file for its owner alone; the umask decides about the others, so it decides here, too
+    path.chmod(mode)  # safetensors makes a file for its owner alone; here, too, the umask decides about the others
     return list(tensors)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from shards.activations import Batch, Output, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.loading import activation_dtype, load_tensors
-from shards.ranges import ShardSpec, check_spec
+from shards.ranges import LayerRange, ShardSpec, check_spec
 from shards.tensor_shapes import SCALE_SUFFIX
 
 # BatchNorm counts batches while it trains; nothing that is embedded depends on it.
@@ -118,16 +118,12 @@ class Shard(nn.Module):
     @property
     def vision_output(self) -> Output | None:
         """Kind of output on the vision side; None where the side passes through."""
-        if not len(self.spec.vision):
-            return None
-        return "embedding" if self.spec.vision.holds_head(self.config.vision.depth) else "activation"
+        return _output(self.spec.vision, self.config.vision.depth)
 
     @property
     def text_output(self) -> Output | None:
         """Kind of output on the text side; None where the side passes through."""
-        if not len(self.spec.text):
-            return None
-        return "embedding" if self.spec.text.holds_head(self.config.text.num_hidden_layers) else "activation"
+        return _output(self.spec.text, self.config.text.num_hidden_layers)
 
     @property
     def num_parameters(self) -> int:
@@ -205,3 +201,9 @@ class Shard(nn.Module):
         else:
             values = torch.empty(activation_shape, dtype=self.dtype, device=self.device)
         return TowerState(values, state.lengths)
+
+
+def _output(layers: LayerRange, depth: int) -> Output | None:
+    if not len(layers):
+        return None
+    return "embedding" if layers.holds_head(depth) else "activation"

@@ -1,14 +1,32 @@
-"""Summary of a model folder from its configuration and the headers of its weight files; no torch."""
+"""Summaries of model folders and of deltas, from their JSON and the headers of their weight files; no torch.
 
+A delta has the layers of a model that were trained over a base:
+
+    delta.json           format version, name, the base's fingerprint
+    model.safetensors    the trained tensors, under their names in the base
+
+`embedder train` writes it with what = "layers"; `shards.training.export.apply_delta` merges it with its base.
+"""
+
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config, read_json
+from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, tokenizer_fingerprint
 from shards.tensor_shapes import OPTIONAL_SHAPES, PARTS, model_shapes, part_of
 from shards.weights import TensorEntry, check_names, check_shape, read_entries
+
+DELTA_FILE = "delta.json"
+DELTA_FORMAT = 1
+
+_LAYERS = (
+    (re.compile(r"vision\.blocks\.(\d+)\."), "ViT layer"),
+    (re.compile(r"text\.encoder\.albert_layer_groups\.(\d+)\."), "ALBERT layer group"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,7 @@ class ModelSummary:
         num_files: number of weight files.
         num_parameters: number of parameters of all parts.
         size_bytes: bytes of all weights on disk.
-        model_fingerprint: fingerprint of the weights and towers; None where it wasn't asked for.
+        model_fingerprint: fingerprint of the weights and towers.
         tokenizer_fingerprint: fingerprint of tokenizer.json; None where there is none.
     """
 
@@ -43,16 +61,12 @@ class ModelSummary:
     num_files: int
     num_parameters: int
     size_bytes: int
-    model_fingerprint: str | None
+    model_fingerprint: str
     tokenizer_fingerprint: str | None
 
 
-def describe_model(folder: str | Path, *, fingerprint: bool = True) -> ModelSummary:
+def describe_model(folder: str | Path) -> ModelSummary:
     """Summarise a model folder; apart from the fingerprint, only headers are read.
-
-    Args:
-        folder: the model folder.
-        fingerprint: whether to hash the weights, too, which reads them once.
 
     Raises:
         ModelError: the folder is no model folder, or its weights aren't those of its configuration.
@@ -74,7 +88,7 @@ def describe_model(folder: str | Path, *, fingerprint: bool = True) -> ModelSumm
         num_files=len({entry.path for entry in entries.values()}),
         num_parameters=sum(part.num_parameters for part in parts),
         size_bytes=sum(part.size_bytes for part in parts),
-        model_fingerprint=model_fingerprint(folder) if fingerprint else None,
+        model_fingerprint=model_fingerprint(folder),
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer.read_bytes()) if tokenizer.is_file() else None,
     )
 
@@ -89,3 +103,78 @@ def _summarise_parts(entries: dict[str, TensorEntry]) -> tuple[PartSummary, ...]
         num_parameters[part] += prod(entry.shape)
         size_bytes[part] += entry.stop - entry.start
     return tuple(PartSummary(part, num_parameters[part], size_bytes[part]) for part in PARTS)
+
+
+@dataclass(frozen=True)
+class DeltaSummary:
+    """Summary of a delta, as `embedder model info` shows it.
+
+    Attributes:
+        folder: folder of the delta.
+        name: name of this version; becomes the model's name.
+        base_fingerprint: fingerprint of the base model.
+        parameters: number of parameters by part, each layer a part.
+        dtypes: dtypes on disk, as safetensors names them, sorted.
+        size_bytes: bytes of the tensors.
+    """
+
+    folder: Path
+    name: str
+    base_fingerprint: str
+    parameters: dict[str, int]
+    dtypes: tuple[str, ...]
+    size_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of all parts."""
+        return sum(self.parameters.values())
+
+
+def is_delta(folder: str | Path) -> bool:
+    """Whether a folder holds a delta."""
+    return (Path(folder) / DELTA_FILE).is_file()
+
+
+def describe_delta(folder: str | Path) -> DeltaSummary:
+    """Summarise a delta.
+
+    Raises:
+        ModelError: it is no delta, of an unknown format, or broken.
+    """
+    folder = Path(folder)
+    name, base_fingerprint = read_delta(folder)
+    entries = read_entries(folder)
+    parameters: defaultdict[str, int] = defaultdict(int)
+    for tensor, entry in entries.items():
+        parameters[_layer_of(tensor)] += prod(entry.shape)
+    return DeltaSummary(
+        folder=folder,
+        name=name,
+        base_fingerprint=base_fingerprint,
+        parameters=dict(parameters),
+        dtypes=tuple(sorted({entry.dtype for entry in entries.values()})),
+        size_bytes=sum(entry.stop - entry.start for entry in entries.values()),
+    )
+
+
+def read_delta(folder: Path) -> tuple[str, str]:
+    """Read a delta's name and the fingerprint of its base.
+
+    Raises:
+        ModelError: it is no delta, or of an unknown format.
+    """
+    about = read_json(folder / DELTA_FILE, 'name a delta that `embedder train` wrote with what = "layers"')
+    if about.get("format_version") != DELTA_FORMAT:
+        raise ModelError(
+            f"{folder / DELTA_FILE}: format_version is {about.get('format_version')!r}, and this version reads "
+            f"{DELTA_FORMAT}; upgrade embedder"
+        )
+    return str(about.get("name")), str(about.get("base_fingerprint"))
+
+
+def _layer_of(tensor: str) -> str:
+    for pattern, part in _LAYERS:
+        if found := pattern.match(tensor):
+            return f"{part} {found[1]}"
+    return tensor

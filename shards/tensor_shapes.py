@@ -44,11 +44,6 @@ def model_shapes(config: ModelConfig) -> Shapes:
 
 def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
     """Compute the shapes of all tensors that a shard owns, by name."""
-    return body_shapes(config, spec) | head_shapes(config, spec)
-
-
-def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """Compute the shapes of a shard's embeddings and layers; most are in the compute dtype (see `held_dtype`)."""
     shapes: Shapes = {}
     if spec.vision.holds_front():
         shapes |= _vision_front(config.vision)
@@ -58,6 +53,10 @@ def body_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
         shapes |= _text_front(config.text)
     for group in sorted({config.text.group_of(layer) for layer in range(spec.text.start, spec.text.stop)}):
         shapes |= _text_group(config.text, f"text.encoder.albert_layer_groups.{group}")
+    if spec.vision.holds_head(config.vision.depth):
+        shapes |= _vision_head(config)
+    if spec.text.holds_head(config.text.num_hidden_layers):
+        shapes |= _text_head(config)
     return shapes
 
 
@@ -78,16 +77,6 @@ def held_dtype(name: str, shape: Shape, dtype: str) -> str:
     if dtype == "int8" and (len(shape) != 2 or name.startswith("text.embeddings.")):
         return "float32"
     return dtype
-
-
-def head_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
-    """Compute the shapes of a shard's heads, in float32 whatever the compute dtype: all after the last layer."""
-    shapes: Shapes = {}
-    if spec.vision.holds_head(config.vision.depth):
-        shapes |= _vision_head(config)
-    if spec.text.holds_head(config.text.num_hidden_layers):
-        shapes |= _text_head(config)
-    return shapes
 
 
 def _vision_front(vision: VisionConfig) -> Shapes:

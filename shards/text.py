@@ -22,22 +22,8 @@ def build_albert(config: TextConfig) -> Any:
         from transformers import AlbertConfig, AlbertModel
         from transformers.initialization import no_init_weights
 
-    albert_config = AlbertConfig(
-        vocab_size=config.vocab_size,
-        embedding_size=config.embedding_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_hidden_groups=config.num_hidden_groups,
-        inner_group_num=config.inner_group_num,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        hidden_act=config.hidden_act,
-        max_position_embeddings=config.max_position_embeddings,
-        type_vocab_size=config.type_vocab_size,
-        layer_norm_eps=config.layer_norm_eps,
-        pad_token_id=config.pad_token_id,
-        attn_implementation="sdpa",
-    )
+    # Our settings have AlbertConfig's names, but for the pooling.
+    albert_config = AlbertConfig(**config.model_dump(exclude={"pool"}), attn_implementation="sdpa")
     with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
         return AlbertModel(albert_config, add_pooling_layer=config.pool == "pooler")
 

@@ -3,7 +3,7 @@
 `TwinTower` runs timm's and transformers' own forward functions, not the shards' loops over layers, so that it doesn't
 share their mistakes.
 
-Legend: `F` frames, `R` captions, `T` tokens of the longest, `E` embedding size.
+Legend: `F` frames, `N` tokens of all captions, `R` captions, `T` tokens of the longest, `E` embedding size.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from shards.activations import Batch, Output, TowerState
-from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.config import ModelConfig, load_model_config
 from shards.heads import build_text_head, build_vision_head, unit_rows
 from shards.loading import load_tensors
 from shards.ranges import whole_model
-from shards.saving import MAX_FILE_BYTES, staged_folder, stream_weights
+from shards.saving import MAX_FILE_BYTES, staged_model, stream_weights
 from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, Shape, model_shapes
 from shards.text import Padding, build_albert, fill_albert_buffers, pool_albert_tokens
 from shards.tokenizer import check_tokenizer, parse_tokenizer
@@ -52,16 +52,16 @@ class TwinTower(nn.Module):
         projected: torch.Tensor = self.vision_head(self.vision.forward_head(features, pre_logits=True))
         return projected
 
-    def project_tokens(self, ids_RT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Project padded captions, int64 (R, T) of lengths (R,); float32 (R, E), not normalised."""
-        is_token = torch.arange(ids_RT.shape[1], device=ids_RT.device) < lengths.to(ids_RT.device)[:, None]
-        output = self.text(input_ids=ids_RT, attention_mask=is_token.long())
-        if self.config.text.pool == "pooler":
-            pooled = output.pooler_output
-        else:
-            pooled = pool_albert_tokens(self.text, self.config.text, output.last_hidden_state, lengths)
-        projected: torch.Tensor = self.text_head(pooled)
-        return projected
+    def pool_captions(self, ids_N: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Run the ALBERT on packed captions, token ids (N,) of lengths (R,) on the CPU; (R, width), pooled."""
+        text, device = self.config.text, self.text.device
+        ids_RT = Padding.of(lengths, device).pad(ids_N.to(device), fill=text.pad_token_id)
+        is_token = torch.arange(ids_RT.shape[1]) < lengths[:, None]
+        output = self.text(input_ids=ids_RT, attention_mask=is_token.long().to(device))
+        if text.pool == "pooler":
+            pooled: torch.Tensor = output.pooler_output
+            return pooled
+        return pool_albert_tokens(self.text, text, output.last_hidden_state, lengths)
 
     def forward(self, batch: Batch) -> Batch:
         """Embed a batch of pixels and token ids, like a shard that holds everything."""
@@ -80,9 +80,7 @@ class TwinTower(nn.Module):
         lengths = state.lengths[state.lengths > 0]
         if not len(lengths):
             return self._empty(state)
-        device = self.text.device
-        ids_RT = Padding.of(lengths, device).pad(state.values.to(device), fill=self.config.text.pad_token_id)
-        projected_RE = self.project_tokens(ids_RT, lengths)
+        projected_RE = self.text_head(self.pool_captions(state.values, lengths))
         return TowerState(unit_rows(projected_RE, torch.ones_like(lengths)), state.lengths.clamp(max=1))
 
     def _empty(self, state: TowerState) -> TowerState:
@@ -130,12 +128,9 @@ def init_model(
     folder = Path(folder)
     if tokenizer_json is not None:
         check_tokenizer(parse_tokenizer(tokenizer_json, str(folder)), config.text, str(folder))
-    with staged_folder(folder) as stage:
+    with staged_model(folder, config, tokenizer_json) as stage:
         shapes = model_shapes(config) | OPTIONAL_SHAPES
         stream_weights(stage, shapes, fresh_tensors(config, seed), dtype=dtype, max_file_bytes=max_file_bytes)
-        if tokenizer_json is not None:
-            (stage / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
-        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     return folder
 
 

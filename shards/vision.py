@@ -16,8 +16,9 @@ from shards.config import CONV_STEM_STRIDE_PX, PreprocessConfig, VisionConfig
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 
-# timm's name of the activation; None is its default, torch's own exact GELU.
-_TIMM_ACTIVATIONS = {"gelu": None, "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu"}
+# Settings that have timm's names.
+_TIMM_NAMES = {"depth", "num_heads", "mlp_ratio", "qkv_bias", "init_values", "class_token", "pos_embed"}
+_TIMM_NAMES |= {"no_embed_class", "pre_norm", "final_norm", "fc_norm"}
 
 
 def build_vit(config: VisionConfig) -> Any:
@@ -33,20 +34,10 @@ def build_vit(config: VisionConfig) -> Any:
         num_classes=0,
         global_pool=config.pool,
         embed_dim=config.width,
-        depth=config.depth,
-        num_heads=config.num_heads,
-        mlp_ratio=config.mlp_ratio,
-        qkv_bias=config.qkv_bias,
-        init_values=config.init_values,
-        class_token=config.class_token,
-        pos_embed=config.pos_embed,
-        no_embed_class=config.no_embed_class,
         reg_tokens=config.num_reg_tokens,
-        pre_norm=config.pre_norm,
-        final_norm=config.final_norm,
-        fc_norm=config.fc_norm,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
-        act_layer=_TIMM_ACTIVATIONS[config.activation],
+        act_layer=None if config.activation == "gelu" else config.activation,  # its default is torch's own exact GELU
+        **config.model_dump(include=_TIMM_NAMES),
         weight_init="skip",  # all weights are loaded; and on the meta device, torch's compiler would make them
     )
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig, describe, read_json
+from shards.config import CONFIG_FILE, ModelConfig, ModelSection, describe, read_json
 from shards.errors import ModelError
 from shards.tensor_shapes import OPTIONAL_SHAPES, Shape, model_shapes
 
@@ -37,10 +37,8 @@ class TensorEntry:
     stop: int
 
 
-class _HeaderItem(BaseModel):
+class _HeaderItem(ModelSection):
     """One tensor as a safetensors header describes it; offsets count from the end of the header."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: str
     shape: tuple[NonNegativeInt, ...]

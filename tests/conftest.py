@@ -1,5 +1,6 @@
 """One Ray for the whole session, and how the tests are shared out to two processes."""
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from embedder.engine import hardware
+from embedder.observability.log import messages_to
 
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
@@ -23,6 +25,25 @@ def _scheduled_as_before():
     after = os.sched_getscheduler(0)
     os.sched_setscheduler(0, before, os.sched_param(0))
     assert after == before, f"the test began under scheduling policy {before} and left the process under {after}"
+
+
+class MessageList(logging.Handler):
+    """Handler that keeps the messages."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def said():
+    """Messages of the product from here on: the last argument of a test, after the fixtures that log, too."""
+    handler = MessageList()
+    with messages_to(handler):
+        yield handler.messages
 
 
 @pytest.fixture(scope="session", params=[ONE_RAY])

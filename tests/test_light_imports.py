@@ -24,9 +24,10 @@ LIGHT = (
     "shards.planning.what_if",
     "embedder.planning.answer",
     "index",
-    "index.build",
-    "index.search",
+    "index.vectors",
     "index.versions",
+    "embedder.store_index.keep_index",
+    "embedder.retrieval.flat_index",
 )
 AS_TESTED = (*TESTED_WITHOUT_COMPILER, *light_transformers.TESTED)
 patched = pytest.mark.skipif(not is_tested("light imports", AS_TESTED), reason="of versions that are not patched")
@@ -55,8 +56,7 @@ shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch
 """
 STAGE_PROCESS = """
 import gc, json, os, sys
-from embedder.steps.stage_actor import StageActor
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageActor, StageSpec
 from shards.config import load_model_config
 from shards import ranges
 

@@ -14,9 +14,10 @@ from typing import Any
 import typer
 
 from embedder.cli import demo, doctor, embed, evaluate, index, model, plan, purge, refresh, search, store, train, verify
-from embedder.cli.terminal import MAX_LINE_CHARACTERS
+from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.engine.interrupts import SignalInterrupt, interruptible
 from embedder.errors import USER_MISTAKES, RunFailedError
+from embedder.observability.log import messages_to
 from embedder.storage.printable import printable
 
 # Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
@@ -55,7 +56,7 @@ def main() -> None:
     sys.excepthook = _show_traceback
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that knows no Unicode shows escapes, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
-    with interruptible():
+    with interruptible(), messages_to(TerminalLog()):
         try:
             # Typer itself would print mistakes as they came, and take the hook for tracebacks.
             sys.exit(typer.main.get_command(app)(standalone_mode=False))

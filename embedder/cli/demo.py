@@ -1,7 +1,6 @@
 """`embedder demo`: the shipped emoji through three stages on Ray, an index, R@k of text queries, a contact sheet."""
 
 import json
-from collections.abc import Collection
 from dataclasses import asdict
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -11,11 +10,9 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, Force, Settings
-from embedder.cli.results import Result, print_result
-from embedder.cli.tables import new_table
-from embedder.cli.terminal import TerminalWatcher
-from embedder.config import RunConfig, load_config
+from embedder.cli.options import Force, ReadConfig, command
+from embedder.cli.results import Result, new_table
+from embedder.cli.terminal import item_bar
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -27,25 +24,21 @@ SHEET_QUERY = "smiling cat"
 UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which no training has read
 
 
+@command
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the model, the store and the picture.")] = Path("runs/demo"),
+    read: ReadConfig,
+    out: Annotated[Path, typer.Option(help="Folder for the store and the contact sheet.")] = Path("runs/demo"),
     force: Force = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Embed the shipped emoji through three stages, index them, and search."""
-    print_result(as_json, _run_demo(load_config(config, settings=settings or ()), out, force or ()))
+    config, store = read(), out / "store"
 
-
-def _run_demo(config: RunConfig, out: Path, forced: Collection[str]) -> Result:
-    """Run the whole system on shipped data; a second run finds everything done."""
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import embed
     from embedder.retrieval.store_api import open_store
     from embedder.sources.demo_source import shipped_source
 
-    store = out / "store"
+    # A second run finds everything done.
     with as_file(files("embedder") / "demo_model") as model, shipped_source((UNSEEN_TAGS, "group")) as source:
         run = config.model_copy(
             update={
@@ -55,7 +48,7 @@ def _run_demo(config: RunConfig, out: Path, forced: Collection[str]) -> Result:
                 "engine": "ray" if config.engine == "auto" else config.engine,
             }
         )
-        report = embed(run, TerminalWatcher(), forced=forced)
+        report = embed(run, item_bar, forced=force or ())
         index = _index_line(StoreFiles(store))
         opened = open_store(store)
         recalls = _measure(opened)
@@ -101,11 +94,9 @@ def _measure(store: "Store") -> "list[Recall]":
 def _recall_table(recalls: "list[Recall]") -> Table:
     from embedder.evaluation.caption_recall import KS
 
-    heading = "text -> picture, by"
-    table = new_table(heading, "queries", *(f"R@{k}" for k in KS), left=(heading,))
-    for each in recalls:
-        table.add_row(each.queries, f"{each.num_queries:,}", *(f"{each.recall[k]:.3f}" for k in KS))
-    return table
+    heading = "text -> image, by"
+    rows = [(each.queries, f"{each.num_queries:,}", *(f"{each.recall[k]:.3f}" for k in KS)) for each in recalls]
+    return new_table(heading, "queries", *(f"R@{k}" for k in KS), left=(heading,), rows=rows)
 
 
 def _search(store: "Store", out: Path) -> list[RenderableType]:

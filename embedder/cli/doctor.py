@@ -2,31 +2,18 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-from embedder.cli.options import AsJson, ConfigFile, Settings
-from embedder.cli.results import Result, print_result
-from embedder.cli.tables import new_table
-from embedder.config import RunConfig, load_config
+from embedder.cli.options import ReadConfig, command
+from embedder.cli.results import Result, new_table
 
 PACKAGES = ("ray", "torch", "timm", "transformers", "pyarrow", "deltalake", "faiss-cpu", "pillow", "av", "obstore")
 
 
-def doctor(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+@command
+def doctor(read: ReadConfig) -> Result:
     """Print versions, devices, memory, and what would be chosen."""
-    data = _examine(load_config(config, settings=settings or ()))
-    table = new_table("what", "found")
-    for name, value in data.items():
-        table.add_row(name, str(value))
-    print_result(as_json, Result(data, [table]))
+    config = read()
 
-
-def _examine(config: RunConfig) -> dict[str, Any]:
-    """Versions, devices, memory and shares of stages; what is missing is named and is no failure.
-
-    Raises:
-        ConfigError: the configuration asks for more than there is.
-    """
     from embedder.engine import hardware
     from embedder.engine.resources import Available, allocate
 
@@ -38,7 +25,7 @@ def _examine(config: RunConfig) -> dict[str, Any]:
         f"to compute on {stage.device}"
         for index, stage in enumerate(allocation.stages)
     }
-    return {
+    data = {
         "python": platform.python_version(),
         **versions,
         "cpus": hardware.num_cpus(),
@@ -47,6 +34,7 @@ def _examine(config: RunConfig) -> dict[str, Any]:
         **stages,
         "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
+    return Result(data, [new_table("what", "found", rows=[(name, str(value)) for name, value in data.items()])])
 
 
 def _version(name: str) -> str:
@@ -68,6 +56,6 @@ def _gpus() -> tuple[int, str]:
     except ImportError:
         return num_gpus, f"{num_gpus or 'unknown'}: torch is missing"
     if num_gpus and (problem := cuda_problem()):
-        return num_gpus, f'{num_gpus}, and torch can\'t use them ({problem}): mend the driver, or write device = "cpu"'
+        return num_gpus, f'{num_gpus}, and torch can\'t use them ({problem}): fix the driver, or write device = "cpu"'
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return num_gpus or len(names), ", ".join(names) or "none"

@@ -6,30 +6,30 @@ from typing import Annotated
 import typer
 
 from embedder.cli.options import (
-    AsJson,
-    ConfigFile,
     Dtype,
     Force,
     ModelUri,
     NumStages,
     PlanFile,
+    ReadConfig,
     RetryRejects,
-    Settings,
     StoreUri,
+    command,
     source_override,
 )
-from embedder.cli.results import Result, print_result
-from embedder.cli.terminal import TerminalWatcher
-from embedder.config import load_config
+from embedder.cli.results import Result
+from embedder.cli.terminal import item_bar
 
 
+@command
 def embed(
+    read: ReadConfig,
     source: Annotated[str | None, typer.Argument(help="Folder, file, table, tars or URI.")] = None,
     model: ModelUri = None,
     store: StoreUri = None,
     kind: Annotated[str | None, typer.Option(help="auto, files, table or webdataset.")] = None,
     id_column: Annotated[str | None, typer.Option(help="Column of a table that becomes item_id.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column with pictures or videos: bytes or URIs.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column with images or videos: bytes or URIs.")] = None,
     caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None,
     carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None,
     include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only such files, as '*.jpg'.")] = None,
@@ -42,17 +42,15 @@ def embed(
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
     retry_rejects: RetryRejects = False,
     force: Force = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Stream embeddings into the store: creates it or goes on, then publishes."""
     columns = {"id": id_column, "image": image_column, "caption": caption_column}
-    patterns = {"include": include or [], "exclude": exclude or []}
+    columns = {name: column for name, column in columns.items() if column is not None}
+    described = {"kind": kind, "carryover": carryover, "include": include, "exclude": exclude}
     overrides = {
         "model": model,
         "store": store,
-        "source": source_override(source, kind, columns, carryover, patterns),
+        "source": source_override(source, columns=columns, **described),
         "engine": engine,
         "device": device,
         "num_stages": num_stages,
@@ -60,10 +58,10 @@ def embed(
         "dtype": dtype,
         "ray_address": ray_address,
     }
-    run = load_config(config, overrides, settings or ())
+    run = read(overrides)
 
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import embed as run_embed
 
-    report = run_embed(run, TerminalWatcher(), retry_rejects=retry_rejects, forced=force or ())
-    print_result(as_json, Result(json.loads(report.model_dump_json()), report_parts(report)))
+    report = run_embed(run, item_bar, retry_rejects=retry_rejects, forced=force or ())
+    return Result(json.loads(report.model_dump_json()), report_parts(report))

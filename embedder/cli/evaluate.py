@@ -1,30 +1,29 @@
 """`embedder evaluate`: an evaluation of what a store has published, shown and saved."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
+from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, ModelUri, PublishedBy, Settings, StoreUri
-from embedder.cli.results import Result, print_result
-from embedder.cli.store_access import open_published
-from embedder.cli.terminal import TerminalWatcher
-from embedder.config import load_config
+from embedder.cli.options import ModelUri, PublishedBy, ReadConfig, StoreUri, command
+from embedder.cli.results import MIB, Result, new_table
 from embedder.errors import ConfigError
+from embedder.evaluation.report import ConfidenceInterval, Evaluation, IndexFigures
 from embedder.storage.atomic_write import atomic_write
 
-if TYPE_CHECKING:
-    from embedder.evaluation.report import Evaluation
-
-FILE_HELP = "Parquet, CSV or JSON Lines with the columns query and item_id; the store's captions else."
+FILE_HELP = "Parquet, CSV or JSON Lines with the columns query and item_id; by default, the store's captions."
 GROUP_HELP = "Column to split the figures by, of FILE or of the embeddings table."
-NUM_HELP = "Ask at most so many; by default all of FILE, or 2,000 captions."
+NUM_HELP = "Most queries to ask; by default all of FILE, or 2,000 captions."
+MAX_GROUPS_SHOWN = 30
 REPORT_NAME = "evaluation.json"
 PLOT_NAME = "recall_latency.png"
 
 
+@command
 def evaluate(
+    read: ReadConfig,
     store: StoreUri = None,
     queries: Annotated[str | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="A depth to report, beside 1, 5 and 10.")] = 10,
@@ -33,24 +32,22 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and recall_latency.png.")] = None,
     version: PublishedBy = None,
     model: ModelUri = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure R@k, recall of the index, latency and memory, with confidence intervals."""
-    run = load_config(config, {"store": store, "model": model}, settings or ())
+    run = read({"store": store, "model": model})
 
-    from embedder.cli.render_evaluation import evaluation_parts
     from embedder.evaluation.evaluate import EvaluationOptions
     from embedder.evaluation.evaluate import evaluate as run_evaluation
+    from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)
-    found = run_evaluation(open_published(run, version), options, TerminalWatcher().say)
+    opened = open_store(run.required_store, model=run.model, version=version)
+    found = run_evaluation(opened, options)
     saved = save_evaluation(found, out) if out is not None else []
-    print_result(as_json, Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved]))
+    return Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved])
 
 
-def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
+def save_evaluation(found: Evaluation, out: Path) -> list[RenderableType]:
     """Write the report and, where there is an index, the plot, each whole or not at all; returns lines that name them.
 
     Raises:
@@ -66,7 +63,103 @@ def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
         file.write(found.model_dump_json(indent=2).encode() + b"\n")
     lines: list[RenderableType] = [f"report: {out / REPORT_NAME}"]
     if found.index is not None:
-        title = f"{found.num_pictures:,} pictures, {found.queries.num_queries:,} text queries"
+        title = f"{found.num_pictures:,} images, {found.queries.num_queries:,} text queries"
         draw_curve(out / PLOT_NAME, found.index, title)
         lines.append(f"plot: {out / PLOT_NAME}")
     return lines
+
+
+def evaluation_parts(found: Evaluation) -> list[RenderableType]:
+    """Tables and notes, for the terminal."""
+    asked = found.queries
+    head = (
+        f"{asked.num_queries:,} queries ({asked.source}) with {asked.num_answers:,} right items; "
+        f"{found.num_pictures:,} images of {found.num_items:,} items; in brackets, 95 % confidence intervals"
+    )
+    parts: list[RenderableType] = [head, "", _quality(found)]
+    if found.groups:
+        parts += ["", _groups(found)]
+        if len(found.groups) > MAX_GROUPS_SHOWN:
+            parts.append(f"and {len(found.groups) - MAX_GROUPS_SHOWN:,} smaller groups: see --json or --out")
+    if found.index is not None:
+        parts += ["", _speed(found.index), *_curve(found.index)]
+    if found.encoding is not None:
+        parts.append(f"encoding a text: p50 {found.encoding.p50_ms:.2f} ms, p99 {found.encoding.p99_ms:.2f} ms")
+    return [*parts, *found.notes]
+
+
+def _estimate(figure: ConfidenceInterval) -> str:
+    """A figure with its interval."""
+    return f"{figure.value:.3f} ({figure.low:.3f}-{figure.high:.3f})"
+
+
+def _quality(found: Evaluation) -> Table:
+    ks = list(found.model.r_at)
+    table = _figure_table("text -> image", *(f"R@{k}" for k in ks), "MRR")
+    table.add_row("model, exact search", *(_estimate(found.model.r_at[k]) for k in ks), _estimate(found.model.mrr))
+    if found.index is not None:
+        index = found.index
+        table.add_row(f"through index {index.number}", *(_estimate(index.r_at[k]) for k in ks), "")
+        cells = (_estimate(index.recall_at[k]) if k in index.recall_at else "" for k in ks)
+        table.add_row("recall@k, index / exact", *cells, "")
+    return table
+
+
+def _groups(found: Evaluation) -> Table:
+    ks = list(found.model.r_at)
+    has_index = found.index is not None
+    table = _figure_table(
+        "group", "queries", *(f"R@{k}" for k in ks), "MRR", *([f"R@{ks[-1]}, index"] if has_index else [])
+    )
+    for group in found.groups[:MAX_GROUPS_SHOWN]:
+        through = group.r_at_through_index
+        table.add_row(
+            group.name,
+            f"{group.num_queries:,}{' (few)' if group.is_small else ''}",
+            *(_estimate(group.r_at[k]) for k in ks),
+            _estimate(group.mrr),
+            *([] if through is None else [_estimate(through[ks[-1]])]),
+        )
+    return table
+
+
+def _speed(index: IndexFigures) -> Table:
+    figures = ("vectors", "files, MiB", "resident, MiB", "p50, ms", "p99, ms", "queries/s")
+    table = _figure_table(f"index {index.number}: {index.design}", *figures)
+    latency = index.one_thread
+    table.add_row(
+        "one query at a time, 1 thread",
+        f"{index.num_vectors:,}",
+        f"{index.size_bytes / MIB:.1f}",
+        f"{index.resident_bytes / MIB:.1f}",
+        f"{latency.p50_ms:.3f}",
+        f"{latency.p99_ms:.3f}",
+        f"{latency.queries_per_s:,.0f}",
+    )
+    for each in index.throughput:
+        threads = f"{each.num_threads} thread{'s' if each.num_threads > 1 else ''}"
+        if each.num_threads > 1:
+            table.add_row(f"one query at a time, {threads}", "", "", "", "", "", f"{each.single_queries_per_s:,.0f}")
+        table.add_row(f"all in one batch, {threads}", "", "", "", "", "", f"{each.batch_queries_per_s:,.0f}")
+    return table
+
+
+def _curve(index: IndexFigures) -> list[RenderableType]:
+    if len(index.curve) < 2:
+        return []
+    table = _figure_table("setting", "recall@10", "p50, ms", "p99, ms", "queries/s, 1 thread")
+    for point in index.curve:
+        name = ", ".join(f"{key} {value}" for key, value in point.parameters.items())
+        table.add_row(
+            f"{name}{' (published)' if point.is_published else ''}",
+            _estimate(point.recall_at_10),
+            f"{point.p50_ms:.3f}",
+            f"{point.p99_ms:.3f}",
+            f"{point.queries_per_s:,.0f}",
+        )
+    return ["", table]
+
+
+def _figure_table(*columns: str) -> Table:
+    """An empty table of a column of names and columns of figures."""
+    return new_table(*columns, left=columns[:1])

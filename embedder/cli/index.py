@@ -1,27 +1,18 @@
 """`embedder index`: a store's index is built, updated, listed and rolled back."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri
-from embedder.cli.results import Result, print_result
-from embedder.cli.store_access import open_files, write_access
-from embedder.cli.tables import MIB, new_table
-from embedder.cli.terminal import TerminalWatcher
-from embedder.config import RunConfig, load_config
+from embedder.cli.options import ReadConfig, StoreUri, command
+from embedder.cli.results import MIB, Result, new_table
+from embedder.cli.store_access import write_access
 from embedder.planning.options import parse_size
+from embedder.store.files import StoreFiles
 from index.manifest import Manifest
 
-Kind = Annotated[str | None, typer.Option(help="auto, flat, hnsw, ivf, or a design that `status` shows.")]
-Memory = Annotated[str | None, typer.Option(help="The most that the index may take in memory, as 2GiB.")]
-Latency = Annotated[float | None, typer.Option("--latency-ms", help="The most that one query may take on one thread.")]
-Recall = Annotated[float | None, typer.Option(help="Of the exact ten nearest, the share that it shall find.")]
-Explain = Annotated[bool, typer.Option("--explain", help="Measure all designs, and show what was chosen from.")]
 Force = Annotated[bool, typer.Option("--force", help="Publish it though it finds less than the last; the floor stays.")]
 Number = Annotated[int | None, typer.Option("--to", min=1, help="Version that `status` shows; else the one before.")]
 
@@ -29,68 +20,61 @@ app = typer.Typer(no_args_is_help=True, help="Build an index, see its versions, 
 
 
 @app.command()
+@command
 def build(
+    read: ReadConfig,
     store: StoreUri = None,
-    kind: Kind = None,
-    memory: Memory = None,
-    latency_ms: Latency = None,
-    recall: Recall = None,
-    explain: Explain = False,
+    kind: Annotated[str | None, typer.Option(help="auto, flat, hnsw, ivf, or a design that `status` shows.")] = None,
+    memory: Annotated[str | None, typer.Option(help="The most that the index may take in memory, as 2GiB.")] = None,
+    latency_ms: Annotated[float | None, typer.Option(help="The most that one query may take on one thread.")] = None,
+    recall: Annotated[
+        float | None, typer.Option(help="Least share of the exact ten nearest that it must find.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Measure all designs, and show what was chosen from.")
+    ] = False,
     force: Force = False,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Build an index of the published embeddings, and publish it with them if it is good enough."""
     asked = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
-    run = _configured(config, store, settings, asked)
+    run = read({"store": store}, [f"index.{key}={value}" for key, value in asked.items() if value is not None])
 
-    from embedder.store_index.keep_index import build_store_index
+    from embedder.store_index.keep_index import build_index
 
-    number, manifest = build_store_index(
-        open_files(run),
-        config=run.index,
-        force=force,
-        measure_all=explain,
-        ray_address=run.ray_address,
-        say=TerminalWatcher().say,
-    )
+    number, manifest = build_index(run, force=force, measure_all=explain)
     shown: list[RenderableType] = [f"{_describe(number, manifest)}, built in {manifest.build_s:.1f} s"]
     if explain:
         shown.insert(0, _trials_table(manifest))
-    print_result(as_json, Result(_data(number, manifest), shown))
+    return Result(_data(number, manifest), shown)
 
 
 @app.command()
-def update(
-    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
-) -> None:
+@command
+def update(read: ReadConfig, store: StoreUri = None) -> Result:
     """Bring the index up to the published embeddings: add what is new, mask what is gone."""
-    run = _configured(config, store, settings)
+    run = read({"store": store})
 
     from embedder.store.store_info import published
     from embedder.store_index.keep_index import update_store_index
     from embedder.store_index.versions import manifest_of
 
-    files = open_files(run)
-    before = published(files).index
-    with write_access(files, run.index) as say:
-        number = update_store_index(files, run.index, say)
+    before = published(StoreFiles(run.required_store)).index
+    with write_access(run) as files:
+        number = update_store_index(files, run.index)
     manifest = manifest_of(files, number)
     text = f"index {number} holds what is published: nothing to update" if number == before else ""
     data = {"updated": number != before, "index": number} | (manifest.model_dump() if manifest else {})
-    print_result(as_json, Result(data, [text or _describe(number, manifest)] if manifest else [text]))
+    return Result(data, [text or _describe(number, manifest)] if manifest else [text])
 
 
 @app.command()
-def status(
-    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
-) -> None:
+@command
+def status(read: ReadConfig, store: StoreUri = None) -> Result:
     """List the versions of the index, and which one is published."""
     from embedder.store.store_info import published
     from embedder.store_index.versions import list_manifests
 
-    files = open_files(_configured(config, store, settings))
+    files = StoreFiles(read({"store": store}).required_store)
     current = published(files)
     columns = ("version", "design", "vectors", "masked", "recall@10", "ms", "MiB", "embeddings", "built at")
     table = new_table(*columns, "published")
@@ -111,34 +95,20 @@ def status(
             "yes" if is_published else "",
         )
     shown: RenderableType = table if versions else "no index yet: search is exact; `embedder index build` makes one"
-    print_result(as_json, Result({"versions": versions, "published": current.index}, [shown]))
+    return Result({"versions": versions, "published": current.index}, [shown])
 
 
 @app.command()
-def rollback(
-    store: StoreUri = None,
-    number: Number = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+@command
+def rollback(read: ReadConfig, store: StoreUri = None, number: Number = None) -> Result:
     """Publish an earlier index of the same rows again."""
-    run = _configured(config, store, settings)
+    run = read({"store": store})
 
-    from embedder.store_index.rollback import rollback_index
+    from embedder.store_index.keep_index import rollback_index
 
-    files = open_files(run)
-    with write_access(files, run.index):
+    with write_access(run) as files:
         chosen, manifest = rollback_index(files, number)
-    print_result(as_json, Result(_data(chosen, manifest), [f"published again: {_describe(chosen, manifest)}"]))
-
-
-def _configured(
-    config: Path | None, store: str | None, settings: list[str] | None, asked: Mapping[str, object] | None = None
-) -> RunConfig:
-    """The configuration, in which options count more than the file, and `--set` more than options."""
-    options = [f"index.{key}={value}" for key, value in (asked or {}).items() if value is not None]
-    return load_config(config, {"store": store}, [*options, *(settings or ())])
+    return Result(_data(chosen, manifest), [f"published again: {_describe(chosen, manifest)}"])
 
 
 def _describe(number: int, manifest: Manifest) -> str:

@@ -8,26 +8,24 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import AsJson, ConfigFile, ModelFolder, Settings
-from embedder.cli.results import Result, print_result
-from embedder.cli.tables import MIB, new_table
-from embedder.config import RunConfig, load_config
+from embedder.cli.options import ModelFolder, ReadConfig, command
+from embedder.cli.results import MIB, Result, new_table
+from embedder.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
 
 
 @app.command("import")
+@command
 def model_import(
+    read: ReadConfig,
     source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face ViT + ALBERT folder, or timm checkpoint.")],
     out: ModelFolder,
     albert: Annotated[str | None, typer.Option(help="ALBERT folder that joins a timm checkpoint.")] = None,
     embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Turn a checkpoint into a model folder."""
-    load_config(config, settings=settings or ())
+    read()
 
     from embedder.storage.model_download import resolve_model
     from shards.convert import import_timm_and_albert, import_vision_text_dual_encoder
@@ -39,37 +37,35 @@ def model_import(
     shown: list[RenderableType] = [f"model folder: {out}"]
     if not model.trained:
         shown.append("its projections are fresh: search with it means nothing before training")
-    print_result(as_json, Result({"out": out, "trained": model.trained}, shown))
+    return Result({"out": out, "trained": model.trained}, shown)
 
 
 @app.command("info")
+@command
 def model_info(
+    read: ReadConfig,
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Model folder, or a delta over one.")],
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Print towers, parameters, bytes and fingerprints."""
-    run = load_config(config, {"model": folder}, settings or ())
+    run = read({"model": folder})
 
     from embedder.storage.model_download import resolve_model
-    from shards.delta import is_delta
+    from shards.summary import is_delta
 
     found = resolve_model(run.required_model)
-    print_result(as_json, _delta_info(found) if is_delta(found) else _folder_info(found, run))
+    return _delta_info(found) if is_delta(found) else _folder_info(found, run)
 
 
 @app.command("apply-delta")
+@command
 def model_apply_delta(
+    read: ReadConfig,
     base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder that the delta was trained over.")],
     delta: Annotated[Path, typer.Argument(metavar="DELTA", help="Folder that `embedder train` wrote the layers into.")],
     out: ModelFolder,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Make a model folder of a base and the layers that somebody trained over it; both stay as they are."""
-    load_config(config, settings=settings or ())
+    read()
 
     from embedder.storage.model_download import resolve_model
     from shards.fingerprint import model_fingerprint
@@ -77,7 +73,7 @@ def model_apply_delta(
 
     folder = apply_delta(resolve_model(base), delta, out)
     data = {"out": out, "base": base, "delta": delta, "model_fingerprint": model_fingerprint(folder)}
-    print_result(as_json, Result(data, [f"model folder: {out}"]))
+    return Result(data, [f"model folder: {out}"])
 
 
 def _folder_info(folder: Path, config: RunConfig) -> Result:
@@ -93,10 +89,9 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
         "tokenizer": summary.tokenizer_fingerprint,
         "preprocess": preprocess_fingerprint(model.preprocess, tokenizer, config.segment_s, config.frames_per_segment),
     }
-    table = new_table("part", "parameters", "MiB on disk")
-    for part in summary.parts:
-        table.add_row(part.name, f"{part.num_parameters:,}", f"{part.size_bytes / MIB:.2f}")
-    table.add_row("all", f"{summary.num_parameters:,}", f"{summary.size_bytes / MIB:.2f}")
+    sizes = [(part.name, part.num_parameters, part.size_bytes) for part in summary.parts]
+    sizes.append(("all", summary.num_parameters, summary.size_bytes))
+    rows = [(name, f"{num:,}", f"{size_bytes / MIB:.2f}") for name, num, size_bytes in sizes]
     vision, text = model.vision, model.text
     shown: list[RenderableType] = [
         f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
@@ -104,7 +99,7 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
         f"vision: ViT {vision.depth} layers x {vision.width}, {vision.image_size} px in patches of {vision.patch_size}",
         f"text: ALBERT {text.num_hidden_layers} layers x {text.hidden_size}, {text.vocab_size:,} tokens, "
         f"captions up to {model.preprocess.max_caption_tokens}",
-        table,
+        new_table("part", "parameters", "MiB on disk", rows=rows),
         f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
     ]
@@ -114,16 +109,13 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
 
 def _delta_info(folder: Path) -> Result:
     """Describe a delta."""
-    from shards.delta import describe_delta
+    from shards.summary import describe_delta
 
     delta = describe_delta(folder)
-    table = new_table("part", "parameters")
-    for part, num_parameters in delta.parameters.items():
-        table.add_row(part, f"{num_parameters:,}")
-    table.add_row("all", f"{delta.num_parameters:,}")
+    counts = delta.parameters | {"all": delta.num_parameters}
     shown: list[RenderableType] = [
         f"{delta.name}: a delta, {delta.size_bytes / MIB:.2f} MiB, over the base {delta.base_fingerprint}",
-        table,
+        new_table("part", "parameters", rows=[(part, f"{num:,}") for part, num in counts.items()]),
         f"dtype on disk {', '.join(delta.dtypes)}",
         f"a model of it: embedder model apply-delta BASE {folder} --out DIR",
     ]

@@ -1,12 +1,16 @@
 """Options that commands share, and the configuration that they make."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import update_wrapper
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from embedder.errors import ConfigError
+from embedder.cli.results import Result, print_result
+from embedder.config import RunConfig, load_config
+from embedder.errors import ConfigError, RunFailedError
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file that describes the run.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")]
@@ -27,33 +31,54 @@ Force = Annotated[
     list[str] | None, typer.Option("--force", metavar="GUARD", help="Publish although this guard fails; repeatable.")
 ]
 
+ReadConfig = Callable[..., RunConfig]
+"""Function that reads the configuration: `--config`, then a mapping of values by key, then texts `key=value`, then
+`--set`."""
 
-def source_override(
-    path: str | None,
-    kind: str | None = None,
-    columns: Mapping[str, str | None] | None = None,
-    carryover: list[str] | None = None,
-    patterns: Mapping[str, list[str]] | None = None,
-) -> list[dict[str, Any]] | None:
+
+def command(function: Callable[..., Result]) -> Callable[..., None]:
+    """Make a command of a function from its options to what is printed.
+
+    The function's first parameter is a `ReadConfig`, its others are the command's own options; `--config`, `--set` and
+    `--json` are added to them.
+
+    Raises:
+        RunFailedError: the result is a failure.
+    """
+
+    def run(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False, **own: Any) -> None:
+        def read(overrides: Mapping[str, Any] | None = None, options: Iterable[str] = ()) -> RunConfig:
+            return load_config(config, overrides, [*options, *(settings or ())])
+
+        result = function(read, **own)
+        print_result(as_json, result)
+        if result.failure:
+            raise RunFailedError(result.failure)
+
+    _, *own = signature(function).parameters.values()
+    *shared, _ = signature(run).parameters.values()
+    update_wrapper(run, function)
+    vars(run)["__signature__"] = Signature([*own, *shared])  # typer reads it, and the annotations
+    run.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
+    return run
+
+
+def source_override(path: str | None, **described: Any) -> list[dict[str, Any]] | None:
     """The one source that the command line describes, as the configuration file would.
 
     Args:
         path: path or URI of the source; None for the sources of the file.
-        kind: kind of the source, as `files`.
-        columns: names of a table's columns by what they hold: `id`, `image`, `caption`.
-        carryover: columns to copy.
-        patterns: `include` and `exclude`.
+        described: other keys of a `[[source]]`; what is empty or None was not given.
 
     Raises:
         ConfigError: options describe a source that is not given.
     """
-    named = {name: column for name, column in (columns or {}).items() if column is not None}
-    if path is None:
-        if kind or named or carryover or any((patterns or {}).values()):
-            raise ConfigError(
-                "--kind, the column options, --include and --exclude describe SOURCE; give SOURCE, or use the file's "
-                "[[source]]"
-            )
-        return None
-    source: dict[str, Any] = {"path": path, "columns": named, "carryover": carryover or [], **(patterns or {})}
-    return [source | ({"kind": kind} if kind else {})]
+    given = {key: value for key, value in described.items() if value}
+    if path is not None:
+        return [{"path": path, **given}]
+    if given:
+        raise ConfigError(
+            "--kind, the column options, --include and --exclude describe SOURCE; give SOURCE, or use the file's "
+            "[[source]]"
+        )
+    return None

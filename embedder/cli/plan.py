@@ -9,10 +9,8 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, Dtype, ModelUri, NumStages, Settings
-from embedder.cli.results import Result, print_result
-from embedder.cli.tables import MIB, new_table
-from embedder.config import load_config
+from embedder.cli.options import Dtype, ModelUri, NumStages, ReadConfig, command
+from embedder.cli.results import MIB, Result, new_table
 
 if TYPE_CHECKING:
     from embedder.planning.answer import Answer
@@ -24,7 +22,9 @@ DEFAULT_NUM_ITEMS = 1_000_000  # items of --what-if, unless an option says other
 BAR = 24  # characters of a stage that is always busy
 
 
+@command
 def plan(
+    read: ReadConfig,
     model: ModelUri = None,
     num_stages: NumStages = None,
     dtype: Dtype = None,
@@ -36,20 +36,17 @@ def plan(
     num_items: Annotated[int | None, typer.Option(min=1, help="Items to embed, for --what-if.")] = None,
     data: Annotated[str | None, typer.Option("--bytes", help="Data to embed instead, as 200TB.")] = None,
     item: Annotated[str | None, typer.Option("--item-bytes", help="Mean size of an item, as 150kB.")] = None,
-    images_per_item: Annotated[float, typer.Option(help="Pictures and video frames of an item, on average.")] = 1.0,
+    images_per_item: Annotated[float, typer.Option(help="Images and video frames of an item, on average.")] = 1.0,
     captions_per_item: Annotated[float, typer.Option(help="Captions of an item, on average.")] = 1.0,
     caption_tokens: Annotated[int, typer.Option(help="Tokens of a caption, on average.")] = 16,
     memory_cap: Annotated[str | None, typer.Option(help="The most memory of one replica, as 8GiB.")] = None,
     weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Plan the cut and where its stages run, and say why."""
     from embedder.engine import hardware
     from embedder.planning import answer as planning
     from embedder.planning.options import PlanOptions, items_in, parse_size
-    from shards.planning.workload import DataMix
+    from shards.planning.costs import DataMix
 
     asked = items_in(num_items, data, item)
     options = PlanOptions(
@@ -62,7 +59,7 @@ def plan(
         num_items=asked or DEFAULT_NUM_ITEMS if what_if else asked,
         out=out,
     )
-    run = load_config(config, {"model": model, "num_stages": num_stages, "dtype": dtype}, settings or ())
+    run = read({"model": model, "num_stages": num_stages, "dtype": dtype})
     answer = planning.plan(run, options)
     shown = _answer_parts(answer, explain=explain)
     if devices is None and (num_gpus := hardware.num_gpus()):
@@ -78,7 +75,7 @@ def plan(
         found["equal_parts_items_per_s"] = answer.comparison.equal_parts
     if answer.what_if is not None:
         found["what_if"] = asdict(answer.what_if)
-    print_result(as_json, Result(found, shown))
+    return Result(found, shown)
 
 
 def _answer_parts(answer: "Answer", *, explain: bool) -> list[RenderableType]:
@@ -97,10 +94,11 @@ def _answer_parts(answer: "Answer", *, explain: bool) -> list[RenderableType]:
 def _plan_table(cut: "ShardPlan", *, explain: bool) -> Table:
     """One row for each stage; a bar shows how busy its replicas are."""
     columns = ["stage", "on", "ViT layers", "ALBERT layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
-    table = new_table(*columns, *(["busy"] if explain else []), left=("stage", "on", "busy"))
-    for number, stage in enumerate(cut.stages):
-        table.add_row(str(number), *_row(cut, stage), *([_bar(cut, stage)] if explain else []))
-    return table
+    rows = [[str(number), *_row(cut, stage)] for number, stage in enumerate(cut.stages)]
+    if explain:
+        columns.append("busy")
+        rows = [[*row, _bar(cut, stage)] for row, stage in zip(rows, cut.stages, strict=True)]
+    return new_table(*columns, left=("stage", "on", "busy"), rows=rows)
 
 
 def _row(cut: "ShardPlan", stage: "PlannedStage") -> list[str]:
@@ -140,7 +138,7 @@ def _summary_lines(cut: "ShardPlan") -> list[RenderableType]:
     mix = cut.mix
     if mix is not None:
         lines.append(
-            f"for items of {mix.images_per_item:g} picture(s) and {mix.captions_per_item:g} caption(s) of "
+            f"for items of {mix.images_per_item:g} image(s) and {mix.captions_per_item:g} caption(s) of "
             f"{mix.caption_tokens} tokens, in {cut.dtype}; {source}; ranges are half-open"
         )
     return lines
@@ -148,7 +146,7 @@ def _summary_lines(cut: "ShardPlan") -> list[RenderableType]:
 
 def _cpu_line(problem: "PlacementProblem", cut: "ShardPlan") -> str:
     """CPU seconds of the hosts by what spends them, as predicted for the plan on the problem's devices."""
-    from shards.planning.predict import PlacedStage, predict
+    from shards.planning.problem import PlacedStage, predict
 
     pools = {pool.device.name: pool for pool in problem.pools}
     stages = [
@@ -173,12 +171,10 @@ def _what_if_parts(found: "WhatIf") -> list[RenderableType]:
     ]
     if found.cores_per_gpu is not None:
         lines.append(
-            f"best CPU:GPU ratio: {found.cores_per_gpu:.3g} cores a GPU ({found.cores_needed:,} cores for these GPUs); "
+            f"best CPU:GPU ratio: {found.cores_per_gpu:.3g} cores per GPU ({found.cores_needed:,} for these GPUs); "
             f"decoding is {found.decode_share:.0%} of the CPU seconds"
         )
     if found.decode_bound_gpus is not None:
         lines.append(f"from {found.decode_bound_gpus:,} GPUs on, these cores are the bottleneck, decoding first")
-    table = new_table("one more", "in", "items/s", "gain", left=("one more", "in"))
-    for more in found.one_more:
-        table.add_row(more.device, more.where, f"{more.items_per_s:.4g}", f"{more.gain:+.1%}")
-    return [*lines, table]
+    rows = [(more.device, more.where, f"{more.items_per_s:.4g}", f"{more.gain:+.1%}") for more in found.one_more]
+    return [*lines, new_table("one more", "in", "items/s", "gain", left=("one more", "in"), rows=rows)]

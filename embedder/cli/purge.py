@@ -1,7 +1,7 @@
 """`embedder purge`: items are removed for good, after a plan was shown and confirmed."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri
-from embedder.cli.results import Result, print_result
-from embedder.cli.store_access import open_files, write_access
-from embedder.cli.tables import size_text
-from embedder.cli.terminal import Terminal, TerminalWatcher
-from embedder.config import RunConfig, load_config
+from embedder.cli.options import ReadConfig, StoreUri, command
+from embedder.cli.results import Result, size_text
+from embedder.cli.store_access import write_access
+from embedder.cli.terminal import Terminal
+from embedder.config import RunConfig
 from embedder.errors import ConfigError
 from embedder.store.files import StoreFiles
 
@@ -26,21 +25,20 @@ MAX_LISTED = 20
 """Items, and versions, that a plan names one by one."""
 
 
+@command
 def purge(
+    read: ReadConfig,
     item_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The items.")] = None,
-    from_file: Annotated[Path | None, typer.Option("--from-file", help="A file with one id a line.")] = None,
+    from_file: Annotated[Path | None, typer.Option("--from-file", help="A file with one id per line.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask; needed where there is no terminal.")] = False,
     allow_again: Annotated[bool, typer.Option("--allow-again", help="Forget that these were purged.")] = False,
     store: StoreUri = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Remove items for good, from older versions and indexes too, and prove it; all of them or none."""
     ids = [*(item_ids or []), *_ids_in(from_file)]
     if not ids:
-        raise ConfigError("purge: no items; give their ids, or --from-file FILE with one a line")
+        raise ConfigError("purge: no items; give their ids, or --from-file FILE with one per line")
     if allow_again and dry_run:
         raise ConfigError("purge: --allow-again changes one small file and has no --dry-run; leave one of them out")
     if not (allow_again or dry_run or yes or sys.stdin.isatty()):
@@ -48,15 +46,13 @@ def purge(
             "purge: there is no terminal to ask on whether to remove the items for good; --yes says so beforehand, "
             "--dry-run says what would be done"
         )
-    run = load_config(config, {"store": store}, settings or ())
+    run = read({"store": store})
     if allow_again:
-        result = _allow_again(run, ids)
-    elif dry_run:
-        plan = _purge_plan(open_files(run), ids)
-        result = Result({"dry_run": True, **_plan_data(plan)}, [*_plan_lines(plan), "nothing was changed"])
-    else:
-        result = _purge(run, ids, None if yes else _confirm)
-    print_result(as_json, result)
+        return _allow_again(run, ids)
+    if dry_run:
+        plan = _purge_plan(StoreFiles(run.required_store), ids)
+        return Result({"dry_run": True, **_plan_data(plan)}, [*_plan_lines(plan), "nothing was changed"])
+    return _purge(run, ids, confirm=not yes)
 
 
 def _ids_in(path: Path | None) -> list[str]:
@@ -66,7 +62,7 @@ def _ids_in(path: Path | None) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold what else ends lines
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file with one id a line") from None
+        raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file, an id per line") from None
     return [line.removesuffix("\r") for line in lines if line.removesuffix("\r")]
 
 
@@ -90,8 +86,7 @@ def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
     """Forget that items were purged."""
     from embedder.store.purge.tombstones import allow_again
 
-    files = open_files(config)
-    with write_access(files, config.index):
+    with write_access(config) as files:
         num_forgotten = allow_again(files, item_ids)
     return Result(
         {"num_forgotten": num_forgotten},
@@ -99,25 +94,24 @@ def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
     )
 
 
-def _purge(config: RunConfig, item_ids: list[str], confirm: Callable[[list[str]], None] | None) -> Result:
+def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
     """Remove items for good.
 
     Args:
         config: configuration that names the store and constrains the index of the new publication.
         item_ids: ids of the items.
-        confirm: function that shows the plan's lines and raises where the user declines; None asks nothing.
+        confirm: show the plan and ask first.
     """
     from embedder.store.purge.purge import purge as run_purge
-    from embedder.store_index.keep_index import built_without
+    from embedder.store_index.keep_index import index_choice
     from embedder.store_index.versions import drop_copies
 
-    files = open_files(config)
-    if confirm is not None:
-        plan = _purge_plan(files, item_ids)
+    if confirm:
+        plan = _purge_plan(StoreFiles(config.required_store), item_ids)
         if not plan.finds_nothing:
-            confirm(_plan_lines(plan))  # without the lock: an answer may take hours
-    with write_access(files, config.index) as say:
-        done = run_purge(files, item_ids, built_without(files, say, config.index), say)
+            _confirm(_plan_lines(plan))  # without the lock: an answer may take hours
+    with write_access(config) as files:
+        done = run_purge(files, item_ids, index_choice(files, config.index, reuse=False))
     drop_copies()
     published = done.published.model_dump() if done.published else None
     data = _plan_data(done.plan) | {"published": published, "unreadable": done.unreadable, "scan": asdict(done.scan)}
@@ -130,7 +124,7 @@ def _purge_plan(files: StoreFiles, item_ids: list[str]) -> "PurgePlan":
     from embedder.store.store_info import read_store_info
 
     read_store_info(files)
-    with write_lock(files, TerminalWatcher().say):  # no other process changes files while they are read
+    with write_lock(files):  # no other process changes files while they are read
         return plan_purge(files, item_ids)
 
 

@@ -11,13 +11,12 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, Force, RetryRejects, Settings, StoreUri
-from embedder.cli.results import Result, print_result
-from embedder.cli.store_access import open_files
-from embedder.cli.tables import MIB, new_table
-from embedder.cli.terminal import TerminalWatcher
+from embedder.cli.options import AsJson, Force, ReadConfig, RetryRejects, Settings, StoreUri, command
+from embedder.cli.results import MIB, Result, new_table, print_result
+from embedder.cli.terminal import item_bar
 from embedder.config import RunConfig, load_config
 from embedder.errors import ConfigError
+from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
     from embedder.ingest.dry_run import Forecast
@@ -31,7 +30,7 @@ def refresh(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and why; change nothing.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Embed at most so many items; the next run goes on.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Embed this many items at most; the next goes on.")] = None,
     max_hours: Annotated[
         float | None, typer.Option(min=0, help="Begin no item later than that after the start.")
     ] = None,
@@ -48,22 +47,21 @@ def refresh(
     options = IngestOptions(
         kind="refresh", retry_rejects=retry_rejects, limit=limit, max_hours=max_hours, forced=tuple(force or ())
     )
-    print_result(as_json, _forecast(run, options) if dry_run else _refresh(run, options))
+    if dry_run:
+        from embedder.ingest.dry_run import forecast
+
+        found = forecast(run, options)
+        print_result(as_json, Result(json.loads(found.model_dump_json()), _forecast_parts(found)))
+    else:
+        print_result(as_json, _refresh(run, options))
 
 
 def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import refresh as run_refresh
 
-    report = run_refresh(config, TerminalWatcher(), options)
+    report = run_refresh(config, options, item_bar)
     return Result(json.loads(report.model_dump_json()), report_parts(report))
-
-
-def _forecast(config: RunConfig, options: "IngestOptions") -> Result:
-    from embedder.ingest.dry_run import forecast
-
-    found = forecast(config, options)
-    return Result(json.loads(found.model_dump_json()), _forecast_parts(found))
 
 
 def _forecast_parts(found: "Forecast") -> list[RenderableType]:
@@ -94,30 +92,27 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     return shown
 
 
+@command
 def rejects(
+    read: ReadConfig,
     store: StoreUri = None,
     run_id: Annotated[str | None, typer.Option("--run", help="Of this run, published or not.")] = None,
-    transient: Annotated[bool | None, typer.Option(help="Only what failed in passing, or only what did not.")] = None,
+    transient: Annotated[bool | None, typer.Option(help="Only temporary failures, or only lasting ones.")] = None,
     stale: Annotated[bool | None, typer.Option(help="Only what keeps old vectors, or only what has none.")] = None,
     step: Annotated[str | None, typer.Option(help="Only of this step: read, decode, tokenise, embed.")] = None,
     error_type: Annotated[str | None, typer.Option(help="Only of this type, as FileNotFound.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Embed these again; needs --config with the sources.")] = False,
     force: Force = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List what could not be embedded, and why; of the newest run where nothing is published. Or try it again."""
-    run = load_config(config, {"store": store}, settings or ())
+    run = read({"store": store})
     asked = {"transient": transient, "stale": stale, "step": step, "error_type": error_type}
     filters = {name: value for name, value in asked.items() if value is not None}
     if not retry and force:
         raise ConfigError("rejects --force: only what is embedded again can be published; give --retry too")
     if retry:
-        result = retry_rejects(run, filters, run_id=run_id, forced=force or ())
-    else:
-        result = list_rejects(run, run_id, filters)
-    print_result(as_json, result)
+        return retry_rejects(run, filters, run_id=run_id, forced=force or ())
+    return list_rejects(run, run_id, filters)
 
 
 def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, str | bool]) -> Result:
@@ -130,7 +125,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
     """
     from embedder.store.rejects import find_rejects
 
-    files = open_files(config)
+    files = StoreFiles(config.required_store)
     found = find_rejects(files, run_id, filters)
     items = found.items.to_pylist()
     shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
@@ -177,7 +172,7 @@ def retry_rejects(
 
     if config.model is None or not config.source:
         raise ConfigError("rejects --retry: embedding needs the model and the sources; give --config FILE.toml")
-    files = open_files(config)
+    files = StoreFiles(config.required_store)
     found = find_rejects(files, run_id, filters)
     if not found.is_published and found.run_id != unfinished_runs(files)[-1].run_id:
         raise ConfigError(

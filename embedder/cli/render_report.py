@@ -3,9 +3,8 @@
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.tables import MIB, new_table
-from embedder.report.plan_records import Expected, Review
-from embedder.report.schema import Report, StepReport
+from embedder.cli.results import MIB, new_table
+from embedder.report.schema import Expected, Report, Review, StepReport
 
 
 def report_parts(report: Report) -> list[RenderableType]:
@@ -64,7 +63,7 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
     if review.expected:
         expected = review.expected
         reached = (
-            f"items held {review.images_per_item:.3g} pictures and {review.captions_per_item:.3g} captions of "
+            f"items held {review.images_per_item:.3g} images and {review.captions_per_item:.3g} captions of "
             f"{review.caption_tokens} tokens; {expected.source} costs expect {expected.items_per_s:.3g} items/s for "
             f"that ({expected.bottleneck}), {items_per_s:.3g} were reached"
         )

@@ -1,23 +1,33 @@
-"""Result of a command, printed for a person or as one line of JSON."""
+"""Result of a command, printed for a person or as one line of JSON; tables and sizes, as all commands show them."""
 
 import json
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 
 from embedder.cli.terminal import Terminal
 
+MIB = 1 << 20
 PIPE_WIDTH = 250  # characters; into a file or a pipe, tables are not folded to the width of a screen
 
 
 @dataclass(frozen=True)
 class Result:
-    """Output of a command: `data` for `--json`, `shown` for the terminal."""
+    """Output of a command.
+
+    Attributes:
+        data: for `--json`.
+        shown: for the terminal.
+        failure: why the command exits with 1 all the same; empty where it does not.
+    """
 
     data: dict[str, Any]
-    shown: list[RenderableType] = field(default_factory=list)
+    shown: Sequence[RenderableType] = ()
+    failure: str = ""
 
 
 def print_result(as_json: bool, result: Result) -> None:
@@ -39,3 +49,24 @@ def json_line(data: dict[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     """Text of a value that JSON has no type for: a time or a path."""
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def new_table(*columns: str, left: Collection[str] | None = None, rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Make a table without lines; what is too long for its column goes on below.
+
+    Args:
+        columns: the headings.
+        left: headings of the columns that are aligned left, the others right; by default all of them.
+        rows: cells of each row.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="left" if left is None or name in left else "right", overflow="fold")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes as a person reads them."""
+    return f"{size_bytes / MIB:,.1f} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:,.0f} KiB"

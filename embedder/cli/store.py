@@ -6,37 +6,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import AsJson, ConfigFile, Settings, StoreUri
-from embedder.cli.results import Result, print_result
-from embedder.cli.store_access import open_files, write_access
-from embedder.cli.tables import MIB, new_table, size_text
-from embedder.config import RunConfig, load_config
+from embedder.cli.options import ReadConfig, StoreUri, command
+from embedder.cli.results import MIB, Result, new_table, size_text
+from embedder.cli.store_access import write_access
+from embedder.config import RunConfig
 from embedder.errors import ConfigError
+from embedder.store.files import StoreFiles
 from embedder.store.layout import describe_hold
 
 if TYPE_CHECKING:
     from embedder.store.history import PastRun
     from embedder.store.layout import Hold
 
-RunId = Annotated[str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; the one before else.")]
+RunId = Annotated[
+    str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; by default the one before.")
+]
 
 
-def history(
-    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
-) -> None:
+@command
+def history(read: ReadConfig, store: StoreUri = None) -> Result:
     """List what was published, and what of it can still be read."""
     from embedder.store.history import past_runs
     from embedder.store.layout import read_current
     from embedder.store.store_info import read_store_info
 
-    files = open_files(load_config(config, {"store": store}, settings or ()))
+    files = StoreFiles(read({"store": store}).required_store)
     read_store_info(files)
     current = read_current(files)
     hold = current.hold if current is not None and current.is_held else None
     runs = past_runs(files)
-    table = new_table("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
-    for run in runs:
-        table.add_row(run.run_id, *_history_cells(run), _state(run, hold))
+    columns = ("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
+    table = new_table(*columns, rows=[(run.run_id, *_history_cells(run), _state(run, hold)) for run in runs])
     data = [
         {
             "run_id": run.run_id,
@@ -50,7 +50,7 @@ def history(
     shown: list[RenderableType] = [table if runs else "nothing is published yet"]
     if hold is not None:
         shown.append(describe_hold(files.address, hold))
-    print_result(as_json, Result({"publications": data, "hold": hold.model_dump() if hold else None}, shown))
+    return Result({"publications": data, "hold": hold.model_dump() if hold else None}, shown)
 
 
 def _history_cells(run: "PastRun") -> list[str]:
@@ -81,29 +81,27 @@ def _model_name(model: str | None, fingerprint: str | None) -> str:
     return " ".join(part for part in (name, (fingerprint or "")[:8]) if part)
 
 
+@command
 def rollback(
+    read: ReadConfig,
     run_id: RunId = None,
     release: Annotated[bool, typer.Option("--release", help="Let `embed` and `refresh` publish again.")] = False,
     store: StoreUri = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Publish again what an earlier run published, with its model and its index, and hold it until --release."""
     if release and run_id is not None:
         raise ConfigError(f"rollback {run_id} --release: one or the other; a release changes nothing that is published")
-    run = load_config(config, {"store": store}, settings or ())
-    print_result(as_json, _release(run) if release else _roll_back(run, run_id))
+    run = read({"store": store})
+    return _release(run) if release else _roll_back(run, run_id)
 
 
 def _roll_back(config: RunConfig, run_id: str | None) -> Result:
-    from embedder.store.rollback import rollback as run_rollback
+    from embedder.store.history import rollback as run_rollback
     from embedder.store.store_info import published
-    from embedder.store_index.keep_index import kept_or_built
+    from embedder.store_index.keep_index import index_choice
 
-    files = open_files(config)
-    with write_access(files, config.index) as say:
-        new = run_rollback(files, run_id, kept_or_built(files, say, config.index), say)
+    with write_access(config) as files:
+        new = run_rollback(files, run_id, index_choice(files, config.index))
         hold = published(files).hold
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
@@ -117,10 +115,9 @@ def _roll_back(config: RunConfig, run_id: str | None) -> Result:
 
 
 def _release(config: RunConfig) -> Result:
-    from embedder.store.rollback import release
+    from embedder.store.history import release
 
-    files = open_files(config)
-    with write_access(files, config.index):
+    with write_access(config) as files:
         released = release(files)
     if released is None:
         return Result({"released": False, "hold": None}, ["no rollback holds the store: there is nothing to release"])
@@ -131,22 +128,20 @@ def _release(config: RunConfig) -> Result:
     return Result({"released": True, "hold": released.model_dump()}, [text])
 
 
+@command
 def vacuum(
+    read: ReadConfig,
     store: StoreUri = None,
     keep_days: Annotated[float, typer.Option(min=0, help="Keep what was published until then.")] = 7.0,
-    keep_versions: Annotated[int, typer.Option(min=1, help="Keep so many of the newest publications.")] = 2,
+    keep_versions: Annotated[int, typer.Option(min=1, help="Keep this number of the newest publications.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Delete files that no publication worth keeping and no unfinished run needs."""
-    run = load_config(config, {"store": store}, settings or ())
+    run = read({"store": store})
 
     from embedder.store.vacuum import vacuum as run_vacuum
 
-    files = open_files(run)
-    with write_access(files, run.index):
+    with write_access(run) as files:
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     paths = [info.path for info in done.deleted]
     count = f"{'would delete' if dry_run else 'deleted'} {len(paths):,} files, {size_text(done.size_bytes)}"
@@ -163,19 +158,18 @@ def vacuum(
         "needed": done.needed,
         "files": paths,
     }
-    print_result(as_json, Result(data, [*(paths if dry_run else ()), count, kept]))
+    return Result(data, [*(paths if dry_run else ()), count, kept])
 
 
+@command
 def compact(
+    read: ReadConfig,
     store: StoreUri = None,
     target_rows: Annotated[int | None, typer.Option(min=1, help="Rows of a part file.")] = None,
     target_mib: Annotated[float | None, typer.Option(min=0.001, help="MiB of a part file.")] = None,
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Put small part files together; no row changes, and the index stays."""
-    run = load_config(config, {"store": store}, settings or ())
+    run = read({"store": store})
 
     from embedder.store.compact import PartTarget
     from embedder.store.compact import compact as run_compact
@@ -185,9 +179,8 @@ def compact(
         num_rows=target_rows or default.num_rows,
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
-    files = open_files(run)
-    with write_access(files, run.index) as say:
-        new, tables = run_compact(files, target, say)
+    with write_access(run) as files:
+        new, tables = run_compact(files, target)
     shown: list[RenderableType] = [
         f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
         f"{size_text(each.bytes_rewritten)} written anew"
@@ -195,29 +188,27 @@ def compact(
     ]
     shown.append("nothing to compact" if new is None else f"published as run {new.run_id}; no row changed")
     data = {"published": new.model_dump() if new else None, "tables": [asdict(each) for each in tables]}
-    print_result(as_json, Result(data, shown))
+    return Result(data, shown)
 
 
-def migrate(
-    store: StoreUri = None, config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False
-) -> None:
+@command
+def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
     """Bring a store of an older format up to this one."""
-    run = load_config(config, {"store": store}, settings or ())
+    run = read({"store": store})
 
-    from embedder.store.layout import FORMAT_VERSION
     from embedder.store.migrate import migrate as run_migrate
+    from embedder.store.schema import FORMAT_VERSION
 
-    files = open_files(run)
-    with write_access(files, run.index) as say:
-        migrated = run_migrate(files, say)
+    with write_access(run) as files:
+        was_older, new = run_migrate(files)
     text = f"store {files.address}: format version {FORMAT_VERSION}"
-    if not migrated.was_older:
+    if not was_older:
         text += " already; nothing to do"
-    elif migrated.published is not None:
-        text += f", published as run {migrated.published.run_id}; no vector changed"
+    elif new is not None:
+        text += f", published as run {new.run_id}; no vector changed"
     data = {
         "format_version": FORMAT_VERSION,
-        "was_older": migrated.was_older,
-        "published": migrated.published.model_dump() if migrated.published else None,
+        "was_older": was_older,
+        "published": new.model_dump() if new else None,
     }
-    print_result(as_json, Result(data, [text]))
+    return Result(data, [text])

@@ -1,14 +1,18 @@
-"""The terminal: a console that shows text of files as it is, and the progress of a run on standard error."""
+"""The terminal: a console that shows text of files as it is; messages and progress on standard error."""
 
+import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from embedder.observability.redaction import mask
 from embedder.storage.printable import printable
 
 MAX_LINE_CHARACTERS = 4_000
@@ -40,50 +44,59 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Lay anything out; text that is no string controls the terminal as little."""
         for segment in super().render(renderable, options):
-            is_safe = segment.control or not _DANGEROUS.search(segment.text)
-            yield segment if is_safe else Segment(_DANGEROUS.sub(_shown, segment.text), segment.style)
+            text = segment.text if segment.control else _DANGEROUS.sub(lambda found: printable(found[0]), segment.text)
+            yield Segment(text, segment.style, segment.control)
 
 
-def _shown(match: re.Match[str]) -> str:
-    return printable(match[0])
+@cache
+def error_terminal() -> Terminal:
+    """Console of standard error; one, so that messages stand above a bar that is drawn."""
+    return Terminal(stderr=True)
 
 
-class TerminalWatcher:
-    """Messages and progress of a run on standard error; messages alone where that is no terminal."""
+class TerminalLog(logging.Handler):
+    """Handler that prints messages on standard error; secrets are masked."""
 
-    def __init__(self) -> None:
-        self.console = Terminal(stderr=True)
-
-    def say(self, message: str) -> None:
+    def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
-        self.console.print(message, style="dim", soft_wrap=True)
+        error_terminal().print(mask(record.getMessage()), style="dim", soft_wrap=True)
 
-    @contextmanager
-    def progress(self, num_items: int) -> Iterator[Callable[[int], None]]:
-        """Draw a bar over `num_items` items; yields the function that takes the number done."""
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task("starting", total=num_items or None, rate="")
+@contextmanager
+def progress_bar(total: int, description: str, num_done: int = 0) -> Iterator[Callable[[int, str, str], None]]:
+    """Draw a bar on standard error, where that is a terminal.
 
-            def on_progress(num_done: int) -> None:
-                seconds = bar.tasks[0].elapsed or 0
-                rate = f"{num_done / seconds:.0f} items/s" if seconds else ""
-                bar.update(task, completed=num_done, description="embedding", rate=rate)
+    Args:
+        total: number at the end; 0 where it is not known.
+        description: text beside it at first.
+        num_done: number at first.
 
-            yield on_progress
+    Yields:
+        Function that takes the number done, the text and the rate.
+    """
+    from rich import progress
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[rate]}"),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=error_terminal(), transient=True) as bar:
+        task = bar.add_task(description, total=total or None, completed=num_done, rate="")
+        yield lambda done, text, rate: bar.update(task, completed=done, description=text, rate=rate)
+
+
+@contextmanager
+def item_bar(num_items: int) -> Iterator[Callable[[int], None]]:
+    """Draw a bar over `num_items` items; yields the function that takes the number done."""
+    started_s = time.monotonic()
+    with progress_bar(num_items, "starting") as update:
+
+        def on_progress(num_done: int) -> None:
+            seconds = time.monotonic() - started_s
+            update(num_done, "embedding", f"{num_done / seconds:.0f} items/s" if seconds else "")
+
+        yield on_progress

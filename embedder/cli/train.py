@@ -1,12 +1,20 @@
 """`embedder train`: one training run, described by one TOML file."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 
 from embedder.cli.options import AsJson, Settings
-from embedder.cli.results import Result, print_result
+from embedder.cli.results import MIB, Result, print_result
+from embedder.cli.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from embedder.training.loop import OnStep
+    from embedder.training.run import TrainReport
 
 
 def train(
@@ -15,13 +23,43 @@ def train(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Align or fine-tune the towers on pairs of pictures and captions, through the same pipeline."""
+    """Align or fine-tune the towers on pairs of images and captions, through the same pipeline."""
     from embedder.training.config import load_train_config
 
     run = load_train_config(config, settings=settings or ())
 
-    from embedder.cli.render_training import TrainingWatcher, train_parts
     from embedder.training.run import train as run_training
 
-    report = run_training(run, TrainingWatcher(), resume=resume)
+    report = run_training(run, resume=resume, show_steps=step_bar)
     print_result(as_json, Result(report.model_dump(), train_parts(report)))
+
+
+@contextmanager
+def step_bar(num_steps: int, num_done: int) -> Iterator["OnStep"]:
+    """Draw a bar over the steps, with loss and last R@10; yields the function that takes them after each step."""
+    with progress_bar(num_steps, "decoding", num_done) as update:
+
+        def on_step(num_steps_done: int, epoch: int, loss: float, r_at_10: float | None) -> None:
+            held_out = "" if r_at_10 is None else f", held-out R@10 {r_at_10:.3f}"
+            update(num_steps_done, f"epoch {epoch}, loss {loss:.3f}{held_out}", "")
+
+        yield on_step
+
+
+def train_parts(report: "TrainReport") -> list[RenderableType]:
+    """The report as a person reads it."""
+    from embedder.training.loop import describe
+
+    rejected = f"{report.num_rejected:,} rejected, {report.num_unpaired:,} without an image or a caption"
+    lines: list[RenderableType] = [
+        f"{report.num_steps:,} steps ({report.num_epochs:.3g} epochs) over {report.num_items:,} items; {rejected}; "
+        f"{report.train_s:.1f} s on {report.device}; {report.num_cached:,} decoded images were kept in memory "
+        f"({report.cached_bytes / MIB:.0f} MiB)"
+    ]
+    if report.best is not None:
+        lines.append(f"best at step {report.best['step']:,}: {describe(report.best)}")
+    lines.append(f"model: {report.model}; the last one: {report.last}")
+    if report.delta is not None:
+        lines.append(f"the trained layers alone: {report.delta}; a model of them, wherever the base is:")
+        lines.append(f"    embedder model apply-delta {report.base} {report.delta} --out DIR")
+    return lines

@@ -8,18 +8,17 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, ConfigFile, Dtype, ModelUri, NumStages, PlanFile, Settings, source_override
-from embedder.cli.results import Result, print_result
-from embedder.cli.tables import MIB, new_table
-from embedder.config import load_config
-from embedder.errors import RunFailedError
+from embedder.cli.options import Dtype, ModelUri, NumStages, PlanFile, ReadConfig, command, source_override
+from embedder.cli.results import MIB, Result, new_table
 
 if TYPE_CHECKING:
     from embedder.verification.verify import Verification
 
 
+@command
 def verify(
-    source: Annotated[str | None, typer.Argument(help="What to verify with; the shipped pictures else.")] = None,
+    read: ReadConfig,
+    source: Annotated[str | None, typer.Argument(help="What to verify with; the shipped images otherwise.")] = None,
     model: ModelUri = None,
     plan: PlanFile = None,
     num_stages: NumStages = None,
@@ -28,21 +27,17 @@ def verify(
     tolerance: Annotated[float | None, typer.Option(min=0, help="Largest absolute difference allowed.")] = None,
     min_cosine: Annotated[float | None, typer.Option(max=1, help="Least cosine allowed.")] = None,
     device: Annotated[str, typer.Option(help="torch device: cpu, cuda.")] = "cpu",
-    config: ConfigFile = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Compare the stages' output with the unsplit towers'; exit 1 where they are too far apart."""
     sources = source_override(source)
     overrides = {"model": model, "source": sources, "plan": plan, "num_stages": num_stages, "dtype": dtype}
-    run = load_config(config, overrides, settings or ())
+    run = read(overrides)
 
     from embedder.verification.verify import verify as run_verify
 
     found = run_verify(run, num_items=num_items, max_difference=tolerance, min_cosine=min_cosine, device=device)
-    print_result(as_json, Result(_verification_data(found), _verification_parts(found)))
-    if found.failures:
-        raise RunFailedError(f"verify: {'; '.join(found.failures)}")
+    failure = f"verify: {'; '.join(found.failures)}" if found.failures else ""
+    return Result(_verification_data(found), _verification_parts(found), failure)
 
 
 def _verification_data(found: "Verification") -> dict[str, Any]:
@@ -82,7 +77,7 @@ def _comparisons(found: "Verification") -> Table:
 
 def _precisions(found: "Verification") -> Table:
     """Costs of each dtype, and beside them what it loses."""
-    table = new_table("dtype", "weights, MiB", "stages, ms/row", "least cosine", "mean cosine", "R@10, text to picture")
+    table = new_table("dtype", "weights, MiB", "stages, ms/row", "least cosine", "mean cosine", "R@10, text to image")
     for each in found.precisions:
         least, mean = (
             ", ".join(f"{side} {value:.5f}" for side, value in values.items())

@@ -6,7 +6,7 @@ For speed: skipped outside of the versions that they were tested with, and with 
     malloc                              glibc's thresholds, through `mallopt`, which is public: no versions
     ray_start.light_start               no monitor, log monitor and API server beside Ray
     ray_callbacks.SchedulerThrottle     pauses in Ray Data's scheduling loop
-    actor_pool_scaling                  Ray Data's autoscaler of actor pools
+    ray_callbacks.SteadyPools           Ray Data's autoscaler of actor pools
     shards.compat.deferred_compiler     no `torch._dynamo` while timm and transformers are imported
 
 For correctness: skipped outside of the versions alone, each with a fallback that its docstring names.

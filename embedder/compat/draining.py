@@ -62,8 +62,7 @@ def execution_callbacks() -> list[type]:
     """Return the classes of callbacks that Ray Data is to make for each dataset that it executes."""
     callbacks: list[type] = []
     if saves_time("Ray Data's scheduling with pauses and steady actor pools", TESTED):
-        from embedder.compat.actor_pool_scaling import SteadyPools
-        from embedder.compat.ray_callbacks import SchedulerThrottle
+        from embedder.compat.ray_callbacks import SchedulerThrottle, SteadyPools
 
         callbacks += [SchedulerThrottle, SteadyPools]
     if is_tested("the early end of a Ray Data run", TESTED, "a run that is stopped or fails waits for Ray"):

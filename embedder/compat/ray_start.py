@@ -37,19 +37,26 @@ def light_start() -> Iterator[None]:
         if is_tested("Ray's start with SIGTERM left alone", TESTED, "SIGTERM while Ray starts ends this process"):
             from ray._private import utils
 
-            patches.enter_context(_replaced(utils, "set_sigterm_handler", lambda _: None))
+            patches.enter_context(replaced(utils, "set_sigterm_handler", lambda _: None))
         if saves_time("Ray's start without its monitors", TESTED):
             from ray._private.node import Node
             from ray._private.parameter import RayParams
 
             init = partialmethod(RayParams.__init__, no_monitor=True, include_log_monitor=False)
-            patches.enter_context(_replaced(RayParams, "__init__", init))
-            patches.enter_context(_replaced(Node, "start_api_server", lambda *_, **__: None))
+            patches.enter_context(replaced(RayParams, "__init__", init))
+            patches.enter_context(replaced(Node, "start_api_server", lambda *_, **__: None))
         yield
 
 
 @contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute for the block.
+
+    Args:
+        owner: module, class or object.
+        name: name of the attribute.
+        value: its value in the block.
+    """
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 from embedder.config import RunConfig
 from shards.plan import ShardPlan
-from shards.planning.costs import STARTUP_S
+from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
+from shards.planning.devices import DEVICES
 
-# Careful guesses of what one core does, in operations and in images per second, and of Ray's part of all work. Their
-# error matters only where one process decodes too slowly for all cores.
-CORE_FLOPS = 6e10
-GPU_FLOPS = 5e12  # a small GPU, in float32
-DECODED_PER_S = 400.0
-RAY_FACTOR = 1.1
+# The planner's estimates, in float32, on a core and on a small GPU. Their error matters only where one process decodes
+# too slowly for all cores.
+CORE_FLOPS, GPU_FLOPS = (DEVICES[name].flops_in("float32") for name in ("CPU", "T4"))
+RAY_FACTOR = 1.1  # Ray's part of all work
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,12 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         return EngineChoice("ray", 'stages ask for device = "cuda"')
     if config.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages):
         return EngineChoice("ray", "the plan places stages on GPUs")
-    encode_s = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages) / CORE_FLOPS
-    decode_s = 1 / DECODED_PER_S
-    shared_s = (encode_s + decode_s) / num_cpus
-    local_s = num_items * max(shared_s, decode_s)
+    flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
+    shared_s = (flops / CORE_FLOPS + IMAGE_DECODE_S) / num_cpus
+    local_s = num_items * max(shared_s, IMAGE_DECODE_S)
     on_gpus = num_gpus if "auto" in config.devices else 0
     if on_gpus:
-        shared_s = max(decode_s / num_cpus, encode_s * CORE_FLOPS / GPU_FLOPS / on_gpus)
+        shared_s = max(IMAGE_DECODE_S / num_cpus, flops / GPU_FLOPS / on_gpus)
     ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
     reason = (
         f"{num_items:,} items are about {local_s:.0f} s in one process and {ray_s:.0f} s on Ray"

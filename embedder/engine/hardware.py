@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -50,11 +51,8 @@ def process_tree() -> list[psutil.Process]:
 
 def pss_bytes(processes: Iterable[psutil.Process]) -> int:
     """Sum the memory of several processes, each shared page counted once (proportional set size)."""
-    return sum(_pss_bytes(process) for process in processes)
-
-
-def _pss_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0  # it ended after it was listed
+    total = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended after it was listed
+            total += process.memory_full_info().pss
+    return total

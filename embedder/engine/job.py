@@ -6,14 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.engine.resources import Allocation, Available, allocate, niceness_by_work
+from embedder.engine import hardware
+from embedder.engine.resources import Allocation, Available, allocate, niceness_by_work, requested
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageSpec
 from embedder.storage.model_download import resolve_model
-from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.part_writer import RunMetadata
 from embedder.store.runs import Run
@@ -64,11 +64,6 @@ class Job:
     stages: tuple[StageSpec, ...]
     run: Run
     stamp: RunMetadata
-
-    @property
-    def files(self) -> StoreFiles:
-        """Files of the store."""
-        return self.run.files
 
 
 def plan_job(
@@ -166,18 +161,35 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
     return plan
 
 
-def bytes_per_row(model: Model, plan: ShardPlan) -> int:
-    """Sum the bytes of one image with its caption over all cuts, its pixels included."""
-    return sum(_handed_on_bytes(model, plan))
+def stage_threads(config: RunConfig) -> int:
+    """Return the torch threads of a stage on this machine."""
+    return requested(config, Available(hardware.num_cpus())).stages[0].num_threads
 
 
-def largest_bytes_per_row(model: Model, plan: ShardPlan) -> int:
-    """Return the bytes of one image with its caption where they are largest between two steps."""
-    return max(_handed_on_bytes(model, plan))
+def check_int8(config: RunConfig, model: Model) -> None:
+    """Refuse int8 where it makes the model no faster or no smaller, as measured on this machine's device.
+
+    On a cluster (`ray_address`) the stages' device isn't here, and nothing is refused; `embedder verify --dtype int8`
+    on one of its nodes measures there.
+
+    Raises:
+        ConfigError: it doesn't help; the message has the figures.
+    """
+    if config.dtype != "int8" or config.ray_address is not None:
+        return
+    import torch
+
+    from shards.int8_benefit import measure_int8_benefit
+
+    may_be_cuda = config.engine != "local" and config.devices != {"cpu"}
+    device = "cuda" if may_be_cuda and torch.cuda.is_available() else "cpu"
+    refusal = measure_int8_benefit(model.folder, device, num_threads=stage_threads(config)).refusal()
+    if refusal is not None:
+        raise ConfigError(f"dtype: {refusal}")
 
 
-def _handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
-    """Bytes of one image with its caption as each step hands them on: pixels first, then over each cut."""
+def handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
+    """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut."""
     pixels = 3 * model.config.preprocess.image_size**2
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
@@ -186,7 +198,7 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     """Return the settings of the decode step."""
     limits = config.decode
     return DecodeSpec(
-        fit=resize_spec(model),
+        resize=resize_spec(model),
         limits=DecodeLimits(
             timeout_s=limits.timeout_s,
             video_timeout_s=limits.video_timeout_s,
@@ -208,7 +220,7 @@ def resize_spec(model: Model) -> ResizeSpec:
     preprocess = model.config.preprocess
     return ResizeSpec(
         image_size=preprocess.image_size,
-        resize=preprocess.resize,
+        mode=preprocess.resize,
         interpolation=preprocess.interpolation,
         reduced_decode=preprocess.reduced_decode,
         resampler=preprocess.resampler,

@@ -22,7 +22,7 @@ from embedder.engine.job import Job
 from embedder.engine.local_threads import encode_all
 from embedder.engine.signals import StopRequest
 from embedder.steps.decode import VERSIONS, decode, forget_reader
-from embedder.store.part_writer import write_part
+from embedder.store.part_writer import gathered, write_part
 
 if TYPE_CHECKING:
     from embedder.steps.stage import Stage
@@ -43,36 +43,23 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
         stop: request to end early, if one may come.
     """
     listing = list(listing)
-    stop = stop or StopRequest(job.run, timeout_s=math.inf)
+    stop = stop or StopRequest(job.run.request_stop, timeout_s=math.inf)
     stages = _Stages(job, stop)
     if not all(may_be_equal(table) for table in listing):
         with stop.breakable():
             stages.load()
-    rows: list[pa.Table] = []
-    task = 0
     with closing(ahead(_decoded(listing, job), lambda: stop.asked)) as decoded:
-        for table in encode_all(decoded, stages.encode, hardware.num_cpus()):
-            if not table.num_rows:
-                continue
-            rows.append(table)
-            if sum(part.num_rows for part in rows) >= job.config.rows_per_part:
-                write_part(job.files, job.stamp, task, concat_rows(rows))
-                rows, task = [], task + 1
+        encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
+        for task, rows in enumerate(gathered(encoded, job.config.rows_per_part)):
+            write_part(job.run.files, job.stamp, task, rows)
     if stop.asked:
         forget_reader()  # a thread that was not waited for may still use it
-    if rows:
-        write_part(job.files, job.stamp, task, concat_rows(rows))
 
 
 def may_be_equal(listing: pa.Table) -> bool:
     """Whether all of a listing's items have rows that may stay or be taken over."""
     versions = [listing[name] for name in VERSIONS if name in listing.schema.names]
     return bool(versions) and pc.coalesce(*versions).null_count == 0
-
-
-def concat_rows(tables: list[pa.Table]) -> pa.Table:
-    """Concatenate tables whose columns stand in different orders."""
-    return pa.concat_tables([table.select(tables[0].schema.names) for table in tables])
 
 
 class _Stages:

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain, islice
 
 import pyarrow as pa
@@ -20,38 +19,36 @@ NUM_TRIALS = 3  # tables for each worker; the first one loads kernels and fills 
 MIN_GAIN = 0.05  # less is noise
 
 
-@dataclass(frozen=True)
-class LocalThreads:
-    """Pool of workers that encode tables.
+def encode_with(
+    tables: Iterable[pa.Table], encode: Encode, num_workers: int, num_threads: int
+) -> Generator[pa.Table, None, None]:
+    """Encode tables in threads and yield them in their order; at most one for each worker is taken ahead.
 
-    Attributes:
+    Args:
+        tables: decoded tables.
+        encode: thread-safe function that encodes one.
         num_workers: Python threads.
         num_threads: torch threads of each.
     """
 
-    num_workers: int
-    num_threads: int
-
-    def encode_all(self, tables: Iterable[pa.Table], encode: Encode) -> Generator[pa.Table, None, None]:
-        """Encode tables and yield them in their order; at most one for each worker is taken ahead."""
-        with ThreadPoolExecutor(self.num_workers, "encode") as pool:
-            under_way: deque[Future[pa.Table]] = deque()
-            try:
-                for table in tables:
-                    under_way.append(pool.submit(self._encode, encode, table))
-                    if len(under_way) > self.num_workers:
-                        yield under_way.popleft().result()
-                while under_way:
-                    yield under_way.popleft().result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _encode(self, encode: Encode, table: pa.Table) -> pa.Table:
+    def work(table: pa.Table) -> pa.Table:
         if _has_torch():
             import torch
 
-            torch.set_num_threads(self.num_threads)  # a setting of the calling thread
+            torch.set_num_threads(num_threads)  # a setting of the calling thread
         return encode(table)
+
+    with ThreadPoolExecutor(num_workers, "encode") as pool:
+        under_way: deque[Future[pa.Table]] = deque()
+        try:
+            for table in tables:
+                under_way.append(pool.submit(work, table))
+                if len(under_way) > num_workers:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _has_torch() -> bool:
@@ -67,21 +64,21 @@ def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Ite
         encode: thread-safe function that encodes one.
         num_cpus: cores to use.
     """
-    single_threaded = LocalThreads(num_cpus, 1)
+    single_threaded, multi_threaded = (num_cpus, 1), (1, num_cpus)  # workers, and threads of each
     if num_cpus == 1:
-        yield from single_threaded.encode_all(tables, encode)
+        yield from encode_with(tables, encode, *single_threaded)
         return
-    candidates, rows_per_s = (single_threaded, LocalThreads(1, num_cpus)), []
-    for threads in candidates:
+    rows_per_s = []
+    for threads in (single_threaded, multi_threaded):
         warm_up = list(islice(tables, num_cpus))
-        yield from threads.encode_all(warm_up, encode)
+        yield from encode_with(warm_up, encode, *threads)
         trial = list(islice(tables, (NUM_TRIALS - 1) * num_cpus))
         if not _has_torch():
-            yield from single_threaded.encode_all(chain(trial, tables), encode)
+            yield from encode_with(chain(trial, tables), encode, *single_threaded)
             return
         started_s = time.perf_counter()
-        done = list(threads.encode_all(trial, encode))
+        done = list(encode_with(trial, encode, *threads))
         rows_per_s.append(sum(table.num_rows for table in done) / (time.perf_counter() - started_s))
         yield from done
-    best = candidates[1] if rows_per_s[1] > (1 + MIN_GAIN) * rows_per_s[0] else single_threaded
-    yield from best.encode_all(tables, encode)
+    best = multi_threaded if rows_per_s[1] > (1 + MIN_GAIN) * rows_per_s[0] else single_threaded
+    yield from encode_with(tables, encode, *best)

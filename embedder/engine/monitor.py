@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+import numpy as np
 import psutil
 
 from embedder.engine import hardware
-from embedder.engine.cpu_use import CpuUse
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal import read_entry
@@ -22,8 +22,39 @@ BUCKET_INTERVAL_S = 5.0  # a listing and each new entry in it are requests
 # second, that would be a fourteenth of two cores.
 MEMORY_SHARE = 0.01  # of one core, for reading memory
 
+Identity = tuple[int, float]  # process id and start time: ids are used again
 OnProgress = Callable[[int], None]
 """Takes the number of items finished by this session, whenever it has grown."""
+
+
+class CpuUse:
+    """Sum of the CPU seconds of processes, those that have ended since the last reading included.
+
+    Args:
+        totals: earlier readings: Unix time, and CPU seconds up to then.
+    """
+
+    def __init__(self, totals: Iterable[tuple[float, float]] = ()) -> None:
+        self._seconds: dict[Identity, float] = {}
+        self._totals = list(totals)
+
+    def look(self, processes: Iterable[psutil.Process]) -> None:
+        """Read the clocks of all processes; one that lives shorter than the time between two readings may be missed."""
+        for process in processes:
+            try:
+                times = process.cpu_times()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            self._seconds[process.pid, process.create_time()] = times.user + times.system
+        self._totals.append((time.time(), sum(self._seconds.values())))
+
+    def between(self, start_s: float, stop_s: float) -> float:
+        """Return the CPU seconds between two Unix times, interpolated between the readings; 0 before two readings."""
+        if not self._totals:
+            return 0.0
+        times_s, totals_s = np.array(self._totals).T
+        at_start, at_stop = np.interp([start_s, stop_s], times_s, totals_s)
+        return max(float(at_stop - at_start), 0.0)
 
 
 class PeakMemory:

@@ -1,15 +1,12 @@
-"""Interface of the display of a run."""
+"""Interface of a display of a run's progress."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+
+ShowProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Function from the number of items to a block, which receives the number of items done each time that it changes."""
 
 
-class RunWatcher(Protocol):
-    """Display of a run: lines and progress."""
-
-    def say(self, message: str) -> None:
-        """Show one line."""
-
-    def progress(self, num_items: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Show progress while the block runs; yields a function that takes the number of items done."""
+def no_progress(num_items: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Show nothing; a `ShowProgress`."""
+    return nullcontext(lambda num_done: None)

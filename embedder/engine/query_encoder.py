@@ -11,6 +11,7 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.engine.job import Model, resize_spec
 from embedder.errors import ConfigError
 from embedder.media.errors import DecodeError
+from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from embedder.storage.printable import is_text
@@ -100,7 +101,8 @@ class QueryEncoder:
                 return self._decoder.image(image, resize_spec(self.model))
         except DecodeError as error:
             name = "the image" if isinstance(image, bytes) else str(image)
-            raise ConfigError(f"{name}: {error.message}; give a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file") from None
+            *first, last = (each.name for each in IMAGE_FORMATS)
+            raise ConfigError(f"{name}: {error.message}; give a {', '.join(first)} or {last} file") from None
 
     @locked_cached_property
     def _captions(self) -> CaptionEncoder:

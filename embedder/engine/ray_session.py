@@ -3,13 +3,13 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from embedder.compat import worker_options
-from embedder.compat.ray_start import bind_to_loopback, light_start
+from embedder.compat.ray_start import bind_to_loopback, light_start, replaced
 from embedder.engine import hardware
 from embedder.engine.interrupts import held
 from embedder.engine.resources import OBJECT_STORE_BYTES, Available
@@ -128,20 +128,11 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
         "enable_progress_bars": False,
         "print_on_execution_start": False,
     }
-    before = {name: getattr(context, name) for name in settings}
-    loggers = {logging.getLogger(name): level for name, level in LOG_LEVELS.items()}
-    levels = {logger: logger.level for logger in loggers}
-    _apply(context, settings)
-    try:
-        for logger, level in loggers.items():
+    with ExitStack() as changes:
+        for name, value in settings.items():
+            changes.enter_context(replaced(context, name, value))
+        for name, level in LOG_LEVELS.items():
+            logger = logging.getLogger(name)
+            changes.callback(logger.setLevel, logger.level)
             logger.setLevel(level)
         yield
-    finally:
-        _apply(context, before)
-        for logger, level in levels.items():
-            logger.setLevel(level)
-
-
-def _apply(context: object, settings: Mapping[str, object]) -> None:
-    for name, value in settings.items():
-        setattr(context, name, value)

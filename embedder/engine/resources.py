@@ -102,7 +102,8 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
         ConfigError: the requests don't fit; the message says what to change.
     """
     allocation = requested(config, available, planned)
-    check_fits(allocation, available)
+    check_cpus(allocation, available.num_cpus)  # or Ray would wait for ever
+    check_gpus(allocation, available.num_devices)
     return growing_within(allocation, available)
 
 
@@ -230,16 +231,6 @@ def describe_devices(allocation: Allocation, available: Available) -> str | None
         for index, stage in enumerate(allocation.stages)
     ]
     return f"{available.num_devices} GPU(s): {', '.join(stages)}"
-
-
-def check_fits(allocation: Allocation, available: Available) -> None:
-    """Refuse requests for which Ray would wait forever.
-
-    Raises:
-        ConfigError: there are too few CPUs or GPUs.
-    """
-    check_cpus(allocation, available.num_cpus)
-    check_gpus(allocation, available.num_devices)
 
 
 def check_gpus(allocation: Allocation, num_devices: int) -> None:

@@ -1,5 +1,6 @@
 """Stop of a run by Ctrl-C, SIGTERM or its time limit: begin nothing, keep what is finished, wait a limited time."""
 
+import logging
 import queue
 import signal
 import threading
@@ -7,20 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Protocol
 
 from embedder.engine.interrupts import SignalCount, hand_on, handling
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 
+LOG = logging.getLogger(__name__)
 FINISHING = "finishing what is in flight"
-
-
-class Stoppable(Protocol):
-    """A run."""
-
-    def request_stop(self) -> None:
-        """Ask it to come to an end."""
 
 
 class StopRequest:
@@ -30,14 +24,20 @@ class StopRequest:
         asked: whether the run is to stop.
         by_signal: whether a signal asked, so that somebody waits.
         deadline_s: monotonic time after which work in flight is left; None for no limit.
+        can_break: whether a signal may break off the main thread's work.
     """
 
-    def __init__(self, run: Stoppable, timeout_s: float) -> None:
-        self.asked = self.by_signal = False
+    def __init__(self, spread: Callable[[], None], timeout_s: float) -> None:
+        """Start without a request.
+
+        Args:
+            spread: asks the run's tasks elsewhere; `Run.request_stop`.
+            timeout_s: seconds that work in flight may take after a signal.
+        """
+        self.asked = self.by_signal = self.can_break = False
         self.deadline_s: float | None = None
         self.timeout_s = timeout_s
-        self._run = run
-        self._can_break = False
+        self._spread = spread
 
     def request_stop(self) -> None:
         """Ask the run to take nothing further."""
@@ -52,7 +52,7 @@ class StopRequest:
     def spread(self) -> None:
         """Ask the run's tasks elsewhere; where its store can't be written, the request doesn't reach them."""
         with suppress(StoreError, StoreUnavailableError):
-            self._run.request_stop()
+            self._spread()
 
     @property
     def notice(self) -> str:
@@ -64,24 +64,19 @@ class StopRequest:
         """Whether the time for work in flight is over."""
         return self.deadline_s is not None and time.monotonic() > self.deadline_s
 
-    def can_break(self) -> bool:
-        """Whether a signal may break off the main thread's work."""
-        return self._can_break
-
     @contextmanager
     def breakable(self) -> Iterator[None]:
         """Let a signal break off the block: nothing is in flight that could be kept."""
-        self._can_break = True
+        self.can_break = True
         try:
             yield
         finally:
-            self._can_break = False
+            self.can_break = False
 
 
 @contextmanager
 def stop_on_signals(
     note: Callable[[], None],
-    announce: Callable[[str], None],
     notice: str = FINISHING,
     *,
     spread: Callable[[], None] = lambda: None,
@@ -89,13 +84,12 @@ def stop_on_signals(
 ) -> Iterator[None]:
     """Turn the first signal into a request; the second one goes to the earlier handler.
 
-    A thread announces it, as the interrupted main thread may hold the locks of a display.
+    A thread logs a line about it before the block ends, as the interrupted main thread may hold the locks of a display.
 
     Args:
         note: sets the request, and does no more: the main thread was interrupted anywhere.
-        announce: shows a line, before the block ends.
-        notice: text of that line: what is waited for.
-        spread: passes the request on, after the announcement.
+        notice: what the line says that is waited for.
+        spread: passes the request on, after that line.
         can_break: whether the signal may go to the earlier handler at once.
     """
     if threading.current_thread() is not threading.main_thread():  # Python takes signals in that one only
@@ -114,7 +108,7 @@ def stop_on_signals(
 
     def announce_signal() -> None:
         if (number := received.get()) is not None:
-            announce(f"{signal.Signals(number).name}: {notice}; once more stops at once")
+            LOG.info(f"{signal.Signals(number).name}: {notice}; once more stops at once")
             spread()
 
     thread = threading.Thread(target=announce_signal, name="stop", daemon=True)
@@ -128,13 +122,12 @@ def stop_on_signals(
 
 
 @contextmanager
-def stop_at(run: Stoppable, moment_s: float | None, announce: Callable[[str], None]) -> Iterator[threading.Event]:
+def stop_at(request_stop: Callable[[], None], moment_s: float | None) -> Iterator[threading.Event]:
     """Ask the run to stop at a given time; the event that it yields is set when that happens.
 
     Args:
-        run: the run.
+        request_stop: asks the run to stop.
         moment_s: Unix time; none never stops it.
-        announce: shows a line when the time is up.
     """
     time_up = threading.Event()
     if moment_s is None:
@@ -143,8 +136,8 @@ def stop_at(run: Stoppable, moment_s: float | None, announce: Callable[[str], No
 
     def ask() -> None:
         time_up.set()
-        announce("time is up: finishing what is in flight")
-        run.request_stop()
+        LOG.info("time is up: finishing what is in flight")
+        request_stop()
 
     if (left_s := moment_s - time.time()) <= 0:
         ask()

@@ -1,7 +1,6 @@
 """Evaluate a published store: the model alone, its index, and the two together."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,14 +9,13 @@ import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import USER_MISTAKES
-from embedder.evaluation.exact import ExactNeighbours, Ints, RelevantPairs, right_rows, search_exactly
+from embedder.evaluation.exact import RelevantPairs, right_rows, search_exactly
 from embedder.evaluation.images import ImageTable
-from embedder.evaluation.index_search import IndexAnswers, ask_index, index_figures
-from embedder.evaluation.metrics import GroupFigures, by_group, mean_reciprocal_rank, recalls
-from embedder.evaluation.query_file import QueryFile, file_query_set, known_only, read_query_file
-from embedder.evaluation.query_sets import OWN_CAPTIONS, QuerySet, own_captions
-from embedder.evaluation.report import Evaluation, ModelFigures, QueryFigures
-from embedder.evaluation.timing import Latency, time_each
+from embedder.evaluation.index_recall import ask_index, index_figures
+from embedder.evaluation.metrics import by_group, mean_reciprocal_rank, recalls
+from embedder.evaluation.query_sets import OWN_CAPTIONS, QuerySet, file_query_set, own_captions, read_query_file
+from embedder.evaluation.report import Evaluation, Latency, ModelFigures, QueryFigures
+from embedder.evaluation.timing import time_each
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.tables import RecordTable
 
@@ -56,7 +54,6 @@ DEFAULT_OPTIONS = EvaluationOptions()
 def evaluate(
     store: Store | RunConfig,
     options: EvaluationOptions = DEFAULT_OPTIONS,
-    say: Callable[[str], None] = LOG.info,
     **keywords: Any,
 ) -> Evaluation:
     """Measure retrieval by exact search and through the index, recall of the index, speed and memory.
@@ -64,7 +61,6 @@ def evaluate(
     Args:
         store: from `embedder.open_store`, or a configuration that names one.
         options: see `EvaluationOptions`.
-        say: receives progress messages; by default they are logged.
         keywords: fields of `EvaluationOptions`, over those of `options`: `num_queries=500, group="modality"`.
 
     Raises:
@@ -76,14 +72,25 @@ def evaluate(
     if isinstance(store, RunConfig):
         store = open_store(store.required_store, model=store.model)
     file = None if options.queries is None else read_query_file(options.queries, options.group)
-    say("reading ids and queries")
+    LOG.info("reading ids and queries")
     images = ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))
-    file = None if file is None else known_only(file, images)
-    query_set = _query_set(store, options, file)
+    if file is None:
+        query_set = own_captions(store, options.num_queries or DEFAULT_NUM_CAPTIONS, options.group)
+    else:
+        query_set = file_query_set(file, store, images, options.num_queries, options.group)
     right_items = images.numbers_of(pa.array(query_set.item_ids, pa.string()))
-    answers = _ask_index(store, images, query_set, right_items, options, say)
-    say(f"comparing {len(query_set.texts):,} queries with all {len(images):,} images")
-    exact = _search_exactly(images, query_set, right_items, answers, options)
+    right = right_rows(query_set.queries, right_items, images.items)
+    answers, found = None, RelevantPairs(right.queries[:0], right.rows[:0])
+    if store.current.index is not None:
+        LOG.info(f"searching index {store.current.index}")
+        answers = ask_index(store, store.current.index, images, query_set, right_items, max(options.ks))
+        found = answers.pairs()
+    LOG.info(f"comparing {len(query_set.texts):,} queries with all {len(images):,} images")
+    exact = search_exactly(query_set.vectors, images.blocks, images.items, right, max(options.ks), found)
+    groups = []
+    if query_set.groups is not None:
+        through_index = None if answers is None else answers.ranks
+        groups = by_group(query_set.queries, query_set.groups, exact.ranks, through_index, options.ks)
     encoding, failure = _time_encoding(store, query_set.texts[:NUM_ENCODED])
     return Evaluation(
         store=store.files.address,
@@ -93,55 +100,18 @@ def evaluate(
         evaluated_at=datetime.now(UTC).isoformat(timespec="seconds"),
         num_pictures=len(images),
         num_items=len(images.item_ids),
-        queries=_query_figures(query_set, file),
+        queries=QueryFigures(
+            source=query_set.source,
+            num_queries=len(query_set.texts),
+            num_answers=len(query_set.item_ids),
+            num_unknown=query_set.num_unknown,
+        ),
         model=ModelFigures(r_at=recalls(exact.ranks, options.ks), mrr=mean_reciprocal_rank(exact.ranks)),
         index=None if answers is None else index_figures(answers, exact, query_set.vectors, options.ks),
         encoding=encoding,
-        groups=_groups(query_set, exact, answers, options),
-        notes=[*_notes(query_set, file, answers, options), *failure],
+        groups=groups,
+        notes=[*_notes(query_set, options, has_index=answers is not None), *failure],
     )
-
-
-def _query_set(store: Store, options: EvaluationOptions, file: QueryFile | None) -> QuerySet:
-    if file is not None:
-        return file_query_set(file, store, options.num_queries, options.group)
-    return own_captions(store, options.num_queries or DEFAULT_NUM_CAPTIONS, options.group)
-
-
-def _ask_index(
-    store: Store,
-    images: ImageTable,
-    query_set: QuerySet,
-    right_items: Ints,
-    options: EvaluationOptions,
-    say: Callable[[str], None],
-) -> IndexAnswers | None:
-    number = store.current.index
-    if number is None:
-        return None
-    say(f"searching index {number}")
-    return ask_index(store, number, images, query_set.vectors, query_set.queries, right_items, max(options.ks))
-
-
-def _search_exactly(
-    images: ImageTable,
-    query_set: QuerySet,
-    right_items: Ints,
-    answers: IndexAnswers | None,
-    options: EvaluationOptions,
-) -> ExactNeighbours:
-    right = right_rows(query_set.queries, right_items, images.items)
-    found = RelevantPairs(right.queries[:0], right.rows[:0]) if answers is None else answers.pairs()
-    return search_exactly(query_set.vectors, images.blocks, images.items, right, max(options.ks), found)
-
-
-def _groups(
-    query_set: QuerySet, exact: ExactNeighbours, answers: IndexAnswers | None, options: EvaluationOptions
-) -> list[GroupFigures]:
-    if query_set.groups is None:
-        return []
-    through_index = None if answers is None else answers.ranks
-    return by_group(query_set.queries, query_set.groups, exact.ranks, through_index, options.ks)
 
 
 def _time_encoding(store: Store, texts: list[str]) -> tuple[Latency | None, list[str]]:
@@ -152,24 +122,13 @@ def _time_encoding(store: Store, texts: list[str]) -> tuple[Latency | None, list
         return None, [f"encoding was not timed: {error}"]
 
 
-def _query_figures(query_set: QuerySet, file: QueryFile | None) -> QueryFigures:
-    return QueryFigures(
-        source=query_set.source,
-        num_queries=len(query_set.texts),
-        num_answers=len(query_set.item_ids),
-        num_unknown=0 if file is None else file.num_unknown,
-    )
-
-
-def _notes(
-    query_set: QuerySet, file: QueryFile | None, answers: IndexAnswers | None, options: EvaluationOptions
-) -> list[str]:
+def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) -> list[str]:
     notes = []
     limit = options.num_queries or (DEFAULT_NUM_CAPTIONS if query_set.source == OWN_CAPTIONS else None)
     if limit == len(query_set.texts):
         notes.append(f"at most {limit:,} queries are asked, those with the lowest hashes; --num-queries asks more")
-    if file is not None and file.num_unknown:
-        notes.append(f"{file.num_unknown:,} rows of the file were left out: the store has no image of their items")
-    if answers is None:
+    if query_set.num_unknown:
+        notes.append(f"{query_set.num_unknown:,} rows of the file were left out: the store has no image of their items")
+    if not has_index:
         notes.append("there is no index: search is exact; `embedder index build` makes one")
     return notes

@@ -1,27 +1,180 @@
-"""Recall of an index: the rank of each query's right item among its hits, and the share of the exact answer found."""
+"""Measurements of the published index: ranks and recall of its answers, latency by search setting, and memory."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+import psutil
 
-from embedder.evaluation.exact import TIE, ExactNeighbours, Ints
+from embedder.engine.hardware import num_cpus
+from embedder.evaluation.exact import TIE, ExactNeighbours, Ints, RelevantPairs
 from embedder.evaluation.images import ImageTable
-from index.vectors import Floats
+from embedder.evaluation.metrics import mean, recalls
+from embedder.evaluation.query_sets import QuerySet
+from embedder.evaluation.report import CurvePoint, IndexFigures, Latency
+from embedder.evaluation.timing import time_each, time_throughput
+from embedder.retrieval.snapshot import match_keys
+from embedder.retrieval.store_api import Store
+from embedder.store_index.versions import open_version
+from index.designs import Parameters, parse_design
+from index.manifest import Manifest
+from index.search import Index
+from index.vectors import Floats, Neighbours
 
-if TYPE_CHECKING:
-    from index.search import Index, Neighbours
+CURVE_DEPTH = 10
+RERANKING = "k_factor"
 
-Search = Callable[[Floats, int], "Neighbours"]
+Search = Callable[[Floats, int], Neighbours]
+
+
+@dataclass(frozen=True)
+class EffortTrial:
+    """One search setting of the index, timed.
+
+    Attributes:
+        parameters: of the search.
+        latency: of one query.
+        rows: int64 (Q, k), rows of the table found, -1 for none.
+    """
+
+    parameters: Parameters
+    latency: Latency
+    rows: Ints
+
+
+@dataclass(frozen=True)
+class IndexAnswers:
+    """Answers of the index to all queries.
+
+    Attributes:
+        number: version of the index.
+        index: opened.
+        resident_bytes: growth of this process, by opening the index and searching it.
+        ranks: int64 (Q,), wrong items before the right one among the hits; the number of items where it was not.
+        rows: int64 (Q, k), rows of the table that a plain search found.
+        trials: the settings of the curve.
+    """
+
+    number: int
+    index: Index
+    resident_bytes: int
+    ranks: Ints
+    rows: Ints
+    trials: list[EffortTrial]
+
+    def pairs(self) -> RelevantPairs:
+        """Pairs of each query and a row found, whose exact scores are wanted."""
+        rows = np.hstack([self.rows, *(trial.rows for trial in self.trials)])
+        return RelevantPairs(np.repeat(np.arange(len(rows)), rows.shape[1]), rows.reshape(-1))
+
+    def exact_scores(self, exact: ExactNeighbours) -> list[Floats]:
+        """Exact scores of the rows that the plain search found, and of those of each trial; float32 (Q, k) each."""
+        widths = [self.rows.shape[1], *(trial.rows.shape[1] for trial in self.trials)]
+        return np.split(exact.asked_scores.reshape(len(self.rows), -1), np.cumsum(widths)[:-1], axis=1)
+
+
+def ask_index(
+    store: Store, number: int, images: ImageTable, query_set: QuerySet, right_items: Ints, depth: int
+) -> IndexAnswers:
+    """Open the index and search it with all queries.
+
+    Args:
+        store: of the index.
+        number: its version.
+        images: the rows of the table.
+        query_set: Q queries with R right answers.
+        right_items: int64 (R,), the number of each answer's item.
+        depth: the deepest k that is reported.
+    """
+    before = psutil.Process().memory_info().rss
+    opened = open_version(store.files, number, store.info.model_fingerprint)
+    hits = opened.search(query_set.vectors, depth)
+    resident = psutil.Process().memory_info().rss - before
+    rows = IndexedItems(opened, images)
+    # One more than is reported: where the right item ties with all that follow, that must be seen.
+    scores, items = find_items(opened.search, query_set.vectors, rows, depth + 1, len(opened))
+    return IndexAnswers(
+        number=number,
+        index=opened,
+        resident_bytes=max(0, resident),
+        ranks=ranks_among(scores, items, query_set.queries, right_items, len(images.item_ids)),
+        rows=rows.table_rows(hits.rows),
+        trials=[_try(opened, parameters, query_set.vectors, rows) for parameters in search_settings(opened.manifest)],
+    )
+
+
+def search_settings(manifest: Manifest) -> list[Parameters]:
+    """Search settings worth comparing, the least effort first; only the published one where there is no choice.
+
+    Re-ranking is as published; the efforts of graph or lists are those that the design can be built with, and the
+    published one.
+    """
+    published = manifest.parameters
+    others = [
+        effort
+        for efforts in parse_design(manifest.design).search_params()
+        for effort in efforts
+        if effort != published and effort.get(RERANKING) == published.get(RERANKING)
+    ]
+    return sorted([published, *others], key=lambda effort: [effort[name] for name in sorted(effort)])
+
+
+def _try(index: Index, parameters: Parameters, vectors: Floats, rows: "IndexedItems") -> EffortTrial:
+    search = partial(index.search, k=CURVE_DEPTH, parameters=parameters)
+    one_by_one = [vectors[number : number + 1] for number in range(len(vectors))]
+    latency = time_each(partial(search, num_threads=1), one_by_one)
+    return EffortTrial(parameters, latency, rows.table_rows(search(vectors).rows))
+
+
+def index_figures(answers: IndexAnswers, exact: ExactNeighbours, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
+    """Collect the figures, and time searches at the usual depth.
+
+    Args:
+        answers: of the index.
+        exact: results of exact search.
+        vectors: float32 (Q, E).
+        ks: depths of R@k and recall@k.
+    """
+    index, manifest = answers.index, answers.index.manifest
+
+    def search(queries: Floats, num_threads: int) -> object:
+        return index.search(queries, CURVE_DEPTH, num_threads=num_threads)
+
+    found_scores, *trial_scores = answers.exact_scores(exact)
+    curve = [
+        CurvePoint(
+            parameters=trial.parameters,
+            is_published=trial.parameters == manifest.parameters,
+            recall_at_10=mean(found_shares(scores, exact, CURVE_DEPTH)),
+            **trial.latency.model_dump(exclude={"num_queries"}),
+        )
+        for trial, scores in zip(answers.trials, trial_scores, strict=True)
+    ]
+    return IndexFigures(
+        number=answers.number,
+        design=manifest.design,
+        parameters=manifest.parameters,
+        num_vectors=len(index),
+        r_at=recalls(answers.ranks, ks),
+        recall_at={k: mean(found_shares(found_scores, exact, k)) for k in ks},
+        num_masked=manifest.num_masked,
+        size_bytes=manifest.size_bytes,
+        memory_bytes=manifest.memory_bytes,
+        resident_bytes=answers.resident_bytes,
+        one_thread=next(trial.latency for trial in answers.trials if trial.parameters == manifest.parameters),
+        throughput=[time_throughput(search, vectors, number) for number in sorted({1, num_cpus()})],
+        curve=curve,
+    )
 
 
 class IndexedItems:
     """Item and row of the table of each row of an index."""
 
     def __init__(self, index: "Index", images: ImageTable) -> None:
-        self._images = images
         self._items = images.numbers_of(index.ids["item_id"])
-        self._segments = index.ids["segment"].to_numpy().astype(np.int64)
+        self._table_rows = match_keys(index.ids, images.keys)
 
     def items(self, rows: Ints) -> Ints:
         """Items of rows of the index, of any shape; -1 for row -1."""
@@ -29,9 +182,7 @@ class IndexedItems:
 
     def table_rows(self, rows: Ints) -> Ints:
         """Rows of the table for rows of the index, of any shape; -1 where it has none."""
-        flat = rows.reshape(-1)
-        found = self._images.rows_of(self.items(flat), self._segments[np.maximum(flat, 0)])
-        return found.reshape(rows.shape)
+        return np.where(rows >= 0, self._table_rows[np.maximum(rows, 0)], -1)
 
 
 def find_items(
@@ -93,7 +244,7 @@ def found_shares(found_scores: Floats, exact: ExactNeighbours, k: int) -> Any:
 
     Args:
         found_scores: float32 (Q, >= k), exact scores of the hits in the index's order, -inf for none.
-        exact: the exact answer, of at least k rows where there are so many.
+        exact: the exact answer, of at least k rows, or of all.
         k: at least 1.
     """
     k = min(k, exact.scores.shape[1])

@@ -18,11 +18,9 @@ def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
         figures: of an index, with its curve.
         title: above the plot.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCH, dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     curve = figures.curve
     latencies, recalls = [point.p50_ms for point in curve], [point.recall_at_10.value for point in curve]

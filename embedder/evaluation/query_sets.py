@@ -1,4 +1,7 @@
-"""Queries with their right items: the store's own captions, or a file of queries."""
+"""Queries with their right items: the store's own captions, or a file of queries.
+
+A file has the columns `query` and `item_id`, one right answer in each row, and an optional column to group by.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +13,20 @@ import pyarrow.compute as pc
 
 from embedder.errors import ConfigError, StoreError
 from embedder.evaluation.exact import Ints
+from embedder.evaluation.images import ImageTable
 from embedder.retrieval.store_api import Store
+from embedder.sources.table_files import Table, find_table
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.hash_sample import SampledPart, lowest_keys, published_pieces
 from embedder.store.tables import RecordTable
 from index.vectors import Floats
 
 OWN_CAPTIONS = "captions of the store"
+QUERY, ITEM_ID, GROUP = "query", "item_id", "group"
+TEXT_COLUMNS = frozenset({QUERY, ITEM_ID})
+# A file made for this store may name a few items that have left it since; one of another store names many.
+MAX_UNKNOWN_SHARE = 0.05
+NUM_EXAMPLES = 3
 NO_GROUP = "(none)"
 
 
@@ -31,6 +41,7 @@ class QuerySet:
         queries: int64 (R,), the query of each answer.
         item_ids: R ids, the item that is right for it.
         groups: R names, the group that the answer puts its query in; None without groups.
+        num_unknown: rows of a file that were left out, because the store has no image of their item.
     """
 
     source: str
@@ -38,7 +49,8 @@ class QuerySet:
     vectors: Floats
     queries: Ints
     item_ids: list[str]
-    groups: list[str] | None = None
+    groups: list[str] | None
+    num_unknown: int = 0
 
 
 def own_captions(store: Store, num_queries: int, group: str | None = None) -> QuerySet:
@@ -58,19 +70,35 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     """
     parts = list(published_pieces(store.files, store.current.embeddings))
     if group is not None:
-        check_group(group, table_columns(store))
-    positions = lowest_keys((_captions(part) for part in parts), num_queries)
+        check_group(group, store)
+    captions = (_complete(part)["caption"].to_pylist() for part in parts)
+    positions = lowest_keys(captions, num_queries)
     if not positions:
         raise StoreError(
             f"store {store.files.address}: no image in it has a caption to ask with; give --queries FILE with the "
             "columns query and item_id"
         )
     numbers = {text: number for number, text in enumerate(positions)}
-    collected = _Answers(numbers)
+    vectors: dict[int, Floats] = {}
+    answers: dict[tuple[int, str], Any] = {}  # value of the column to group by, of each query and right item
     for position in sorted(set().union(*positions.values())):
-        collected.add(parts[position], group)
-    vectors = np.stack([collected.vectors[number] for number in range(len(numbers))])
-    return QuerySet(OWN_CAPTIONS, list(numbers), vectors, *collected.columns(), collected.groups(group))
+        rows = _complete(parts[position], "item_id", *([group] if group else []))
+        rows = rows.filter(pc.is_in(rows["caption"], value_set=pa.array(list(numbers), pa.string())))
+        texts, item_ids = rows["caption"].to_pylist(), rows["item_id"].to_pylist()
+        values = rows[group].to_pylist() if group else [None] * rows.num_rows
+        for text, item_id, value, vector in zip(
+            texts, item_ids, values, unpack_vectors(rows["text_embedding"]), strict=True
+        ):
+            vectors.setdefault(numbers[text], vector)
+            answers.setdefault((numbers[text], item_id), value)
+    return QuerySet(
+        OWN_CAPTIONS,
+        list(numbers),
+        np.stack([vectors[number] for number in range(len(numbers))]),
+        np.array([number for number, _ in answers], np.int64),
+        [item_id for _, item_id in answers],
+        None if group is None else group_names(list(answers.values())),
+    )
 
 
 def group_names(values: Sequence[Any]) -> list[str]:
@@ -92,64 +120,130 @@ def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
     return group_names([by_id.get(item_id) for item_id in item_ids])
 
 
-def check_group(group: str, columns: list[str]) -> None:
-    """Refuse to group by a column that is missing, or holds vectors.
+def check_group(group: str, store: Store) -> None:
+    """Refuse to group by a column that the embeddings table lacks, or that holds vectors.
 
     Raises:
         ConfigError: there is no such column.
     """
-    fit = [name for name in columns if not name.endswith("_embedding")]
+    schema = RecordTable(store.files, "embeddings", store.current.embeddings).schema
+    fit = [name for name in schema.names if not name.endswith("_embedding")] if schema is not None else []
     if group not in fit:
         raise ConfigError(f"--group {group}: there is no such column; group by one of {', '.join(fit)}")
 
 
-def table_columns(store: Store) -> list[str]:
-    """Names of the embeddings table's columns."""
-    schema = RecordTable(store.files, "embeddings", store.current.embeddings).schema
-    return [] if schema is None else list(schema.names)
-
-
-def _captions(part: SampledPart) -> Iterator[str]:
-    """Captions of one part file's images."""
-    rows = _complete(part.read(["caption", "image_embedding", "text_embedding"]))
-    return iter(rows["caption"].to_pylist())
-
-
-def _complete(rows: pa.Table) -> pa.Table:
-    """Rows that have a caption's and an image's vector."""
+def _complete(part: SampledPart, *columns: str) -> pa.Table:
+    """Rows of one part file that have a caption's and an image's vector; with these, and more columns."""
     names = ("caption", "image_embedding", "text_embedding")
+    rows = part.read(list(dict.fromkeys([*names, *columns])))
     for name in names:
         rows = rows.filter(pc.is_valid(rows[name]))
     return rows
 
 
-class _Answers:
-    """Collector of the chosen captions' right items, and of one vector of each."""
+@dataclass(frozen=True)
+class QueryFile:
+    """Rows of a file: right answers, in order.
 
-    def __init__(self, numbers: dict[str, int]) -> None:
-        self._numbers = numbers
-        self._wanted = pa.array(list(numbers), pa.string())
-        self._found: dict[tuple[int, str], Any] = {}
-        self.vectors: dict[int, Floats] = {}
+    Attributes:
+        path: the file.
+        rows: `query`, the same one several times where several items are right; `item_id`; and `group`, the name of
+            its group, where the file has that column.
+    """
 
-    def add(self, part: SampledPart, group: str | None) -> None:
-        """Add the rows of one part file."""
-        columns = ["item_id", "caption", "image_embedding", "text_embedding"]
-        rows = _complete(part.read([*columns, *([group] if group and group not in columns else [])]))
-        rows = rows.filter(pc.is_in(rows["caption"], value_set=self._wanted))
-        values = rows[group].to_pylist() if group else [None] * rows.num_rows
-        texts, ids = rows["caption"].to_pylist(), rows["item_id"].to_pylist()
-        for text, item_id, value, vector in zip(
-            texts, ids, values, unpack_vectors(rows["text_embedding"]), strict=True
-        ):
-            number = self._numbers[text]
-            self.vectors.setdefault(number, vector)
-            self._found.setdefault((number, item_id), value)
+    path: str
+    rows: pa.Table
 
-    def columns(self) -> tuple[Ints, list[str]]:
-        """Queries and item ids of the answers."""
-        return np.array([number for number, _ in self._found], np.int64), [item_id for _, item_id in self._found]
 
-    def groups(self, group: str | None) -> list[str] | None:
-        """Groups of the answers; None without a column to group by."""
-        return None if group is None else group_names(list(self._found.values()))
+def read_query_file(path: str, group: str | None = None) -> QueryFile:
+    """Read Parquet, CSV, TSV, JSON Lines or a Delta table.
+
+    Args:
+        path: the file, or a folder of files of one format.
+        group: column to group by; `group` by default, where the file has it. A column that it lacks may be one of the
+            store.
+
+    Raises:
+        SourceError: nothing is there, or it can't be read.
+        ConfigError: a column is missing, a cell is empty, or there is no row.
+    """
+    table = find_table(path)
+    schema = table.read_schema(TEXT_COLUMNS)
+    if missing := sorted(TEXT_COLUMNS - set(schema.names)):
+        raise ConfigError(
+            f"--queries {path}: there is no column {missing[0]!r}, only {', '.join(schema.names) or 'none'}; a file of "
+            f"queries has the columns {QUERY} and {ITEM_ID}"
+        )
+    own_group = group or GROUP if (group or GROUP) in schema.names else None
+    rows = list(_rows(path, table, schema, own_group))
+    if not rows:
+        raise ConfigError(f"--queries {path}: it holds no query; write one row for each query and right item")
+    texts, item_ids, values = zip(*rows, strict=True)
+    columns = {QUERY: texts, ITEM_ID: item_ids}
+    return QueryFile(path, pa.table(columns if own_group is None else columns | {GROUP: group_names(values)}))
+
+
+def _rows(path: str, table: Table, schema: pa.Schema, group: str | None) -> Iterator[tuple[str, str, Any]]:
+    fields = {name: pa.field(name, pa.string()) for name in (QUERY, ITEM_ID)}
+    if group is not None:
+        fields.setdefault(group, schema.field(group))
+    number = 0
+    for _, chunk in table.chunks(pa.schema(list(fields.values())), TEXT_COLUMNS):
+        columns = [chunk.columns[name].to_pylist() for name in (QUERY, ITEM_ID, group or QUERY)]
+        for text, item_id, value in zip(*columns, strict=True):
+            number += 1
+            _check_row(f"--queries {path}: row {number}", text, item_id)
+            yield text.strip(), item_id, value
+
+
+def _check_row(where: str, text: str | None, item_id: str | None) -> None:
+    if text is None or not text.strip():
+        raise ConfigError(f"{where}: the query is empty; write what the image shows, or leave the row out")
+    if not item_id:
+        raise ConfigError(f"{where}: item_id is empty; write the id of a right item, or leave the row out")
+
+
+def _known_rows(found: QueryFile, images: ImageTable) -> pa.Table:
+    """Leave out rows whose item the store has no image of, as long as they are few.
+
+    Raises:
+        ConfigError: more than `MAX_UNKNOWN_SHARE` of the rows.
+    """
+    is_known = images.numbers_of(found.rows[ITEM_ID]) >= 0
+    unknown = found.rows[ITEM_ID].filter(pa.array(~is_known)).to_pylist()
+    if len(unknown) > MAX_UNKNOWN_SHARE * len(is_known):
+        examples = ", ".join(dict.fromkeys(unknown[:NUM_EXAMPLES]))
+        raise ConfigError(
+            f"--queries {found.path}: the store has no image of {len(unknown):,} of {len(is_known):,} item ids, such "
+            f"as {examples}; at most {MAX_UNKNOWN_SHARE:.0%} may be missing: write ids as `embedder search` prints "
+            "them, or check that this is the store you meant"
+        )
+    return found.rows.filter(pa.array(is_known))
+
+
+def file_query_set(
+    found: QueryFile, store: Store, images: ImageTable, num_queries: int | None, group: str | None
+) -> QuerySet:
+    """Encode a file's queries; of more than `num_queries`, those with the lowest hashes.
+
+    Args:
+        found: the file.
+        store: encodes the texts.
+        images: of the store; rows whose item has none are left out.
+        num_queries: most queries; None for all.
+        group: column to group by.
+
+    Raises:
+        ConfigError: neither the file nor the store has the column to group by, or too many items have no image.
+    """
+    rows = _known_rows(found, images)
+    num_unknown = found.rows.num_rows - rows.num_rows
+    texts = list(lowest_keys([rows[QUERY].to_pylist()], num_queries if num_queries is not None else rows.num_rows))
+    rows = rows.filter(pc.is_in(rows[QUERY], value_set=pa.array(texts, pa.string())))
+    item_ids = rows[ITEM_ID].to_pylist()
+    groups = rows[GROUP].to_pylist() if GROUP in rows.column_names else None
+    if groups is None and group is not None:
+        check_group(group, store)
+        groups = item_groups(store, item_ids, group)
+    queries = pc.index_in(rows[QUERY], value_set=pa.array(texts, pa.string())).to_numpy().astype(np.int64)
+    return QuerySet(found.path, texts, store.encode_text(texts), queries, item_ids, groups, num_unknown)

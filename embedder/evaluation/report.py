@@ -4,16 +4,38 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from embedder.evaluation.intervals import ConfidenceInterval
-from embedder.evaluation.metrics import GroupFigures
-from embedder.evaluation.sweep import CurvePoint
-from embedder.evaluation.timing import Latency, Throughput
+SMALL_GROUP = 30  # queries; a share of fewer is known to some +-0.15 at best
 
 
 class ReportSection(BaseModel):
     """Section of the report."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class ConfidenceInterval(ReportSection):
+    """A figure with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Latency(ReportSection):
+    """Latency of queries asked one after another."""
+
+    p50_ms: float
+    p99_ms: float
+    queries_per_s: float
+    num_queries: int = Field(description="that were timed; p99 of fewer than 100 is the slowest")
+
+
+class Throughput(ReportSection):
+    """Queries per second, single and in batches."""
+
+    num_threads: int
+    single_queries_per_s: float = Field(description="each thread asks one query after another, with one thread each")
+    batch_queries_per_s: float = Field(description="all queries in one call on all the threads")
 
 
 class QueryFigures(ReportSection):
@@ -32,6 +54,17 @@ class ModelFigures(ReportSection):
     mrr: ConfidenceInterval = Field(description="mean of 1/rank of the best right item, over whole rankings")
 
 
+class CurvePoint(ReportSection):
+    """One search setting of the index, measured."""
+
+    parameters: dict[str, int] = Field(description="of the search; what was built stays the same")
+    is_published: bool = Field(description="searches use this setting")
+    recall_at_10: ConfidenceInterval = Field(description="share of the exact top ten found")
+    p50_ms: float = Field(description="of one query, one thread")
+    p99_ms: float
+    queries_per_s: float
+
+
 class IndexFigures(ReportSection):
     """Figures of the published index."""
 
@@ -48,6 +81,17 @@ class IndexFigures(ReportSection):
     one_thread: Latency = Field(description="search alone, without encoding")
     throughput: list[Throughput]
     curve: list[CurvePoint]
+
+
+class GroupFigures(ReportSection):
+    """Figures of a group of queries, over all images."""
+
+    name: str
+    num_queries: int
+    is_small: bool = Field(description=f"fewer than {SMALL_GROUP} queries: mostly luck")
+    r_at: dict[int, ConfidenceInterval] = Field(description="R@k of the model: exact search")
+    mrr: ConfidenceInterval
+    r_at_through_index: dict[int, ConfidenceInterval] | None = Field(description="none where the store has no index")
 
 
 class Evaluation(ReportSection):

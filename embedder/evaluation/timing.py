@@ -7,12 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from embedder.evaluation.report import Latency, Throughput
 from index.vectors import Floats
-
-Clock = Callable[[], float]
-Answer = Callable[[Any], object]
 
 NUM_WARM_UP = 3
 MAX_SINGLE = 1000  # their p99 is the tenth slowest
@@ -20,29 +17,11 @@ NUM_RUNS = 3
 BUDGET_S = 2.0  # of each measurement
 
 
-class Latency(BaseModel):
-    """Latency of queries asked one after another."""
-
-    model_config = ConfigDict(frozen=True)
-
-    p50_ms: float
-    p99_ms: float
-    queries_per_s: float
-    num_queries: int = Field(description="that were timed; p99 of fewer than 100 is the slowest")
-
-
-class Throughput(BaseModel):
-    """Queries per second, single and in batches."""
-
-    model_config = ConfigDict(frozen=True)
-
-    num_threads: int
-    single_queries_per_s: float = Field(description="each thread asks one query after another, with one thread each")
-    batch_queries_per_s: float = Field(description="all queries in one call on all the threads")
-
-
 def time_each(
-    answer: Answer, queries: list[Any], budget_s: float = BUDGET_S, clock: Clock = time.perf_counter
+    answer: Callable[[Any], object],
+    queries: list[Any],
+    budget_s: float = BUDGET_S,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Latency:
     """Ask one query after another, each once, until the budget is spent.
 
@@ -72,16 +51,13 @@ def time_each(
     )
 
 
-def time_throughput(
-    search: Callable[[Floats, int], object], queries: Floats, num_threads: int, clock: Clock = time.perf_counter
-) -> Throughput:
+def time_throughput(search: Callable[[Floats, int], object], queries: Floats, num_threads: int) -> Throughput:
     """Measure queries per second.
 
     Args:
         search: `(queries, num_threads)` answers all of them.
         queries: float32 (Q, E), at least one.
         num_threads: at least 1.
-        clock: gives seconds.
     """
 
     def ask_one(number: int) -> None:
@@ -90,9 +66,9 @@ def time_throughput(
     numbers = range(min(MAX_SINGLE, len(queries)))
     with ThreadPoolExecutor(num_threads) as pool:
         list(pool.map(ask_one, numbers[: NUM_WARM_UP * num_threads]))
-        single_s = _seconds(lambda: list(pool.map(ask_one, numbers)), clock)
+        single_s = _seconds(lambda: list(pool.map(ask_one, numbers)))
     search(queries[:NUM_WARM_UP], num_threads)
-    batch_s = _seconds(lambda: search(queries, num_threads), clock)
+    batch_s = _seconds(lambda: search(queries, num_threads))
     return Throughput(
         num_threads=num_threads,
         single_queries_per_s=len(numbers) / single_s,
@@ -100,11 +76,11 @@ def time_throughput(
     )
 
 
-def _seconds(run: Callable[[], object], clock: Clock) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     """Median of a few runs, or of fewer where they take long."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < NUM_RUNS and sum(seconds) < BUDGET_S):
-        started = clock()
+        started = time.perf_counter()
         run()
-        seconds.append(max(clock() - started, 1e-9))
+        seconds.append(max(time.perf_counter() - started, 1e-9))
     return statistics.median(seconds)

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
-from embedder.engine.cpu_use import beside_steps
-from embedder.engine.resources import StageResources
+from embedder.ingest.diff import CONTENT_CHANGED, NEW
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
 from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
 from embedder.planning.profile import kept_costs
-from embedder.report.plan_review import Observed, review_run
-from embedder.report.schema import PlaceReport, Report, first_loads, split_loads, step_reports
+from embedder.report.plan_review import review_run
+from embedder.report.schema import PlaceReport, Report
+from embedder.report.step_sums import cores_beside_steps, split_loads, step_reports
 from embedder.sources.selection import LeftOut
 from embedder.store.layout import Kind, utc_now
+from embedder.store.step_metrics import Measurement
 
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
 
@@ -44,20 +46,20 @@ def build_report(
         not_published: why the run is not published; none where it is.
     """
     job, difference, is_published = outcome.job, work.difference, not_published is None
+    reasons = difference.reasons
     session = [entry for entry in result.entries if entry.name.startswith(job.run.session)]
-    loads, trace = split_loads(call for entry in session for call in entry.trace)
+    loads, trace = split_loads(Measurement(**call) for entry in session for call in entry.trace)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
     window_s = window[1] - window[0]
     is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
-    all_up_s = max((load.started_s + load.wall_s for load in first_loads(loads)), default=0.0)
-    engine = beside_steps(outcome.cpu_use, trace, all_up_s, window[1]) if is_here else None
-    engine_cores = engine[0] / engine[1] if engine else None
+    engine_cores = cores_beside_steps(outcome.monitor.cpu_use, trace, loads, window[1]) if is_here else None
     review = None
     if outcome.choice.engine == "ray":  # in a single process a cut changes nothing, so there is nothing to review
-        decode_calls = [call for call in trace if call["step"] == "decode"]
-        observed = Observed(steps, decode_calls, result.num_here, engine_cores and engine_cores * window_s)
-        review = review_run(job, outcome.available, observed, kept_costs(job.config, job.model))
+        decode_calls = [call for call in trace if call.step == "decode"]
+        engine_cpu_s = engine_cores and engine_cores * window_s
+        costs = kept_costs(job.config, job.model)
+        review = review_run(job, outcome.available, steps, decode_calls, result.num_here, engine_cpu_s, costs)
     num_left = difference.to_embed.num_rows - result.num_here
     published = f"published; {num_left:,} items are left for the next refresh" if num_left else "published"
     return Report(
@@ -69,24 +71,18 @@ def build_report(
         outcome=published if not_published is None else not_published,
         started_at=job.run.info.started_at,
         wall_s=wall_s,
-        startup_s=min((call["started_s"] for call in trace), default=started_s) - started_s,
-        num_new=difference.num_new,
-        num_changed=difference.num_changed,
+        startup_s=min((call.started_s for call in trace), default=started_s) - started_s,
+        num_new=reasons.get(NEW, 0),
+        num_changed=reasons.get(CONTENT_CHANGED, 0),
         num_unchanged=difference.num_unchanged,
-        reasons=difference.reasons,
+        reasons=reasons,
         num_retired=work.retired.num_rows if is_published else 0,
         num_taken_over=sum(result.taken_from.values()),
         taken_from=result.taken_from,
         num_equal=result.num_equal,
         num_stale=result.num_stale,
         num_left=num_left,
-        other_files=dict(left_out.others),
-        unreadable=dict(left_out.unreadable),
-        num_other_files=left_out.others.total(),
-        num_unreadable=left_out.unreadable.total(),
-        num_junk=left_out.num_junk,
-        num_sidecars=left_out.num_sidecars,
-        num_excluded=left_out.num_excluded,
+        **_left_out_counts(left_out),
         guards=tuple(verdict.model_dump() for verdict in verdicts),
         num_items=result.num_items,
         num_rejected=result.num_rejected,
@@ -94,10 +90,13 @@ def build_report(
         items_per_s=result.num_here / window_s if window_s else 0.0,
         window_s=window_s,
         engine_cores=engine_cores,
-        peak_memory_bytes=outcome.peak_memory_bytes,
+        peak_memory_bytes=outcome.monitor.peak_memory.num_bytes,
         steps=tuple(steps),
         loads=tuple(loads),
-        places=tuple(_place(index, stage) for index, stage in enumerate(job.allocation.stages)),
+        places=tuple(
+            PlaceReport.model_validate(vars(stage) | {"stage": index})
+            for index, stage in enumerate(job.allocation.stages)
+        ),
         plan=[vars(stage) for stage in job.plan.stages],
         review=review,
         versions=library_versions(),
@@ -133,13 +132,7 @@ def idle_report(
         started_at=utc_now(),
         wall_s=wall_s,
         num_unchanged=num_unchanged,
-        other_files=dict(left_out.others),
-        unreadable=dict(left_out.unreadable),
-        num_other_files=left_out.others.total(),
-        num_unreadable=left_out.unreadable.total(),
-        num_junk=left_out.num_junk,
-        num_sidecars=left_out.num_sidecars,
-        num_excluded=left_out.num_excluded,
+        **_left_out_counts(left_out),
         guards=tuple(verdict.model_dump() for verdict in verdicts),
         versions=library_versions(),
     )
@@ -150,11 +143,14 @@ def library_versions() -> dict[str, str]:
     return {name: version(name) for name in LIBRARIES}
 
 
-def _place(index: int, stage: StageResources) -> PlaceReport:
-    return PlaceReport(
-        stage=index,
-        device=stage.device,
-        num_cpus=stage.num_cpus,
-        num_gpus=stage.num_gpus,
-        num_threads=stage.num_threads,
-    )
+def _left_out_counts(left_out: LeftOut) -> dict[str, Any]:
+    """Fields of the report about what the sources hold beside items."""
+    return {
+        "other_files": dict(left_out.others),
+        "unreadable": dict(left_out.unreadable),
+        "num_other_files": left_out.others.total(),
+        "num_unreadable": left_out.unreadable.total(),
+        "num_junk": left_out.counts["junk"],
+        "num_sidecars": left_out.counts["sidecar"],
+        "num_excluded": left_out.counts["excluded"],
+    }

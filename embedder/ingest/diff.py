@@ -42,16 +42,6 @@ class Difference:
         counts = pc.value_counts(self.to_embed["reason"]).to_pylist()
         return {count["values"]: count["counts"] for count in sorted(counts, key=lambda count: -count["counts"])}
 
-    @property
-    def num_new(self) -> int:
-        """Number of items that the store does not know yet."""
-        return self.reasons.get(NEW, 0)
-
-    @property
-    def num_changed(self) -> int:
-        """Number of items whose size or time differ."""
-        return self.reasons.get(CONTENT_CHANGED, 0)
-
     def first(self, limit: int | None) -> "Difference":
         """Limit the items to embed; those rejected before come last, so that they never keep the others waiting."""
         if limit is None or self.to_embed.num_rows <= limit:

@@ -5,24 +5,26 @@ an unfinished run is read before the one decision about the work. Once the engin
 store (`embedder.ingest.run_result`), as the record of what was finished, by whichever process.
 """
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
 from embedder.batch_schema import carried_schema
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
-from embedder.engine.int8_check import check_int8
-from embedder.engine.progress import RunWatcher
+from embedder.engine.job import check_int8
+from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import RunFailedError
 from embedder.ingest.build_report import idle_report
 from embedder.ingest.execute import execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
 from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, unfinished_run
 from embedder.ingest.known_items import left_out_before, published_items
-from embedder.ingest.publish_or_refuse import end_run, say_left_out
+from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
 from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
 from embedder.observability.run_observer import RunObserver, observe_run
@@ -39,15 +41,22 @@ from embedder.store.store_info import bind_store, check_binding, check_writable
 from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import keep_index, make_first_index
 
+LOG = logging.getLogger(__name__)
+DEFAULT_OPTIONS = IngestOptions()
+
 
 def embed(
-    config: RunConfig, watcher: RunWatcher, *, retry_rejects: bool = False, forced: Collection[str] = ()
+    config: RunConfig,
+    show_progress: ShowProgress = no_progress,
+    *,
+    retry_rejects: bool = False,
+    forced: Collection[str] = (),
 ) -> Report:
-    """Embed what the store lacks, and publish it; nothing ever leaves the store, and its model stays.
+    """Embed what the store lacks, and publish it, as `embedder embed` does; nothing leaves the store.
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
-        watcher: receives messages and progress.
+        show_progress: display of the progress.
         retry_rejects: embed again what was rejected before, changed or not.
         forced: names of guards that are overridden.
 
@@ -57,28 +66,35 @@ def embed(
         StoreError: the store is locked, or of another model.
         RunFailedError: a signal came, or a guard refused what would have been published.
     """
-    return _ingest(config, watcher, IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced)))
+    options = IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced))
+    return _ingest(config, options, show_progress)
 
 
-def refresh(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> Report:
-    """Bring the store to what the sources hold: new, changed, deleted since last time; then the index.
+def refresh(
+    config: RunConfig,
+    options: IngestOptions = DEFAULT_OPTIONS,
+    show_progress: ShowProgress = no_progress,
+    **keywords: Any,
+) -> Report:
+    """Bring the store to what the sources hold, as `embedder refresh` does: new, changed, deleted; then the index.
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
-        watcher: receives messages and progress.
         options: limits, retries, overridden guards.
+        show_progress: display of the progress.
+        keywords: fields of `IngestOptions`, over those of `options`: `limit=1000, max_hours=2`.
 
     Raises:
         ConfigError, SourceError, StoreError: as `embed`; another model is no mistake here.
         RunFailedError: a signal came, or a guard refused the listing or what would have been published.
     """
-    return _ingest(config, watcher, replace(options, kind="refresh"))
+    return _ingest(config, replace(options, **keywords, kind="refresh"), show_progress)
 
 
 @with_fast_start
-def _ingest(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> Report:
+def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgress) -> Report:
     """Do what `embed` or `refresh` promises, and report it to the operators."""
-    with observe_run(config, options.kind, watcher) as observer:
+    with observe_run(config, options.kind, show_progress) as observer:
         check_forced(options.forced)
         report = None
         if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
@@ -90,7 +106,7 @@ def _ingest(config: RunConfig, watcher: RunWatcher, options: IngestOptions) -> R
                 check_int8(config, inputs.model)  # before a store is made; a later run, once it has work to do
             check_binding(files, inputs.info, may_change=options.may_change)
             before = look(files)
-            with no_empty_folders(files.folder), write_lock(files, observer.say), taken_back(files, before):
+            with no_empty_folders(files.folder), write_lock(files), taken_back(files, before):
                 report = _run_locked(as_of_now(inputs), observer, is_int8_checked=inputs.seen is None)
         observer.reported(report)
         return report
@@ -101,7 +117,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     config, options, files = inputs.config, inputs.options, inputs.files
     if (refused := _held(files.address, inputs.seen, options, observer)) is not None:
         return refused
-    served = _settle(inputs, observer)
+    served = _settle(inputs)
     listing, num_purged = without_purged(inputs.listing, files)
     current = read_current(files)
     published = published_items(files, current)
@@ -116,21 +132,21 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         raise _refused(verdicts, work, observer)
     read_before = left_out_before(files, current, published, listing)
     if current is not None and work.is_nothing:
-        return _end_idle(inputs, observer, work, read_before)
+        return _end_idle(inputs, observer.elapsed_s, work, read_before)
     if not is_int8_checked:
         check_int8(config, inputs.model)
     run = start_run(files, inputs.info, _check_columns(inputs))
     observer.begun(run)
     held = find_held(files, current, inputs.info, work.difference.to_embed)
     if held.as_listed:
-        run = _take_over(observer, run, held.as_listed, work.difference.to_embed, config.rows_per_part)
+        run = _take_over(run, held.as_listed, work.difference.to_embed, config.rows_per_part)
         work = decide(finished_items(run))  # what could be copied is in the journal now
-    observer.say(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
+    LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
-    outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer, stop_at_s)
+    outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s)
     if equal := find_equal(run, held):
-        _take_over(observer, next_session(run), equal, chosen, config.rows_per_part)
+        _take_over(next_session(run), equal, chosen, config.rows_per_part)
     return end_run(inputs, observer, outcome, work, current, verdicts, read_before)
 
 
@@ -149,14 +165,14 @@ def _held(address: str, current: Current | None, options: IngestOptions, observe
     return idle_report(options.kind, observer.elapsed_s, verdict.message, held=True, verdicts=(verdict,))
 
 
-def _settle(inputs: Inputs, observer: RunObserver) -> StoreInfo:
+def _settle(inputs: Inputs) -> StoreInfo:
     """Bring a publication that was cut off to its end; give the model whose vectors the store serves."""
-    files, index, say = inputs.files, inputs.config.index, observer.say
+    files, index = inputs.files, inputs.config.index
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
-        if finish_publication(files, lambda version, info: keep_index(files, version, info, say, index)):
-            say("the last publication was cut off; now it is whole")
+        if finish_publication(files, lambda version, info: keep_index(files, version, info, index)):
+            LOG.info("the last publication was cut off; now it is whole")
     return bind_store(files, inputs.info, may_change=inputs.options.may_change)
 
 
@@ -170,30 +186,26 @@ def _refused(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: RunObserve
     return RunFailedError(reason)
 
 
-def _end_idle(inputs: Inputs, observer: RunObserver, work: WorkPlan, read_before: pa.Table) -> Report:
+def _end_idle(inputs: Inputs, wall_s: float, work: WorkPlan, read_before: pa.Table) -> Report:
     """End a run without a change; a store from before each publication made an index gets its first.
 
     Args:
         inputs: configuration, store and listing.
-        observer: receives messages.
+        wall_s: seconds since the command's start.
         work: the decision that there is nothing to do.
         read_before: of `embedder.ingest.known_items.left_out_before`.
     """
-    config, wall_s = inputs.config, observer.elapsed_s
-    left_out = say_left_out(inputs, observer, read_before)
-    number = make_first_index(inputs.files, observer.say, config.index, config.ray_address)
+    left_out = log_left_out(inputs, read_before)
+    number = make_first_index(inputs.files, inputs.config.index, inputs.config.ray_address)
     outcome = "nothing to do" if number is None else f"nothing to embed; index {number} is made"
     num_unchanged = work.num_as_published - read_before.num_rows
     return idle_report(inputs.options.kind, wall_s, outcome, num_unchanged=num_unchanged, left_out=left_out)
 
 
-def _take_over(
-    observer: RunObserver, run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int
-) -> Run:
+def _take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int) -> Run:
     """Copy what rolled back publications hold into the run's session; gives the run in its next one.
 
     Args:
-        observer: receives messages.
         run: the run that the items belong to from now on.
         held: records of the items.
         listed: the items as they are listed now.
@@ -201,7 +213,7 @@ def _take_over(
     """
     for each in held:
         num_items = each.records.num_rows
-        observer.say(f"{num_items:,} items are taken over from run {each.version.run_id}, not computed again")
+        LOG.info(f"{num_items:,} items are taken over from run {each.version.run_id}, not computed again")
     take_over(run, held, listed, rows_per_part)
     return next_session(run)
 

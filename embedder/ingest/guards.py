@@ -26,7 +26,7 @@ from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.store.arrow_lookup import without_items
 from embedder.store.layout import Current, describe_hold
-from embedder.store.rejects import describe_reasons, frequent_reasons, rejects_in
+from embedder.store.rejects import describe_reasons, rejects_in
 from embedder.store.runs import Run
 
 GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval")
@@ -187,23 +187,16 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     in_all, lost = sum(num_published.values()), sum(num_gone.values())
     worst = max(shares, key=lambda name: shares[name], default="")
     figure = max(shares.get(worst, 0.0), lost / in_all if in_all else 0.0)
-    if figure <= limit:
-        return Verdict(
-            name="retire",
-            passed=True,
-            figure=figure,
-            limit=limit,
-            num_judged=in_all,
-            message=f"{lost:,} of {in_all:,} published items are gone",
+    of, message = in_all, f"{lost:,} of {in_all:,} published items are gone"
+    if figure > limit:
+        where = f"source {worst}: " if worst and len(num_published) > 1 else ""
+        gone, of = (num_gone.get(worst, 0), num_published.get(worst, 0)) if where else (lost, in_all)
+        message = (
+            f"{where}{gone:,} of {of:,} published items are not listed any more, more than max_retire_fraction = "
+            f"{limit:g} allows: check that its disk is mounted and its path right; if they are gone for good, allow "
+            "more with --set max_retire_fraction=..."
         )
-    where = f"source {worst}: " if worst and len(num_published) > 1 else ""
-    gone, of = (num_gone.get(worst, 0), num_published.get(worst, 0)) if where else (lost, in_all)
-    message = (
-        f"{where}{gone:,} of {of:,} published items are not listed any more, more than max_retire_fraction = {limit:g} "
-        "allows: check that its disk is mounted and its path right; if they are gone for good, allow more with "
-        "--set max_retire_fraction=..."
-    )
-    return Verdict(name="retire", passed=False, figure=figure, limit=limit, num_judged=of, message=message)
+    return Verdict(name="retire", passed=figure <= limit, figure=figure, limit=limit, num_judged=of, message=message)
 
 
 def are_too_many(result: RunResult, figure: float, limits: RunConfig) -> bool:
@@ -237,8 +230,8 @@ def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
         run = result.run
         message += (
             f", more than max_reject_fraction = {limit:g} allows: {_reasons(result)}; "
-            f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}` lists them; mend the files and "
-            "run the same command again, or allow more with --set max_reject_fraction=..."
+            f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}` lists them; repair the files "
+            "and run the same command again, or allow more with --set max_reject_fraction=..."
         )
     return Verdict(
         name="rejects", passed=not too_many, figure=figure, limit=limit, message=message, num_judged=num_items
@@ -247,7 +240,7 @@ def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
 
 def _reasons(result: RunResult) -> str:
     rejects = without_items(rejects_in(result.run.files, result.entries), result.retired)
-    return describe_reasons(frequent_reasons(rejects))
+    return describe_reasons(rejects)
 
 
 def judge_vectors(result: RunResult, limits: RunConfig) -> Verdict:
@@ -292,22 +285,20 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
     A larger store is harder to find things in, so the comparison takes as many pairs as the published figure is of.
     """
     pairs = sample_pairs(result)
-    figure = retrieval_figure(pairs)
-    before = best_of(result.published)
+    figure, before, num, passed = retrieval_figure(pairs), best_of(result.published), len(pairs), True
+    limit = 0.0 if before is None else before.recall_at_10 * (1 - max_drop)
     text = f"R@10 of {len(pairs):,} captions for their own images is " + (
         "not judged: too few" if figure is None else f"{figure:.3f}"
     )
-    if figure is None or before is None:
-        limit = 0.0 if before is None else before.recall_at_10 * (1 - max_drop)
-        return Verdict(name="retrieval", passed=True, figure=figure, limit=limit, message=text, num_judged=len(pairs))
-    compared = pairs.first(before.num_pairs)
-    found = retrieval_figure(compared)
-    limit = before.recall_at_10 * (1 - max_drop) - recall_margin(before.recall_at_10, len(compared))
-    if found is None or found >= limit:
-        return Verdict(name="retrieval", passed=True, figure=figure, limit=limit, message=text, num_judged=len(pairs))
-    text = (
-        f"R@10 of {len(compared):,} captions for their own images is {found:.3f}, and {before.recall_at_10:.3f} in "
-        f"what is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}): check "
-        "that the captions belong to their images and that this is the model you meant"
-    )
-    return Verdict(name="retrieval", passed=False, figure=found, limit=limit, message=text, num_judged=len(compared))
+    if figure is not None and before is not None:
+        compared = pairs.first(before.num_pairs)
+        found = retrieval_figure(compared)
+        limit -= recall_margin(before.recall_at_10, len(compared))
+        if found is not None and found < limit:
+            figure, num, passed = found, len(compared), False
+            text = (
+                f"R@10 of {num:,} captions for their own images is {found:.3f}, and {before.recall_at_10:.3f} in what "
+                f"is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}): check that "
+                "the captions belong to their images and that this is the model you meant"
+            )
+    return Verdict(name="retrieval", passed=passed, figure=figure, limit=limit, message=text, num_judged=num)

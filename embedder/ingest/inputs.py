@@ -63,7 +63,9 @@ def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
         SourceError: a source can't be listed, or nothing is in any.
         StoreError: the store can't be read.
     """
-    model_uri, store_uri = _required(config)
+    model_uri, store_uri = config.required_model, config.required_store
+    if not config.source:
+        raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
     model = open_model(model_uri)
     plan = make_plan(config, model)
     files = StoreFiles(store_uri)
@@ -104,13 +106,6 @@ def unfinished_run(inputs: Inputs) -> tuple[Run | None, pa.Table]:
     return (run if finished.num_rows else None), finished
 
 
-def _required(config: RunConfig) -> tuple[str, str]:
-    required = config.required_model, config.required_store
-    if not config.source:
-        raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
-    return required
-
-
 def _check_places(config: RunConfig, files: StoreFiles) -> None:
     """Refuse a store in a source's own folder; below it is fine, as the listing leaves the store out."""
     for source in config.source:
@@ -121,29 +116,25 @@ def _check_places(config: RunConfig, files: StoreFiles) -> None:
             )
 
 
-def own_places(config: RunConfig, files: StoreFiles) -> tuple[str, ...]:
-    """List all places that the run itself writes to: its store, and the files of its operators."""
-    named = (config.log_file, config.runs_file, config.metrics_file)
-    return (files.address, *(str(Path(name).expanduser().absolute()) for name in named if name))
-
-
 def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
     """List all items of all sources, and count what is left out; first of all, so that a wrong path makes no store.
 
     Args:
         config: the run; its sources.
-        files: its store, which is no item.
+        files: its store, which is no item; nor are the files that the run writes for its operators.
         may_be_empty: whether there may be no item at all.
 
     Raises:
         SourceError: a source can't be listed, or nothing is in any and that may not be.
     """
+    written = (config.log_file, config.runs_file, config.metrics_file)
+    own = (files.address, *(str(Path(name).expanduser().absolute()) for name in written if name))
     left_out = LeftOut()
-    tables = list(list_sources(config.source, own=own_places(config, files), left_out=left_out))
+    tables = list(list_sources(config.source, own=own, left_out=left_out))
     if not any(table.num_rows for table in tables) and not may_be_empty:
         paths = ", ".join(source.path for source in config.source)
         found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
-        if left_out.num_excluded:
-            found = f"{left_out.num_excluded:,} files excluded by `include` or `exclude`; {found}"
+        if left_out.counts["excluded"]:
+            found = f"{left_out.counts['excluded']:,} files excluded by `include` or `exclude`; {found}"
         raise SourceError(f"source {paths}: nothing is in it to embed; {found}")
     return (pa.concat_tables(tables) if tables else LISTING_SCHEMA.empty_table()), left_out

@@ -32,8 +32,6 @@ PUBLISHED = pa.schema(
 
 LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "error_type", "error")])
 
-STANDING = ("known_version", "known_vectors")
-
 NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
 
 
@@ -97,9 +95,10 @@ def _known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.Chun
 
 def _standing(published: pa.Table, *, is_outdated: bool) -> dict[str, pa.ChunkedArray]:
     """Columns `known_version` and `known_vectors`: published rows that may be kept."""
+    columns = {"known_version": whole_contents(published), "known_vectors": published["num_vectors"]}
     if is_outdated:
-        return {name: pa.nulls(published.num_rows, KNOWN.field(name).type) for name in STANDING}
-    return dict(zip(STANDING, (whole_contents(published), published["num_vectors"]), strict=True))
+        return {name: pa.nulls(published.num_rows, column.type) for name, column in columns.items()}
+    return columns
 
 
 def whole_contents(items: pa.Table) -> pa.ChunkedArray:

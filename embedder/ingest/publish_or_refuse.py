@@ -1,5 +1,7 @@
 """End of a run whose engine has ended: it is published, kept for the next run, or refused."""
 
+import logging
+
 import pyarrow as pa
 
 from embedder.errors import RunFailedError
@@ -13,11 +15,13 @@ from embedder.observability.run_observer import RunObserver
 from embedder.report.schema import Report
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
-from embedder.store.compact import compact_if_needed
+from embedder.store.compact import MIN_SAVED, compact
 from embedder.store.layout import Current, run_file
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import REPORT_FILE
 from embedder.store_index.keep_index import keep_index
+
+LOG = logging.getLogger(__name__)
 
 
 def end_run(
@@ -33,7 +37,7 @@ def end_run(
 
     Args:
         inputs: configuration, store and listing.
-        observer: receives messages, and the report of a run that failed.
+        observer: receives the report of a run that failed.
         outcome: measurements of the engine.
         work: the decision that the engine carried out.
         current: what is published.
@@ -48,7 +52,7 @@ def end_run(
     result = count_run(run, current, work.retired_ids, keeps_published=work.outdated is None)
     wall_s = observer.elapsed_s
     num_left = work.difference.to_embed.num_rows - result.num_here
-    left_out = say_left_out(inputs, observer, read_before, result)
+    left_out = log_left_out(inputs, read_before, result)
     failure = _stopped(outcome, result)
     kept = None if failure else _kept(work, result, num_left)
     if failure is None and kept is None:
@@ -66,7 +70,7 @@ def end_run(
         not_published=failure or kept,
     )
     if report.published:
-        _publish(inputs, observer, outcome, result, verdicts)
+        _publish(inputs, outcome, result, verdicts)
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:
         observer.reported(report)
@@ -74,14 +78,11 @@ def end_run(
     return report
 
 
-def say_left_out(
-    inputs: Inputs, observer: RunObserver, read_before: pa.Table, result: RunResult | None = None
-) -> LeftOut:
-    """Say what is no item, and count it: by its name, or once it had been read, by this run or by an earlier one.
+def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None = None) -> LeftOut:
+    """Log what is no item, and count it: by its name, or once it had been read, by this run or by an earlier one.
 
     Args:
         inputs: knows what the listing left out.
-        observer: receives messages.
         read_before: items that earlier runs left out.
         result: of this run; none where there was nothing to do.
     """
@@ -91,7 +92,7 @@ def say_left_out(
         read_before = without_items(read_before, result.whole["item_id"])
     left_out = left_out.with_read(read_before)
     for line in left_out.lines():
-        observer.say(line)
+        LOG.info(line)
     return left_out
 
 
@@ -121,12 +122,11 @@ def _kept(work: WorkPlan, result: RunResult, num_left: int) -> str | None:
 
 def _publish(
     inputs: Inputs,
-    observer: RunObserver,
     outcome: EngineOutcome,
     result: RunResult,
     verdicts: tuple[Verdict, ...],
 ) -> None:
-    config, options, files, say = inputs.config, inputs.options, inputs.files, observer.say
+    config, options, files = inputs.config, inputs.options, inputs.files
     intent = PublishIntent(
         kind=options.kind,
         info=inputs.info,
@@ -134,13 +134,13 @@ def _publish(
         retrieval=retrieval_record(verdicts, result.published if result.keeps_published else None),
         ends_hold=options.may_change,
     )
-    say("publishing")
+    LOG.info("publishing")
     publish(
         result.run,
         outcome.job.stamp,
-        lambda version: keep_index(files, version, inputs.info, say, config.index, ray_address=config.ray_address),
+        lambda version: keep_index(files, version, inputs.info, config.index, ray_address=config.ray_address),
         intent,
         result.retired,
     )
     if options.kind == "refresh":
-        compact_if_needed(files, say)
+        compact(files, min_saved=MIN_SAVED)

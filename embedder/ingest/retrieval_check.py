@@ -1,7 +1,7 @@
 """R@10 of captions for their own images, over a sample of the state that a run would publish."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,10 @@ def sample_pairs(result: RunResult) -> CaptionPairs:
     """Draw the pairs with the lowest hashes of item ids from the state that would be published."""
     pieces = list(_pieces(result))
     keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS)
-    state = _State.of(result, list(keys))
+    sessions = _sessions(result, list(keys))
     found: dict[str, tuple[Any, Any]] = {}
     for number in sorted(set().union(*keys.values())) if keys else []:
-        for item_id, image, text in _pairs_of(pieces[number], state):
+        for item_id, image, text in _pairs_of(pieces[number], sessions):
             found.setdefault(item_id, (image, text))
     order = sorted(found, key=hash_of)[:NUM_PAIRS]
     if not order:
@@ -96,33 +96,18 @@ def _pair_ids(piece: SampledPart) -> Iterator[str]:
     return iter(rows["item_id"].filter(pc.and_(is_first, pc.is_valid(rows["caption"]))).to_pylist())
 
 
-@dataclass(frozen=True)
-class _State:
-    """Places to read the rows of a few items: a session of the run, the published table, or none.
-
-    Attributes:
-        sessions: the session whose rows count, of items that the run finished with vectors.
-        old: items whose published rows stay.
-    """
-
-    sessions: dict[str, str]
-    old: set[str]
-
-    @classmethod
-    def of(cls, result: RunResult, item_ids: list[str]) -> "_State":
-        wanted = pa.array(item_ids, pa.string())
-        whole = result.whole.filter(pc.is_in(result.whole["item_id"], value_set=wanted))
-        new = whole.filter(pc.greater(whole["num_vectors"], 0))
-        sessions = dict(zip(new["item_id"].to_pylist(), new["session"].to_pylist(), strict=True))
-        gone = result.retired.filter(pc.is_in(result.retired, value_set=wanted)).to_pylist()
-        return cls(sessions, set(item_ids) - sessions.keys() - set(gone))
-
-    def counts(self, item_id: str, session: str | None) -> bool:
-        """Whether a row of the item counts, from that session or (none) from the published table."""
-        return item_id in self.old if session is None else self.sessions.get(item_id) == session
+def _sessions(result: RunResult, item_ids: list[str]) -> dict[str, str | None]:
+    """Session of the run whose rows of an item count, None where its published rows stay; not of retired items."""
+    wanted = pa.array(item_ids, pa.string())
+    whole = result.whole.filter(pc.is_in(result.whole["item_id"], value_set=wanted))
+    new = whole.filter(pc.greater(whole["num_vectors"], 0))
+    gone = result.retired.filter(pc.is_in(result.retired, value_set=wanted)).to_pylist()
+    published: dict[str, str | None] = dict.fromkeys(set(item_ids) - set(gone))
+    return published | dict(zip(new["item_id"].to_pylist(), new["session"].to_pylist(), strict=True))
 
 
-def _pairs_of(piece: SampledPart, state: _State) -> Iterator[tuple[str, Any, Any]]:
+def _pairs_of(piece: SampledPart, counted: Mapping[str, str | None]) -> Iterator[tuple[str, Any, Any]]:
+    """Read the pairs of the items' sessions (None: of the published table) that a part file has."""
     columns = ["item_id", "segment", "image_embedding", "text_embedding"]
     rows = piece.read(columns)
     has_both = pc.and_(pc.is_valid(rows["image_embedding"]), pc.is_valid(rows["text_embedding"]))
@@ -130,5 +115,5 @@ def _pairs_of(piece: SampledPart, state: _State) -> Iterator[tuple[str, Any, Any
     sessions = rows["session"].to_pylist() if "session" in rows.column_names else [None] * rows.num_rows
     images, texts = unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"])
     for item_id, session, image, text in zip(rows["item_id"].to_pylist(), sessions, images, texts, strict=True):
-        if state.counts(item_id, session):
+        if item_id in counted and counted[item_id] == session:
             yield item_id, image, text

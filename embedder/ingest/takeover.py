@@ -22,12 +22,12 @@ from embedder.store.files import StoreFiles
 from embedder.store.history import readable
 from embedder.store.journal import read_finished
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
-from embedder.store.maintenance import table_at
 from embedder.store.metadata_updates import moved
-from embedder.store.part_writer import RunMetadata, write_copies
+from embedder.store.part_writer import RunMetadata, gathered, write_copies
 from embedder.store.runs import Run
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, served_info
+from embedder.store.tables import RecordTable
 
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)
@@ -132,7 +132,7 @@ def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, r
     stamp = RunMetadata(run.run_id, run.session, info.model_fingerprint, info.preprocess_fingerprint, carryover)
     tasks = count()
     for each in held:
-        for rows in _gathered(_rows_of(run.files, each, stamp, moves), rows_per_part):
+        for rows in gathered(_rows_of(run.files, each, stamp, moves), rows_per_part):
             write_copies(run.files, stamp, next(tasks), {"embeddings": rows}, each.version.run_id)
         records = _as_listed(each.records, listed)
         write_copies(run.files, stamp, next(tasks), {"items": records}, each.version.run_id)
@@ -156,7 +156,7 @@ def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) ->
 
 def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[str]) -> pa.Table:
     """Read the records of some items in a publication, from part files that no newer one had."""
-    table = table_at(files, "items", version)
+    table = RecordTable(files, "items", version.items)
     paths = [path for path in table.paths() if path not in read]
     read.update(paths)
     tables = [ITEMS.empty_table()]
@@ -192,7 +192,7 @@ def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
 
 def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
     """Read the rows of the items, one table for each part file, with their present place and carried columns."""
-    table = table_at(files, "embeddings", held.version)
+    table = RecordTable(files, "embeddings", held.version.embeddings)
     schema = with_carryover(EMBEDDINGS, stamp.carryover)
     for path in table.paths():
         try:
@@ -206,15 +206,3 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
         rows = with_nulls(rows.filter(is_same), schema).select(schema.names).cast(schema)
         if rows.num_rows:
             yield moved(rows, moves)
-
-
-def _gathered(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
-    """Join many small tables to few large ones."""
-    waiting: list[pa.Table] = []
-    for table in tables:
-        waiting.append(table)
-        if sum(each.num_rows for each in waiting) >= num_rows:
-            yield pa.concat_tables(waiting)
-            waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting)

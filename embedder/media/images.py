@@ -6,20 +6,12 @@
 import io
 import math
 import warnings
+from importlib import import_module
 
-from PIL import (
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    JpegImagePlugin,
-    PngImagePlugin,
-    TiffImagePlugin,
-    UnidentifiedImageError,
-    WebPImagePlugin,
-)
+from PIL import AvifImagePlugin, Image, JpegImagePlugin, UnidentifiedImageError
 
 from embedder.media.errors import DecodeError
+from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.resize import (
     DRAFT_SCALES,
     ResizeSpec,
@@ -31,17 +23,7 @@ from embedder.media.resize import (
     scaled_size,
 )
 
-PLUGINS = (
-    JpegImagePlugin,
-    PngImagePlugin,
-    WebPImagePlugin,
-    GifImagePlugin,
-    BmpImagePlugin,
-    TiffImagePlugin,
-    AvifImagePlugin,
-)
-"""Imported here, so that the first image doesn't wait for Pillow to import the plugins of every format it knows."""
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # "JPEG" covers MPO, its multi-picture form
+FORMATS = tuple(each.name.upper() for each in IMAGE_FORMATS)
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
 MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit each, or more
 # Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
@@ -63,16 +45,18 @@ UPRIGHT = {
 
 def prepare_pillow() -> None:
     """Configure Pillow for a process that does nothing but decode."""
+    for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
+        import_module(f"PIL.{each.plugin}")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # several decoders share the machine
     warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
 
 
-def decode_image(encoded: bytes, fit: ResizeSpec, max_pixels: int) -> bytes:
+def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> bytes:
     """Decode an image, put it upright, flatten it on white and resize it to the square.
 
     Args:
         encoded: the whole file.
-        fit: resize rule.
+        resize: the rule.
         max_pixels: limit after decoding: a larger JPEG is decoded at reduced scale, another image of up to twice as
             many is halved once it is decoded. Sizes are checked before anything is decoded.
 
@@ -86,7 +70,7 @@ def decode_image(encoded: bytes, fit: ResizeSpec, max_pixels: int) -> bytes:
     image = _open(encoded, max_pixels)
     if isinstance(image, JpegImagePlugin.JpegImageFile):
         check_plausible(image.size, len(encoded), max_pixels)
-        scale = max(needed_scale(image.size, max_pixels), fitting_scale(image.size, fit))
+        scale = max(needed_scale(image.size, max_pixels), fitting_scale(image.size, resize))
         if scale > 1:
             image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
         check_pixels(image.size, max_pixels)
@@ -97,7 +81,7 @@ def decode_image(encoded: bytes, fit: ResizeSpec, max_pixels: int) -> bytes:
     image = to_rgb(image)
     if image.width * image.height > max_pixels:
         image = image.reduce(WHOLE_FACTOR)
-    return fit_image(upright(image, orientation), fit)
+    return resize_image(upright(image, orientation), resize)
 
 
 def _open(encoded: bytes, max_pixels: int) -> Image.Image:
@@ -203,28 +187,28 @@ def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
     return low, high
 
 
-def fit_image(image: Image.Image, fit: ResizeSpec) -> bytes:
+def resize_image(image: Image.Image, resize: ResizeSpec) -> bytes:
     """Resize an RGB or L image and crop or pad it to the square; S * S * 3 bytes.
 
-    The values are those of transformers' PIL or torchvision image processors, as the fit's resampler says.
+    The values are those of transformers' PIL or torchvision image processors, as the rule's resampler says.
     """
-    if cut := long_cut(image.size, fit):
+    if cut := long_cut(image.size, resize):
         image = image.crop(cut)
-    scaled = _scaled(image, scaled_size(image.size, fit), fit)
-    if fit.resize == "pad":
-        scaled = _padded(scaled, fit.image_size)
+    scaled = _scaled(image, scaled_size(image.size, resize), resize)
+    if resize.mode == "pad":
+        scaled = _padded(scaled, resize.image_size)
     return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
 
 
-def _scaled(image: Image.Image, size: Size, fit: ResizeSpec) -> Image.Image:
+def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
     """Resize, and crop to the box that the rule keeps."""
-    box = kept_box(size, fit)
-    if fit.resampler == "torchvision":
+    box = kept_box(size, resize)
+    if resize.resampler == "torchvision":
         from embedder.media.resample import resample
 
-        return resample(image, size, box, fit.interpolation)
-    gap = 2.0 if fit.reduced_decode else None
-    scaled = image.resize(size, Image.Resampling[fit.interpolation.upper()], reducing_gap=gap)
+        return resample(image, size, box, resize.interpolation)
+    gap = 2.0 if resize.reduced_decode else None
+    scaled = image.resize(size, Image.Resampling[resize.interpolation.upper()], reducing_gap=gap)
     return scaled if box == (0, 0, *size) else scaled.crop(box)
 
 

@@ -3,13 +3,12 @@
 Sizes are (width, height) in pixels.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
-Resize = Literal["squash", "crop", "pad"]
+ResizeMode = Literal["squash", "crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
 
@@ -25,7 +24,7 @@ class ResizeSpec:
 
     Attributes:
         image_size: side of the square, in pixels.
-        resize: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
+        mode: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
             `pad` shows the whole image on white.
         interpolation: the filter of that name (antialiased).
         reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
@@ -33,68 +32,66 @@ class ResizeSpec:
     """
 
     image_size: int
-    resize: Resize = "squash"
+    mode: ResizeMode = "squash"
     interpolation: Interpolation = "bilinear"
     reduced_decode: bool = False
     resampler: Resampler = "pillow"
 
 
-def scaled_size(size: Size, fit: ResizeSpec) -> Size:
+def scaled_size(size: Size, resize: ResizeSpec) -> Size:
     """Size of the whole image after the resize, before a crop or padding.
 
     Args:
         size: width and height of the image.
-        fit: resize rule.
+        resize: the rule.
 
     Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down.
     """
-    side, shortest, longest = fit.image_size, min(size), max(size)
-    if fit.resize == "squash":
+    side, shortest, longest = resize.image_size, min(size), max(size)
+    if resize.mode == "squash":
         return side, side
-    if fit.resize == "crop":
+    if resize.mode == "crop":
         width, height = (side if edge == shortest else side * edge // shortest for edge in size)
         return width, height
     width, height = (max(1, round(side * edge / longest)) for edge in size)
     return width, height
 
 
-def kept_box(size: Size, fit: ResizeSpec) -> Box:
+def kept_box(size: Size, resize: ResizeSpec) -> Box:
     """Box that is kept of a scaled image: the middle square of a crop, else all.
 
     Source: torchvision 0.29 `center_crop`, which rounds half of the surplus (timm calls it), and transformers 5.23
     `TorchvisionBackend.center_crop`, which truncates it.
     """
-    if fit.resize != "crop":
+    if resize.mode != "crop":
         return 0, 0, *size
-    half = int if fit.resampler == "torchvision" else round
-    left, top = (half((edge - fit.image_size) / 2) for edge in size)
-    return left, top, left + fit.image_size, top + fit.image_size
+    half = int if resize.resampler == "torchvision" else round
+    left, top = (half((edge - resize.image_size) / 2) for edge in size)
+    return left, top, left + resize.image_size, top + resize.image_size
 
 
-def long_cut(size: Size, fit: ResizeSpec) -> Box | None:
+def long_cut(size: Size, resize: ResizeSpec) -> Box | None:
     """Box to keep of a very long image before the resize of a crop, or None for all.
 
     An image of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
     """
-    longest = MAX_CROP_ASPECT[fit.resampler] * min(size)
-    if fit.resize != "crop" or max(size) <= longest:
+    longest = MAX_CROP_ASPECT[resize.resampler] * min(size)
+    if resize.mode != "crop" or max(size) <= longest:
         return None
     width, height = (min(edge, longest) for edge in size)
     left, top = (size[0] - width) // 2, (size[1] - height) // 2
     return left, top, left + width, top + height
 
 
-def draft_size(size: Size, fit: ResizeSpec) -> Size:
-    """Least size at which a JPEG may be decoded; a square does not care whether EXIF swaps the sides later."""
-    width, height = (math.ceil(REDUCED_MARGIN * edge) for edge in scaled_size(size, fit))
-    return width, height
+def fitting_scale(size: Size, resize: ResizeSpec) -> int:
+    """Factor by which a JPEG's sides are reduced while it is decoded, where the model allows that.
 
-
-def fitting_scale(size: Size, fit: ResizeSpec) -> int:
-    """Factor by which a JPEG's sides are reduced while it is decoded, where the model allows that."""
-    if not fit.reduced_decode:
+    A square does not care whether EXIF swaps the sides later.
+    """
+    if not resize.reduced_decode:
         return 1
-    room = min(edge // least for edge, least in zip(size, draft_size(size, fit), strict=True))
+    target = scaled_size(size, resize)
+    room = min(have // (REDUCED_MARGIN * want) for have, want in zip(size, target, strict=True))
     return max((scale for scale in DRAFT_SCALES if scale <= room), default=1)
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -21,13 +20,7 @@ from numpy.typing import NDArray
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox_process import (
-    BROKEN_MESSAGE,
-    Message,
-    SandboxCrashError,
-    SandboxProcess,
-    SandboxTimeoutError,
-)
+from embedder.media.sandbox_process import BROKEN_MESSAGE, Message, SandboxCrashError, SandboxProcess
 
 Source = bytes | bytearray | memoryview | str | Path
 """Encoded bytes, or the path of a local file."""
@@ -69,16 +62,13 @@ class SandboxedDecoder:
         self.limits = limits or DecodeLimits()
         self._child: SandboxProcess | None = None
         self._fds: tuple[int, int] | None = None
-        self._inbox_bytes = 0
         self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
         self._is_busy = False  # an answer is awaited: the next one of a child in this state would be of the wrong file
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -102,29 +92,30 @@ class SandboxedDecoder:
         for fd in fds or ():
             os.close(fd)
 
-    def image(self, source: Source, fit: ResizeSpec) -> Pixels:
+    def image(self, source: Source, resize: ResizeSpec) -> Pixels:
         """Decode one image: upright, flattened on white, resized.
 
         Args:
             source: encoded bytes, or the path of a local file.
-            fit: resize rule.
+            resize: the rule.
 
         Returns:
-            uint8 (H, W, 3), RGB, H = W = `fit.image_size`.
+            uint8 (H, W, 3), RGB, H = W = `resize.image_size`.
 
         Raises:
             DecodeError: the file can't be decoded.
         """
-        if not isinstance(source, str | Path):
-            self._check_size(memoryview(source).nbytes)
-        return self._one_image(source, fit, {"do": "image"})
+        limit = self.limits.max_file_bytes
+        if not isinstance(source, str | Path) and (num_bytes := memoryview(source).nbytes) > limit:
+            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; an image may have {limit}")
+        return self._one_image({"do": "image"}, source, resize)
 
-    def frame_at(self, source: Source, fit: ResizeSpec, time_s: float) -> Pixels:
+    def frame_at(self, source: Source, resize: ResizeSpec, time_s: float) -> Pixels:
         """Decode the frame of a video that is shown at `time_s` seconds after its first frame.
 
         Args:
             source: encoded bytes, or the path of a local file.
-            fit: resize rule.
+            resize: the rule.
             time_s: seconds after the first frame.
 
         Returns:
@@ -133,10 +124,10 @@ class SandboxedDecoder:
         Raises:
             DecodeError: the video can't be decoded.
         """
-        return self._one_image(source, fit, {"do": "frame", "time_s": time_s})
+        return self._one_image({"do": "frame", "time_s": time_s}, source, resize)
 
     def video(
-        self, source: Source, fit: ResizeSpec, *, segment_s: float, frames_per_segment: int
+        self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int
     ) -> Iterator[VideoSegment]:
         """Decode a video segment by segment, in memory bounded by one segment.
 
@@ -144,7 +135,7 @@ class SandboxedDecoder:
 
         Args:
             source: encoded bytes, or the path of a local file.
-            fit: resize rule of the frames.
+            resize: rule for the frames.
             segment_s: length of a segment, in seconds.
             frames_per_segment: frames of each segment, spread evenly.
 
@@ -155,10 +146,10 @@ class SandboxedDecoder:
             DecodeError: the video can't be decoded; after its whole segments when it breaks in the middle.
         """
         command = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
-        request = command | self._deliver(source, fit)
+        request = self._deliver(command, source, resize)
         turn = self._turn
         try:
-            for segment in self._segments(request, fit, frames_per_segment):
+            for segment in self._segments(request, resize, frames_per_segment):
                 yield segment
                 if turn != self._turn:
                     raise RuntimeError("this video is over: its decoder was closed or decoded another file meanwhile")
@@ -167,7 +158,7 @@ class SandboxedDecoder:
                 self._end_unfinished()
                 self._empty_inbox()
 
-    def _segments(self, request: Message, fit: ResizeSpec, frames_per_segment: int) -> Iterator[VideoSegment]:
+    def _segments(self, request: Message, resize: ResizeSpec, frames_per_segment: int) -> Iterator[VideoSegment]:
         """Segments from the child; one that crashes is replaced once, and the new one skips what was delivered."""
         budget_s, num_delivered = self.limits.video_timeout_s, 0
         for num_crashes in range(1, MAX_CRASHES + 1):
@@ -182,7 +173,7 @@ class SandboxedDecoder:
                         return
                     if "passed_over" in answer:
                         continue
-                    segment = self._collect_segment(answer, fit, frames_per_segment)
+                    segment = self._collect_segment(answer, resize, frames_per_segment)
                     num_delivered += 1
                     with contextlib.suppress(SandboxCrashError):  # noticed when the next segment is asked for
                         self._send({"next": True})
@@ -190,14 +181,14 @@ class SandboxedDecoder:
             except SandboxCrashError as death:
                 self._blame(death, num_crashes)
 
-    def _one_image(self, source: Source, fit: ResizeSpec, command: Message) -> Pixels:
-        request = command | self._deliver(source, fit)
+    def _one_image(self, command: Message, source: Source, resize: ResizeSpec) -> Pixels:
+        request = self._deliver(command, source, resize)
         try:
             for num_crashes in range(1, MAX_CRASHES + 1):
                 try:
                     self._send(request)
                     answer = self._receive(self.limits.timeout_s, "decoding")
-                    pixels: Pixels = self._collect(answer, fit, 1)[0]
+                    pixels: Pixels = self._collect(answer, resize, 1)[0]
                     self._is_busy = False
                     return pixels
                 except SandboxCrashError as death:
@@ -220,7 +211,7 @@ class SandboxedDecoder:
         """Receive one answer of the child; raise the errors that it reports."""
         try:
             answer = self._get_child().receive(timeout_s)
-        except SandboxTimeoutError:
+        except TimeoutError:
             self._kill_child()
             message = f"{step} took longer than {timeout_s:.3g} s and was ended"
             raise DecodeError("TimeoutError", message, transient=True) from None
@@ -238,40 +229,35 @@ class SandboxedDecoder:
             message = f"{death} (tried {num_crashes} times)"
             raise DecodeError("DecoderCrashed", message, transient=death.was_killed) from None
 
-    def _check_size(self, num_bytes: int) -> None:
-        limit = self.limits.max_file_bytes
-        if num_bytes > limit:
-            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; an image may have {limit}")
-
-    def _deliver(self, source: Source, fit: ResizeSpec) -> Message:
-        """Begin a request: end an open one, and pass the source to the child by path or through the inbox."""
+    def _deliver(self, command: Message, source: Source, resize: ResizeSpec) -> Message:
+        """Make a request: end an open one, and pass the source to the child by path or through the inbox."""
         self._turn += 1
         self._end_unfinished()
-        fitting: Message = {"fit": vars(fit)}
+        request = command | {"resize": vars(resize)}
         if isinstance(source, str | Path):
-            return fitting | {"path": os.path.abspath(source)}  # noqa: PTH100 - resolves no links, takes str too
+            return request | {"path": os.path.abspath(source)}  # noqa: PTH100 - resolves no links, takes str too
         encoded = memoryview(source).cast("B")
         inbox_fd, _ = self._shared_fds()
+        os.ftruncate(inbox_fd, encoded.nbytes)
         offset = 0
         while offset < encoded.nbytes:
             offset += os.pwrite(inbox_fd, encoded[offset:], offset)
-        self._inbox_bytes = encoded.nbytes
-        return fitting | {"size": encoded.nbytes}
+        return request
 
-    def _collect_segment(self, answer: Message, fit: ResizeSpec, frames_per_segment: int) -> VideoSegment:
-        pixels = self._collect(answer, fit, frames_per_segment)
+    def _collect_segment(self, answer: Message, resize: ResizeSpec, frames_per_segment: int) -> VideoSegment:
+        pixels = self._collect(answer, resize, frames_per_segment)
         try:
             return VideoSegment(int(answer["segment"]), float(answer["start_s"]), float(answer["end_s"]), pixels)
         except (KeyError, TypeError, ValueError):
             raise SandboxCrashError(BROKEN_MESSAGE) from None
 
-    def _collect(self, answer: Message, fit: ResizeSpec, max_images: int) -> Pixels:
+    def _collect(self, answer: Message, resize: ResizeSpec, max_images: int) -> Pixels:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
         Raises:
             SandboxCrashError: there are fewer than announced.
         """
-        num_images, side = answer.get("num_images"), fit.image_size
+        num_images, side = answer.get("num_images"), resize.image_size
         if not isinstance(num_images, int) or not 1 <= num_images <= max_images:
             raise SandboxCrashError(BROKEN_MESSAGE)
         pixels = np.empty((num_images, side, side, 3), np.uint8)
@@ -300,7 +286,7 @@ class SandboxedDecoder:
             child = SandboxProcess(self.limits, *self._shared_fds())
             try:
                 child.receive(START_TIMEOUT_S)
-            except (SandboxCrashError, SandboxTimeoutError) as error:
+            except (SandboxCrashError, TimeoutError) as error:
                 problem = error
                 child.kill()
             else:
@@ -329,9 +315,8 @@ class SandboxedDecoder:
 
     def _empty_inbox(self) -> None:
         """Free the memory of a large file; that of a small one is kept for the next."""
-        if self._fds is not None and self._inbox_bytes > KEEP_INBOX_BYTES:
+        if self._fds is not None and os.fstat(self._fds[0]).st_size > KEEP_INBOX_BYTES:
             os.ftruncate(self._fds[0], 0)
-        self._inbox_bytes = 0
 
 
 def _memory_file(name: str) -> int:

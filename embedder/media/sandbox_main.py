@@ -30,9 +30,7 @@ def main() -> None:
 
     from embedder.media.sandbox_server import Server
 
-    Server(
-        start["control_fd"], start["inbox_fd"], start["outbox_fd"], start["max_pixels"], start["max_file_bytes"]
-    ).run()
+    Server(**start["server"]).run()
 
 
 def bound_memory(num_bytes: int) -> None:

@@ -9,9 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from embedder.media.limits import DecodeLimits
 
@@ -38,11 +37,6 @@ class SandboxCrashError(Exception):
         self.was_killed = was_killed
 
 
-class SandboxTimeoutError(Exception):
-    """Error of a child that did not answer in time."""
-
-
-@dataclass
 class SandboxProcess:
     """Running sandbox process.
 
@@ -52,18 +46,12 @@ class SandboxProcess:
         outbox_fd: open file of the pixels.
     """
 
-    limits: DecodeLimits
-    inbox_fd: int
-    outbox_fd: int
-    _control: socket.socket = field(init=False)
-    _process: "subprocess.Popen[bytes]" = field(init=False)
-    _received: bytes = field(default=b"", init=False)
-    _stderr: bytes = field(default=b"", init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, limits: DecodeLimits, inbox_fd: int, outbox_fd: int) -> None:
+        self._received = self._stderr = b""
         self._control, child_end = socket.socketpair()
         with child_end:
-            self._process = self._spawn(child_end.fileno())
+            self._process = _spawn(limits, child_end.fileno(), inbox_fd, outbox_fd)
+        self._stderr_fd = cast(IO[bytes], self._process.stderr).fileno()
         os.set_blocking(self._stderr_fd, False)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
@@ -99,7 +87,7 @@ class SandboxProcess:
         """Wait for the next message.
 
         Raises:
-            SandboxTimeoutError: there was none in time; the child still runs.
+            TimeoutError: there was none in time; the child still runs.
             SandboxCrashError: the child ended, or sent a broken message.
         """
         deadline = time.monotonic() + timeout_s
@@ -126,37 +114,11 @@ class SandboxProcess:
             if pipe is not None:
                 pipe.close()
 
-    def _spawn(self, control_fd: int) -> "subprocess.Popen[bytes]":
-        start = {
-            "control_fd": control_fd,
-            "inbox_fd": self.inbox_fd,
-            "outbox_fd": self.outbox_fd,
-            "memory_bytes": self.limits.memory_bytes,
-            "max_pixels": self.limits.max_pixels,
-            "max_file_bytes": self.limits.max_file_bytes,
-            "sys_path": _module_search_path(),
-        }
-        # -I -S: no site-packages hooks (a third of the start-up); the search path is handed over instead.
-        command = [sys.executable, "-I", "-S", str(CHILD_SCRIPT), json.dumps(start)]
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,  # the lifeline: see `sandbox_main.py`
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=(control_fd, self.inbox_fd, self.outbox_fd),
-        )
-
-    @property
-    def _stderr_fd(self) -> int:
-        if self._process.stderr is None:
-            raise ValueError("the child's standard error is always a pipe")
-        return self._process.stderr.fileno()
-
     def _read_some(self, deadline: float) -> None:
         remaining_ms = (deadline - time.monotonic()) * 1000
         events = self._poll.poll(max(0.0, remaining_ms))
         if not events and remaining_ms <= 0:
-            raise SandboxTimeoutError
+            raise TimeoutError
         for fd, _ in events:
             if fd == self._stderr_fd:
                 if not self._read_stderr():  # closed, as at its end; the control socket shows whether the child ended
@@ -197,6 +159,26 @@ class SandboxProcess:
         last_words = _last_words(self._stderr.decode(errors="replace"))
         message = f"the decoder {how}" + (f": {last_words}" if last_words else "")
         return SandboxCrashError(message, was_killed=code == -signal.SIGKILL)
+
+
+def _spawn(limits: DecodeLimits, control_fd: int, inbox_fd: int, outbox_fd: int) -> "subprocess.Popen[bytes]":
+    server = {
+        "control_fd": control_fd,
+        "inbox_fd": inbox_fd,
+        "outbox_fd": outbox_fd,
+        "max_pixels": limits.max_pixels,
+        "max_file_bytes": limits.max_file_bytes,
+    }
+    start = {"memory_bytes": limits.memory_bytes, "sys_path": _module_search_path(), "server": server}
+    # -I -S: no site-packages hooks (a third of the start-up); the search path is handed over instead.
+    command = [sys.executable, "-I", "-S", str(CHILD_SCRIPT), json.dumps(start)]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,  # the lifeline: see `sandbox_main.py`
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(control_fd, inbox_fd, outbox_fd),
+    )
 
 
 def _signal_name(number: int) -> str:

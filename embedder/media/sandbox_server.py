@@ -6,19 +6,18 @@ through the outbox: files in memory that both processes hold open.
 
 import json
 import os
-from collections.abc import Callable
+import stat
+from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from embedder.media.errors import DecodeError
 from embedder.media.images import decode_image, prepare_pillow
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox_files import InboxFile, open_regular, read_whole
 
 Message = dict[str, Any]
 
-LINE_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 500
 
 
@@ -26,31 +25,27 @@ class SandboxClosedError(Exception):
     """End of the control socket, which the parent has closed."""
 
 
+@dataclass
 class Server:
-    """Server of one request after another."""
+    """Server of one request after another.
 
-    def __init__(self, control_fd: int, inbox_fd: int, outbox_fd: int, max_pixels: int, max_file_bytes: int) -> None:
-        """Take over the open files and the limits.
+    Attributes:
+        control_fd: socket of requests and answers.
+        inbox_fd: file of the encoded bytes.
+        outbox_fd: file of the pixels.
+        max_pixels: pixels of one image or frame.
+        max_file_bytes: encoded size of one image.
+    """
 
-        Args:
-            control_fd: socket of requests and answers.
-            inbox_fd: file of the encoded bytes.
-            outbox_fd: file of the pixels.
-            max_pixels: pixels of one image or frame.
-            max_file_bytes: encoded size of one image.
-        """
-        self._control_fd = control_fd
-        self._inbox_fd = inbox_fd
-        self._outbox_fd = outbox_fd
-        self._max_pixels = max_pixels
-        self._max_file_bytes = max_file_bytes
-        self._received = b""
-        self._outbox_is_full = False
-        self._handlers: dict[str, Callable[[Message, BinaryIO], Message]] = {
-            "image": self._image,
-            "video": self._video,
-            "frame": self._frame,
-        }
+    control_fd: int
+    inbox_fd: int
+    outbox_fd: int
+    max_pixels: int
+    max_file_bytes: int
+    _outbox_is_full: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._requests = open(self.control_fd, "rb", closefd=False)  # noqa: SIM115 - open until the end
 
     def run(self) -> None:
         """Report that this process is ready, then serve until the parent closes the socket or memory runs out."""
@@ -65,9 +60,10 @@ class Server:
             return
 
     def _answer(self, request: Message) -> Message:
+        handlers = {"image": self._image, "video": self._video, "frame": self._frame}
         try:
             with self._source(request) as file:
-                return self._handlers[request["do"]](request, file)
+                return handlers[request["do"]](request, file)
         except SandboxClosedError:
             raise
         except DecodeError as error:
@@ -80,10 +76,9 @@ class Server:
             return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
 
     def _image(self, request: Message, file: BinaryIO) -> Message:
-        fit = _read_fit(request)
-        encoded = read_whole(file, self._max_file_bytes)
-        self._post([decode_image(encoded, fit, self._max_pixels)])
-        return {"num_images": 1}
+        resize = _read_resize(request)
+        encoded = read_whole(file, self.max_file_bytes)
+        return self._post([decode_image(encoded, resize, self.max_pixels)])
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
         """Send one message per segment; images only of those that the parent doesn't have already."""
@@ -91,46 +86,39 @@ class Server:
 
         segments = read_segments(
             file,
-            _read_fit(request),
+            _read_resize(request),
             segment_s=Fraction(str(request["segment_s"])),
             frames_per_segment=request["frames_per_segment"],
-            max_pixels=self._max_pixels,
+            max_pixels=self.max_pixels,
         )
         for number, segment in enumerate(segments):
             if number < request["num_delivered"]:
                 self._send({"passed_over": number})  # resets the deadline, which is that of one segment
             else:
                 self._await_emptied()
-                self._post(segment.images)
-                self._send(
-                    {
-                        "segment": segment.segment,
-                        "start_s": float(segment.start_s),
-                        "end_s": float(segment.end_s),
-                        "num_images": len(segment.images),
-                    }
-                )
+                times = {"start_s": float(segment.start_s), "end_s": float(segment.end_s)}
+                self._send(self._post(segment.images) | times | {"segment": segment.segment})
                 self._outbox_is_full = True
         return {"end": True}
 
     def _frame(self, request: Message, file: BinaryIO) -> Message:
         from embedder.media.videos import read_frame_at
 
-        self._post([read_frame_at(file, _read_fit(request), request["time_s"], self._max_pixels)])
-        return {"num_images": 1}
+        return self._post([read_frame_at(file, _read_resize(request), request["time_s"], self.max_pixels)])
 
     def _source(self, request: Message) -> BinaryIO:
         """Open the file of a request: one on disk, or the content of the inbox."""
         if "path" in request:
             return open_regular(request["path"])
-        return cast(BinaryIO, InboxFile(self._inbox_fd, request["size"]))
+        return open(self.inbox_fd, "rb", buffering=0, closefd=False)
 
-    def _post(self, images: list[bytes]) -> None:
-        """Write the images into the outbox, one after the other."""
+    def _post(self, images: list[bytes]) -> Message:
+        """Write the images into the outbox, one after the other; return the answer with their number."""
         unwritten, offset = memoryview(b"".join(images)), 0
         while unwritten:
-            num_bytes = os.pwrite(self._outbox_fd, unwritten, offset)
+            num_bytes = os.pwrite(self.outbox_fd, unwritten, offset)
             unwritten, offset = unwritten[num_bytes:], offset + num_bytes
+        return {"num_images": len(images)}
 
     def _await_emptied(self) -> None:
         """Wait until the parent has copied the last segment out of the outbox."""
@@ -142,27 +130,61 @@ class Server:
         self._await_emptied()
         line = json.dumps(message).encode() + b"\n"
         while line:
-            line = line[os.write(self._control_fd, line) :]
+            line = line[os.write(self.control_fd, line) :]
 
     def _receive(self) -> Message:
-        while b"\n" not in self._received:
-            received = os.read(self._control_fd, LINE_BYTES)
-            if not received:
-                raise SandboxClosedError
-            self._received += received
-        line, _, self._received = self._received.partition(b"\n")
+        line = self._requests.readline()
+        if not line:
+            raise SandboxClosedError
         message: Message = json.loads(line)
         return message
 
 
-def _read_fit(request: Message) -> ResizeSpec:
+def _read_resize(request: Message) -> ResizeSpec:
     """Read the resize rule; its imports happen now, before an image fills the memory."""
-    fit = ResizeSpec(**request["fit"])
-    if fit.resampler == "torchvision":
+    resize = ResizeSpec(**request["resize"])
+    if resize.resampler == "torchvision":
         import_module("embedder.media.resample")
-    return fit
+    return resize
 
 
 def _error_answer(error_type: str, message: str, transient: bool = False) -> Message:
     one_line = " ".join(message.split())[:MAX_ERROR_CHARACTERS]
     return {"error_type": error_type, "message": one_line or "no reason given", "transient": transient}
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a file on disk, unbuffered; pipes and devices, which may never end, are refused.
+
+    Raises:
+        DecodeError: the file can't be opened; transient, for its content is not to blame.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DecodeError("NotAFile", "this is a folder, a pipe or a device, not a file")
+    return open(fd, "rb", buffering=0)  # noqa: PTH123 - it is open already
+
+
+def read_whole(file: BinaryIO, max_bytes: int) -> bytes:
+    """Read a file from its beginning to its end.
+
+    Raises:
+        DecodeError: it is larger than `max_bytes`, or can't be read.
+    """
+    size = file.seek(0, os.SEEK_END)
+    if size > max_bytes:
+        raise DecodeError("FileTooLarge", f"the file has {size} bytes; an image may have {max_bytes}")
+    file.seek(0)
+    try:
+        return file.read()
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: OSError | ValueError) -> DecodeError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return DecodeError(type(error).__name__, f"the file can't be read: {reason}", transient=True)

@@ -4,28 +4,17 @@ import codecs
 import struct
 from typing import Literal
 
+from embedder.media.formats import IMAGE_FORMATS
+
 Kind = Literal["image", "video", "text"]
 
-IMAGE_SIGNATURES = (
-    b"\xff\xd8\xff",
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF87a",
-    b"GIF89a",
-    b"II*\0",
-    b"MM\0*",
-    b"II+\0",
-    b"MM\0+",
-)
+IMAGE_SIGNATURES = tuple(signature for each in IMAGE_FORMATS for signature in each.signatures)
 BMP_HEADER_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 AVIF_BRANDS = frozenset({b"avif", b"avis"})
 STILL_BRANDS = frozenset({b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"crx "})
 """Brands of the MP4 family whose files hold images that Pillow doesn't read: HEIC, camera raw."""
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
-UNREADABLE_BRANDS = {
-    "HEIC": STILL_BRANDS - {b"crx "},
-    "CR3": frozenset({b"crx "}),
-}
 UNREADABLE_SIGNATURES = (
     ("JXL", b"\xff\x0a"),
     ("JXL", b"\0\0\0\x0cJXL \r\n\x87\n"),
@@ -84,7 +73,9 @@ def unreadable_kind(head: bytes) -> str | None:
         The usual suffix in capitals, or None for anything else.
     """
     if head[4:8] == b"ftyp":
-        return next((kind for kind, brands in UNREADABLE_BRANDS.items() if head[8:12] in brands), None)
+        if head[8:12] == b"crx ":
+            return "CR3"
+        return "HEIC" if head[8:12] in STILL_BRANDS else None
     for kind, signature in UNREADABLE_SIGNATURES:
         if head.startswith(signature):
             return kind

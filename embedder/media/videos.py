@@ -16,7 +16,7 @@ from PIL import Image
 
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
-from embedder.media.images import check_pixels, fit_image, to_rgb, upright
+from embedder.media.images import check_pixels, resize_image, to_rgb, upright
 from embedder.media.resize import ResizeSpec
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
@@ -42,13 +42,13 @@ ORIENTATIONS = {
 
 
 def read_segments(
-    file: BinaryIO, fit: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
+    file: BinaryIO, resize: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
 ) -> Iterator[PickedSegment[bytes]]:
     """Decode a video from its first frame to its last, one segment at a time.
 
     Args:
         file: seekable, at any position.
-        fit: resize rule of the frames.
+        resize: rule for the frames.
         segment_s: length of a segment, in seconds.
         frames_per_segment: images of each, at most.
         max_pixels: pixels of one frame, at most.
@@ -60,7 +60,7 @@ def read_segments(
         DecodeError: no video stream, no frame, frames too large, damaged or cut off.
         Exception: whatever else PyAV raises for a broken file.
     """
-    missing_bytes = _missing_bytes(file)
+    missing_bytes = (declared_bytes(file) or 0) - file.seek(0, 2)
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
         duration_s = _duration_s(container, stream)
@@ -68,18 +68,18 @@ def read_segments(
         frames = _timed_frames(container, stream, max_pixels)
         if missing_bytes > 0:
             frames = _until_cut(frames, missing_bytes, duration_s)
-        for segment in pick_segments(frames, _Squarer(stream, fit), rule):
+        for segment in pick_segments(frames, _Squarer(stream, resize), rule):
             if segment.segment > MAX_SEGMENT:
                 raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
             yield segment
 
 
-def read_frame_at(file: BinaryIO, fit: ResizeSpec, time_s: float, max_pixels: int) -> bytes:
+def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels: int) -> bytes:
     """Decode the frame shown at a time counted from the first frame; beyond either end, the first or last frame.
 
     Args:
         file: seekable, at any position.
-        fit: resize rule.
+        resize: the rule.
         time_s: seconds after the first frame.
         max_pixels: pixels of one frame, at most.
 
@@ -92,7 +92,7 @@ def read_frame_at(file: BinaryIO, fit: ResizeSpec, time_s: float, max_pixels: in
             if frame.time_s > time_s:
                 break
             shown = frame
-        return _Squarer(stream, fit)(shown.frame)
+        return _Squarer(stream, resize)(shown.frame)
 
 
 def _open(file: BinaryIO) -> Any:
@@ -162,12 +162,6 @@ def _decoded_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[An
             yield frame
 
 
-def _missing_bytes(file: BinaryIO) -> int:
-    """Number of bytes that the file declares beyond its end."""
-    declared = declared_bytes(file)
-    return 0 if declared is None else declared - file.seek(0, 2)
-
-
 def _until_cut(
     frames: Iterator[TimedFrame[Any]], missing_bytes: int, duration_s: Fraction | None
 ) -> Iterator[TimedFrame[Any]]:
@@ -214,9 +208,9 @@ def _seeked_frames(
 class _Squarer:
     """Conversion of the frames of one stream to squares."""
 
-    def __init__(self, stream: Any, fit: ResizeSpec) -> None:
-        self._fit = fit
-        self._aspect: Fraction | None = None if fit.resize == "squash" else stream.sample_aspect_ratio
+    def __init__(self, stream: Any, resize: ResizeSpec) -> None:
+        self._resize = resize
+        self._aspect: Fraction | None = None if resize.mode == "squash" else stream.sample_aspect_ratio
         self._reformatter = VideoReformatter()
         self._orientation: int | None = None
 
@@ -225,7 +219,7 @@ class _Squarer:
         if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
             self._orientation = _orientation(frame)
         image = _square_pixels(to_rgb(self._to_image(frame)), self._aspect)
-        return fit_image(upright(image, self._orientation), self._fit)
+        return resize_image(upright(image, self._orientation), self._resize)
 
     def _to_image(self, frame: Any) -> Image.Image:
         """Convert to 8-bit RGB, or RGBA where the frame has an alpha channel, respecting its colour space and range."""

@@ -1,9 +1,9 @@
-"""The run log: messages of a run, line by line with the time, for a person to follow."""
+"""Messages of the product, which are logged by the standard `logging`: where they go, and the log of one run."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-from obstore.exceptions import BaseError
 
 from embedder.errors import StoreError
 from embedder.observability.redaction import mask
@@ -11,33 +11,56 @@ from embedder.storage.printable import printable
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.layout import utc_now
 
-UNWRITABLE = (OSError, BaseError, StoreError, StoreUnavailableError)
+LOGGERS = tuple(logging.getLogger(name) for name in ("embedder", "shards", "index"))
+UNWRITABLE = (OSError, StoreError, StoreUnavailableError)
 """Errors of a disk or a store that is full, gone or read-only."""
-Write = Callable[[str], None]
-"""Receives lines, each with its end."""
 
 
-class RunLog:
-    """Collects lines, and writes them as soon as it knows where to.
+@contextmanager
+def messages_to(handler: logging.Handler) -> Iterator[None]:
+    """Send the product's messages to a handler while the block runs, whatever level the program has set."""
+    levels = [logger.level for logger in LOGGERS]
+    for logger in LOGGERS:
+        logger.addHandler(handler)
+        if not logger.isEnabledFor(logging.INFO):
+            logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(LOGGERS, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+class RunLog(logging.Handler):
+    """Handler that collects lines with the time, and writes them as soon as it knows where to.
 
     Secrets are masked, and a line stays one line: no name or caption in it can begin another.
+
+    Attributes:
+        problem: why lines could not be written; None where they could.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         """Begin a log; lines are appended to the file `path` at once, or wait for `write_to`."""
+        super().__init__()
         self.problem: str | None = None
         self._path = path
-        self._write: Write | None = self._append if path else None
+        self._write: Callable[[str], None] | None = self._append if path else None
         self._waiting = ""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add the line of a message."""
+        self.add(record.getMessage())
+
     def add(self, message: str) -> None:
-        """Add a line."""
+        """Add a line that the log alone gets."""
         now = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         self._waiting += f"{now} {printable(mask(message))}\n"
         self._flush()
 
-    def write_to(self, write: Write) -> None:
-        """Set where the lines go, unless there is a path: those that wait, and the later ones."""
+    def write_to(self, write: Callable[[str], None]) -> None:
+        """Set what receives the lines, unless there is a path: those that wait, and the later ones."""
         if self._path is None:
             self._write = write
             self._flush()
@@ -49,7 +72,7 @@ class RunLog:
         try:
             self._write(lines)
         except UNWRITABLE as error:
-            # A full disk must not end a run that would survive it; said once, at the end.
+            # A full disk must not end a run that would survive it; reported once, at the end.
             self.problem = f"the log can't be written ({getattr(error, 'strerror', None) or error})"
 
     def _append(self, lines: str) -> None:

@@ -1,39 +1,40 @@
 """Notifications that a run failed: a command, a webhook. Time-limited, and never a second failure."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
 
 from embedder.config import OnFailure
 from embedder.observability.redaction import mask
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 
 MAX_OUTPUT_CHARACTERS = 300
 REAP_S = 2.0
 
 
-def notify_failure(on_failure: OnFailure, summary: Mapping[str, Any], say: Say) -> None:
-    """Run the command and call the webhook; what goes wrong is said, not raised.
+def notify_failure(on_failure: OnFailure, summary: Mapping[str, Any]) -> None:
+    """Run the command and call the webhook; what goes wrong is logged, not raised.
 
     Args:
         on_failure: command, webhook, and the seconds that each may take.
         summary: of `embedder.observability.summary.summarise`.
-        say: receives messages.
     """
     if on_failure.command:
-        problem = run_command(on_failure.command, summary, on_failure.timeout_s)
-        say(f"on_failure.command: {problem}" if problem else "on_failure.command: done")
+        LOG.info(f"on_failure.command: {run_command(on_failure.command, summary, on_failure.timeout_s) or 'done'}")
     if on_failure.webhook:
-        problem = call_webhook(on_failure.webhook, summary, on_failure.timeout_s)
-        say(f"on_failure.webhook: {problem}" if problem else "on_failure.webhook: delivered")
+        LOG.info(
+            f"on_failure.webhook: {call_webhook(on_failure.webhook, summary, on_failure.timeout_s) or 'delivered'}"
+        )
 
 
 def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s: float) -> str | None:
@@ -72,11 +73,9 @@ def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """End the command and its children, and wait a moment: the kernel may hold one."""
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=REAP_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return
 
 
 def call_webhook(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:

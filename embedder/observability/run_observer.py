@@ -1,14 +1,15 @@
 """One run as its operators see it: its log, its line in `runs.jsonl`, its metrics, and a call where it fails.
 
-    with operation(config, "refresh", watcher) as observer:
+    with observe_run(config, "refresh", show_progress) as observer:
         observer.begun(run)          # once there is a run: its folder takes the log
-        observer.say("publishing")   # to the terminal and the log
         observer.reported(report)    # whatever the outcome
 
-Nothing here fails a run: what can't be written is said on the terminal.
+The run's log receives all messages that the product logs meanwhile. Nothing here fails a run: what can't be written is
+logged, for the terminal.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,17 +22,17 @@ from pydantic import BaseModel
 
 from embedder.config import RunConfig
 from embedder.engine.interrupts import SignalInterrupt
-from embedder.engine.progress import RunWatcher
+from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import USER_MISTAKES
-from embedder.observability.log import UNWRITABLE, RunLog
+from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
-from embedder.observability.redaction import mask
 from embedder.observability.summary import summarise
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
 from embedder.store.runs import RUN_FILE, Run
 
+LOG = logging.getLogger(__name__)
 LOG_FILE = "log.txt"
 RUNS_FILE = "runs.jsonl"
 USER_MISTAKE = 2  # the exit code
@@ -39,64 +40,65 @@ PROGRESS_S = 60.0  # between two lines of progress
 
 
 class RunObserver:
-    """Watcher of a run for its operators, which passes messages and progress on to a display."""
+    """Observer of a run for its operators."""
 
-    def __init__(self, config: RunConfig, kind: Kind, watcher: RunWatcher) -> None:
+    def __init__(self, config: RunConfig, kind: Kind, show_progress: ShowProgress) -> None:
         """Begin to watch, and take the time.
 
         Args:
             config: the run; where its log, line and metrics go.
             kind: `embed` or `refresh`.
-            watcher: display that receives messages and progress too.
+            show_progress: display of the progress.
         """
         self.config, self.kind = config, kind
         self.started_at = utc_now()
         self.started_s = time.time()
         self.report: dict[str, Any] | None = None
         self._run: Run | None = None
-        self._watcher = watcher
-        self._log = RunLog(Path(config.log_file).expanduser() if config.log_file else None)
+        self._has_ended = False
+        self._show_progress = show_progress
+        self.log = RunLog(Path(config.log_file).expanduser() if config.log_file else None)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the command's start."""
         return time.time() - self.started_s
 
-    def say(self, message: str) -> None:
-        """Write one line to the display and the log."""
-        self._watcher.say(mask(message))
-        self._log.add(message)
-
     @contextmanager
-    def progress(self, num_items: int) -> Iterator[Callable[[int], None]]:
-        """Show progress on the display, and write a line to the log each minute."""
-        started_s, next_s = time.monotonic(), time.monotonic() + PROGRESS_S
-        with self._watcher.progress(num_items) as show:
+    def progress(self, num_items: int, log_every_s: float = PROGRESS_S) -> Iterator[Callable[[int], None]]:
+        """Show progress on the display, and write a line to the log from time to time."""
+        started_s, next_s = time.monotonic(), time.monotonic() + log_every_s
+        with self._show_progress(num_items) as show:
 
             def on_progress(num_done: int) -> None:
                 nonlocal next_s
                 show(num_done)
                 now_s = time.monotonic()
                 if now_s >= next_s:
-                    next_s = now_s + PROGRESS_S
-                    self._log.add(f"{num_done:,} of {num_items:,} items, {num_done / (now_s - started_s):.1f} items/s")
+                    next_s = now_s + log_every_s
+                    self.log.add(f"{num_done:,} of {num_items:,} items, {num_done / (now_s - started_s):.1f} items/s")
 
             yield on_progress
 
     def begun(self, run: Run) -> None:
         """Write the log to the run's folder from now on, unless `log_file` says otherwise.
 
-        In a bucket, which can't append, the whole log is read and written again for each line.
+        A bucket can't append, so the whole log is written for each line. It is read once: until the run ends, its
+        command holds the store, and nobody else writes to it.
         """
         self._run = run
         path = run_file(run.run_id, LOG_FILE)
+        text: bytes | None = None
 
         def write(lines: str) -> None:
-            earlier = run.files.read(path) if run.files.exists(path) else b""
-            run.files.write(path, earlier + lines.encode())
+            nonlocal text
+            if text is None or self._has_ended:  # a purge may have changed it since
+                text = run.files.read(path) if run.files.exists(path) else b""
+            text += lines.encode()
+            run.files.write(path, text)
 
-        self._log.write_to(write)
-        self._log.add(f"{self.kind}: run {run.run_id}, session {run.session}")
+        self.log.write_to(write)
+        self.log.add(f"{self.kind}: run {run.run_id}, session {run.session}")
 
     def reported(self, report: BaseModel) -> None:
         """Keep the run's report, published or not, for the summary."""
@@ -105,25 +107,22 @@ class RunObserver:
     def ended(self, exit_code: int, message: str) -> None:
         """Write the end of the run to the log, the runs file, the metrics and, after a failure, send notifications.
 
-        Errors of a full or missing disk are said, not raised.
+        Errors of a full or missing disk are logged, not raised.
         """
+        self._has_ended = True
         if self._run is not None and not self._run.files.exists(run_file(self._run.run_id, RUN_FILE)):
-            self._log.write_to(lambda lines: None)  # the command was refused, and took its run away
-        summary = self._summary(exit_code, message)
-        self._log.add(f"exit {exit_code}: {message} ({summary['wall_s']:.1f} s)")
+            self.log.write_to(lambda lines: None)  # the command was refused, and took its run away
+        times, store = (self.started_at, utc_now()), self.config.store or ""
+        summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
+        self.log.add(f"exit {exit_code}: {message} ({summary['wall_s']:.1f} s)")
         self._attempt("the line of this run", lambda: self._append_line(summary))
         if self.config.metrics_file:
             path = Path(self.config.metrics_file).expanduser()
             self._attempt(f"metrics_file {path}", lambda: write_metrics(path, summary))
         if exit_code != 0:
-            notify_failure(self.config.on_failure, summary, self.say)
-        if self._log.problem:
-            self._watcher.say(self._log.problem)
-
-    def _summary(self, exit_code: int, message: str) -> dict[str, Any]:
-        times = (self.started_at, utc_now())
-        store = self.config.store or ""
-        return summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
+            notify_failure(self.config.on_failure, summary)
+        if self.log.problem:
+            LOG.warning(self.log.problem)
 
     def _published_at(self) -> datetime | None:
         """Time of publication of what readers see; none where it is not known."""
@@ -163,29 +162,30 @@ class RunObserver:
             do()
         except UNWRITABLE as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
-            self.say(f"{what} can't be written ({reason}); check the path, its rights and the space on its disk")
+            LOG.warning(f"{what} can't be written ({reason}); check the path, its rights and the space on its disk")
 
 
 @contextmanager
-def observe_run(config: RunConfig, kind: Kind, watcher: RunWatcher) -> Iterator[RunObserver]:
+def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_progress) -> Iterator[RunObserver]:
     """Watch the block for the run's operators, and report how it ended; its error goes on to the caller.
 
     Args:
         config: the run.
         kind: `embed` or `refresh`.
-        watcher: display that receives messages and progress.
+        show_progress: display of the progress.
     """
-    observer = RunObserver(config, kind, watcher)
-    try:
-        yield observer
-    except USER_MISTAKES as error:
-        observer.ended(USER_MISTAKE, str(error))
-        raise
-    except SignalInterrupt as error:
-        error.message += "; what is finished is kept, and the same command goes on"
-        observer.ended(error.exit_code, error.message)
-        raise
-    except BaseException as error:
-        observer.ended(1, str(error) or type(error).__name__)
-        raise
-    observer.ended(0, str((observer.report or {}).get("outcome") or "done"))
+    observer = RunObserver(config, kind, show_progress)
+    with messages_to(observer.log):
+        try:
+            yield observer
+        except USER_MISTAKES as error:
+            observer.ended(USER_MISTAKE, str(error))
+            raise
+        except SignalInterrupt as error:
+            error.message += "; what is finished is kept, and the same command goes on"
+            observer.ended(error.exit_code, error.message)
+            raise
+        except BaseException as error:
+            observer.ended(1, str(error) or type(error).__name__)
+            raise
+        observer.ended(0, str((observer.report or {}).get("outcome") or "done"))

@@ -7,6 +7,9 @@ from typing import Any
 from embedder.observability.redaction import mask
 from embedder.storage.printable import printable
 
+FIGURES = ("items_per_s", "peak_memory_bytes", "startup_s")  # of a report, beside all its counts
+STEP_FIGURES = ("num_rows", "wall_s", "cpu_s", "bytes_out")
+
 
 def summarise(
     kind: str,
@@ -45,17 +48,7 @@ def summarise(
         "wall_s": round((ended_at - started_at).total_seconds(), 3),
         "published_at": published_at.isoformat(timespec="seconds") if published_at else None,
         "published_age_s": round(age_s, 3) if age_s is not None else None,
-        **_counts(report),
-        "steps": {step["step"]: _step(step) for step in report.get("steps", ())},
+        **{key: value for key, value in report.items() if key.startswith("num_") or key in FIGURES},
+        "steps": {step["step"]: {key: step[key] for key in STEP_FIGURES} for step in report.get("steps", ())},
         "guards": [dict(verdict) for verdict in report.get("guards", ())],
     }
-
-
-def _counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick all counts of a report, those of later versions included, speed, memory and start-up."""
-    wanted = ("items_per_s", "peak_memory_bytes", "startup_s")
-    return {key: value for key, value in report.items() if key.startswith("num_") or key in wanted}
-
-
-def _step(step: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: step[key] for key in ("num_rows", "wall_s", "cpu_s", "bytes_out")}

@@ -13,9 +13,9 @@ from embedder.planning.options import PlanOptions
 from embedder.storage.model_download import resolve_model
 from shards.config import ModelConfig, load_model_config
 from shards.plan import ShardPlan, plan_placement
-from shards.planning.compare import PlanComparison, compare_with_equal_parts
 from shards.planning.costs import HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
+from shards.planning.explain import PlanComparison, compare_with_equal_parts
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.what_if import WhatIf, what_if
 

@@ -4,25 +4,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 from embedder.storage.atomic_write import atomic_write
 from shards.errors import ModelError
+from shards.planning.costs import JsonText
 
-
-class CachedProfile(Protocol):
-    """Value that is written as JSON text, and read strictly."""
-
-    def to_json(self) -> str:
-        """Write as JSON text."""
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read the text; raises ModelError for any other text."""
-
-
-KeptT = TypeVar("KeptT", bound=CachedProfile)
+KeptT = TypeVar("KeptT", bound=JsonText)
 
 
 def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], KeptT]) -> KeptT:
@@ -36,7 +26,11 @@ def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], Kept
     found = kept(kind, key)
     if found is None:
         found = make()
-        _keep(_path(kind, key), found.to_json())
+        path = _path(kind, key)
+        with suppress(OSError):  # where it can't be written, the next run measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                file.write(found.to_json().encode())
     return found
 
 
@@ -48,25 +42,12 @@ def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
         return None
 
 
-def _path(kind: type[CachedProfile], key: Mapping[str, object]) -> Path:
-    return cache_folder() / f"{kind.__name__}-{_digest(key)}.json"
+def _path(kind: type[JsonText], key: Mapping[str, object]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"{kind.__name__}-{digest[:16]}.json"
 
 
 def cache_folder() -> Path:
     """Folder of the cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "embedder" / "costs"
-
-
-def _digest(key: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _keep(path: Path, text: str) -> None:
-    """Write the file whole or not at all; where it can't be written, the next run measures again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(text.encode())
-    except OSError:
-        return

@@ -6,11 +6,9 @@ they depend on these items.
 """
 
 import platform
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from embedder.batch_schema import TENSOR, TRACE, VECTOR
+from embedder.batch_schema import TENSOR, TRACE
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
@@ -26,36 +24,25 @@ from embedder.engine.job import Model, preprocessing_of, rows_per_batch
 from embedder.engine.resources import Available, requested
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import cached, kept
-from embedder.planning.ray_overhead import engine_uses, fitted
 from embedder.planning.sample import ItemSample, sample_items
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageSpec
+from embedder.store.arrow_tensors import pack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.part_writer import RunMetadata, write_part
-from shards.planning.costs import STARTUP_S, HostCosts, ModelCosts
-from shards.planning.workload import DataMix
+from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange, ShardSpec, whole_model
 
 if TYPE_CHECKING:
-    from shards.measure import TimingSetting
+    from shards.profile import TimingSetting
 
 SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store is, too
 SEND_BYTES = 16 << 20
-NUM_CALLS = 7
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Measured costs.
-
-    Attributes:
-        model: seconds of the layers on the stages' device.
-        host: CPU seconds of the work around them.
-        mix: of the sampled items.
-    """
-
-    model: ModelCosts
-    host: HostCosts
-    mix: DataMix
+# CPU that Ray itself takes beside the steps (daemons, scheduling, handing blocks over, our monitor): of one core all
+# the time, and seconds for each call of a step. Found on two cores of a cloud server with Ray 2.60;
+# scripts/compare_predictions.py prints what runs take beside what these say. They change no cut, only the throughput
+# that a plan predicts, by a tenth for a small model.
+ENGINE_CORES = 0.12
+ENGINE_CALL_S = 0.010
 
 
 def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts]:
@@ -81,8 +68,8 @@ def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] 
     return costs, with_engine(config, model, costs, host, DataMix())
 
 
-def measure(config: RunConfig, model: Model, listing: pa.Table) -> Profile:
-    """Measure costs on this machine for these items; their mix and decoding are never cached.
+def measure(config: RunConfig, model: Model, listing: pa.Table) -> tuple[ModelCosts, HostCosts, DataMix]:
+    """Measure costs on this machine for these items, and their mix; the mix and decoding are never cached.
 
     Args:
         config: the run; its resources give the threads of a stage.
@@ -96,7 +83,7 @@ def measure(config: RunConfig, model: Model, listing: pa.Table) -> Profile:
     setting = setting_of(config, sample.mix.caption_tokens)
     costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
     host = with_engine(config, model, costs, host_costs(config, model, sample), sample.mix)
-    return Profile(costs, host, sample.mix)
+    return costs, host, sample.mix
 
 
 def _model_key(model: Model, setting: "TimingSetting") -> dict[str, object]:
@@ -127,7 +114,7 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
     """Setting in which the stages will compute; of different numbers of threads, the fewest."""
     import torch
 
-    from shards.measure import TimingSetting
+    from shards.profile import TimingSetting
 
     num_cpus = hardware.num_cpus()
     stages = requested(config, Available(num_cpus, torch.cuda.device_count())).stages
@@ -149,7 +136,7 @@ def model_costs(config: RunConfig, model: Model, setting: "TimingSetting") -> Mo
         model: the model.
         setting: device, dtype and threads.
     """
-    from shards.measure import measure_costs
+    from shards.profile import measure_costs
 
     keep_freed_memory()  # as stages do
     # Several threads and GPUs are measured by the wall clock, which a background load would disturb.
@@ -182,7 +169,9 @@ def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts
 
 
 def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCosts, mix: DataMix) -> HostCosts:
-    """Add Ray's own share, as measured in earlier runs of the store.
+    """Add Ray's own share of an item, on cores that are always busy.
+
+    With x items per second, x * (item_s + calls_s) + ENGINE_CORES is the number of cores.
 
     Args:
         config: the run.
@@ -196,9 +185,9 @@ def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCo
     item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.depth)
     item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.text.num_hidden_layers)
     item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
-    calls_per_item = (config.num_stages + 1) / num_rows + 1 / config.rows_per_part
-    share = fitted(engine_uses(config.store))
-    return replace(host, engine_s_per_item=share.per_item(item_s, calls_per_item, hardware.num_cpus()))
+    calls_s = ENGINE_CALL_S * ((config.num_stages + 1) / num_rows + 1 / config.rows_per_part)
+    items_per_s = (hardware.num_cpus() - ENGINE_CORES) / (item_s + calls_s)
+    return replace(host, engine_s_per_item=calls_s + ENGINE_CORES / items_per_s)
 
 
 def measure_send() -> float:
@@ -206,6 +195,8 @@ def measure_send() -> float:
 
     Plain Arrow, so that no Ray needs to run; Ray's own work around it counts as the engine's.
     """
+    from shards.profile import median_s
+
     table = pa.table({"values": pa.array(np.zeros(SEND_BYTES, np.uint8))})
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder, prefix="embedder-") as root:
@@ -218,25 +209,21 @@ def measure_send() -> float:
             with pa.memory_map(path) as file:
                 np.add.reduce(pa.ipc.open_stream(file).read_all()["values"].chunk(0).to_numpy()[::64])
 
-        return median_s(send) / SEND_BYTES
+        return median_s(send, "cpu", time.process_time) / SEND_BYTES
 
 
 def measure_call(config: RunConfig, model: Model) -> float:
     """Measure seconds of one batch through a stage beside the layers: rows without images and captions."""
-    import torch
-
     from embedder.steps.stage import Stage
+    from shards.profile import median_s, torch_threads
 
-    num_threads = torch.get_num_threads()
     one_layer = ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
     num_rows = rows_per_batch(config)
-    stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, (num_rows,)))
     empty = {"pixels": TENSOR, "token_ids": TENSOR, "trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
-    try:
-        return median_s(lambda: stage(table))
-    finally:
-        torch.set_num_threads(num_threads)
+    with torch_threads(1):
+        stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, (num_rows,)))
+        return median_s(lambda: stage(table), "cpu", time.process_time)
 
 
 def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
@@ -247,26 +234,17 @@ def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
         embedding_dim: values of a vector.
         num_rows: of one part file.
     """
+    from shards.profile import median_s
+
     rows = rows.drop_columns(["pixels", "token_ids"])
     rows = rows.take(pa.array(np.arange(num_rows) % rows.num_rows)).combine_chunks()
-    flat = np.random.default_rng(0).standard_normal(num_rows * embedding_dim).astype(np.float32)
-    offsets = np.arange(num_rows + 1, dtype=np.int32) * embedding_dim
-    vectors = pa.ListArray.from_arrays(offsets, flat).cast(VECTOR)
+    vectors = np.random.default_rng(0).standard_normal((num_rows, embedding_dim)).astype(np.float32)
+    column = pack_vectors(vectors, np.ones(num_rows, bool))
     if "attempts" not in rows.schema.names:
         rows = rows.append_column("attempts", pa.repeat(pa.scalar(1, pa.int32()), num_rows))
     for name in ("image_embedding", "text_embedding"):
-        rows = rows.append_column(name, vectors)
+        rows = rows.append_column(name, column)
     metadata = RunMetadata("sample", "0001-sample", "", "", pa.schema([]))
     with tempfile.TemporaryDirectory(prefix="embedder-") as root:
-        return median_s(lambda: write_part(StoreFiles(root), metadata, 0, rows)) / num_rows
-
-
-def median_s(call: Callable[[], object]) -> float:
-    """Median CPU seconds of a call in this process, the first one left out."""
-    call()
-    seconds = []
-    for _ in range(NUM_CALLS):
-        started_s = time.process_time()
-        call()
-        seconds.append(time.process_time() - started_s)
-    return statistics.median(seconds)
+        files = StoreFiles(root)
+        return median_s(lambda: write_part(files, metadata, 0, rows), "cpu", time.process_time) / num_rows

@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,8 @@ from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.captions import CaptionEncoder
 from embedder.steps.decode import ItemReader
-from shards.planning.workload import DataMix
+from embedder.store.step_metrics import Measurement
+from shards.planning.costs import DataMix
 
 NUM_ITEMS = 64
 NUM_WARM = 4  # the first ones start the sandbox
@@ -51,7 +51,8 @@ def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = Non
         listing: of `embedder.sources.listing`, with or without `attempts`; None takes the shipped images.
     """
     if listing is None or listing.num_rows == 0:
-        listing = shipped_listing()
+        with shipped_source() as source:
+            listing = pa.concat_tables(list(list_sources([source])))
     numbers = np.unique(np.linspace(0, listing.num_rows - 1, NUM_ITEMS + NUM_WARM).astype(int))
     listing = listing.take(pa.array(numbers))
     reader = ItemReader(decode_spec(config, model))
@@ -64,17 +65,10 @@ def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = Non
     return _sum_up(pa.concat_tables(tables), _captions_s(model, tables))
 
 
-def shipped_listing() -> pa.Table:
-    """Listing of the demo's images with their captions."""
-    with shipped_source() as source:
-        return pa.concat_tables(list(list_sources([source])))
-
-
 def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
-    calls = [call for calls in rows["trace"].drop_null().to_pylist() for call in calls]
-    num_images, num_captions, cpu_s = (
-        sum(call[key] for call in calls) for key in ("num_images", "num_captions", "cpu_s")
-    )
+    calls = [Measurement(**call) for calls in rows["trace"].drop_null().to_pylist() for call in calls]
+    num_images, num_captions = sum(call.num_images for call in calls), sum(call.num_captions for call in calls)
+    cpu_s = sum(call.cpu_s for call in calls)
     mix = observed_mix(calls, sum(number is not None for number in rows["num_vectors"].to_pylist()))
     if num_images == 0:
         return ItemSample(mix, None, cpu_s / max(num_captions, 1), rows)
@@ -93,16 +87,15 @@ def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
     return statistics.median(seconds)
 
 
-def observed_mix(calls: Sequence[dict[str, Any]], num_items: int) -> DataMix:
+def observed_mix(calls: Sequence[Measurement], num_items: int) -> DataMix:
     """Mix of decoded items.
 
     Args:
-        calls: the decode step's `embedder.store.step_metrics.Measurement` values.
+        calls: measurements of the decode step.
         num_items: items that they finished.
     """
-    num_images, num_captions, num_tokens = (
-        sum(call[key] for call in calls) for key in ("num_images", "num_captions", "num_tokens")
-    )
+    num_images, num_captions = sum(call.num_images for call in calls), sum(call.num_captions for call in calls)
+    num_tokens = sum(call.num_tokens for call in calls)
     if num_items == 0 or num_images + num_captions == 0:
         return DataMix()
     return DataMix(

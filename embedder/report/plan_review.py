@@ -1,20 +1,19 @@
 """Comparison of a finished run with its prediction, and the better cut for the data that it met."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from embedder.config import RunConfig
 from embedder.engine.job import Job, rows_per_batch
 from embedder.engine.resources import Allocation, Available
 from embedder.planning.sample import observed_mix
-from embedder.report.plan_records import BetterPlan, Expected, Review
-from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict
-from embedder.report.schema import StepReport
+from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
+from embedder.report.schema import BetterPlan, Expected, Review, StepReport
 from embedder.store.layout import run_file
+from embedder.store.step_metrics import Measurement
 from shards.plan import plan_specs
-from shards.planning.costs import HostCosts, ModelCosts
-from shards.planning.workload import DataMix
+from shards.planning.costs import DataMix, HostCosts, ModelCosts
+from shards.planning.problem import PlacementProblem
 from shards.ranges import ShardSpec
 
 PLAN_FILE = "better_plan.json"
@@ -23,49 +22,41 @@ PLAN_FILE = "better_plan.json"
 MIN_GAIN = 1.10
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Measurements of a run.
-
-    Attributes:
-        steps: sums over the session's calls.
-        decode_calls: the decode step's `embedder.store.step_metrics.Measurement` values.
-        num_items: items that the session finished.
-        engine_cpu_s: CPU seconds of Ray alone; none where they are not known.
-    """
-
-    steps: Sequence[StepReport]
-    decode_calls: Sequence[dict[str, Any]]
-    num_items: int
-    engine_cpu_s: float | None
-
-
 def review_run(
-    job: Job, available: Available, observed: Observed, costs: tuple[ModelCosts, HostCosts] | None
+    job: Job,
+    available: Available,
+    steps: Sequence[StepReport],
+    decode_calls: Sequence[Measurement],
+    num_items: int,
+    engine_cpu_s: float | None,
+    costs: tuple[ModelCosts, HostCosts] | None,
 ) -> Review | None:
     """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan beside the report.
 
     Args:
         job: the job that ran on Ray.
         available: the machine, or the cluster.
-        observed: measurements of the run.
+        steps: sums over the session's calls.
+        decode_calls: measurements of the decode step.
+        num_items: items that the session finished.
+        engine_cpu_s: CPU seconds of Ray alone; none where they are not known.
         costs: of the model on such a device, and of the host; none where nobody has measured or estimated them.
 
     Returns:
         The review; none where nothing was finished.
     """
-    if not observed.num_items:
+    if not num_items:
         return None
-    mix = observed_mix(observed.decode_calls, observed.num_items)
-    seconds = {step.step: _seconds_per_item(job, step, observed.num_items) for step in observed.steps}
-    if observed.engine_cpu_s is not None:
-        seconds["engine"] = observed.engine_cpu_s / observed.num_items
+    mix = observed_mix(decode_calls, num_items)
+    seconds = {step.step: _seconds_per_item(job, step, num_items) for step in steps}
+    if engine_cpu_s is not None:
+        seconds["engine"] = engine_cpu_s / num_items
     expected = better = None
     if costs is not None:
-        shapes, host = _as_run(job, observed.steps), host_of(job.config, job.allocation, available)
-        found = predict(job.model.config, job.config.dtype, shapes, *costs, mix, host)
+        shapes, host = _as_run(job, steps), host_of(job.config, job.allocation, available)
+        found = predict(_problem(job, costs, mix), shapes, host)
         expected = _expected(found, costs)
-        better = _better_plan(job, shapes, host, mix, _as_observed(costs, found, seconds, mix))
+        better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
     return Review(
         images_per_item=mix.images_per_item,
         captions_per_item=mix.captions_per_item,
@@ -104,8 +95,11 @@ def host_of(config: RunConfig, allocation: Allocation, available: Available) -> 
     return Host(
         num_cores=available.num_cpus if config.ray_address is None else None,
         num_decoders=max(1, int(left_cpus / allocation.decode_cpus)),
-        rows_per_batch=rows_per_batch(config),
     )
+
+
+def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> PlacementProblem:
+    return problem_of(job.model.config, job.config.dtype, *costs, mix, rows_per_batch(job.config))
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
@@ -125,7 +119,7 @@ def _expected(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expe
 
 
 def _as_observed(
-    costs: tuple[ModelCosts, HostCosts], found: RunPrediction, seconds: dict[str, float], mix: DataMix
+    costs: tuple[ModelCosts, HostCosts], found: RunPrediction, seconds: dict[str, float]
 ) -> tuple[ModelCosts, HostCosts]:
     """Scale the costs to the level that the run found: all towers by one factor, the host's work as it was.
 
@@ -133,7 +127,6 @@ def _as_observed(
         costs: of the model and of the host.
         found: prediction by these costs.
         seconds: observed seconds of one item by step.
-        mix: contents of the items.
     """
     observed_s = sum(value for step, value in seconds.items() if step.startswith("stage"))
     factor = observed_s / sum(found.stage_s)
@@ -157,35 +150,36 @@ def _as_observed(
     return model, host
 
 
-def _better_plan(
-    job: Job, shapes: Sequence[StageShape], host: Host, mix: DataMix, costs: tuple[ModelCosts, HostCosts]
-) -> BetterPlan | None:
+def _better_plan(job: Job, problem: PlacementProblem, shapes: Sequence[StageShape], host: Host) -> BetterPlan | None:
     """Find the best cut for the data that came, and write its plan where it is worth a change.
 
     Args:
         job: the job that ran.
+        problem: its model and items, with costs at the level that the run found.
         shapes: its stages, as they ran.
         host: the machine around them.
-        mix: contents of the items.
-        costs: of the model and of the host, at the level that the run found.
     """
-    config, dtype = job.model.config, job.config.dtype
-    specs = balanced_cut(config, dtype, len(shapes), *costs, mix, host)
+    mix = problem.mix
+    specs = balanced_cut(problem, len(shapes))
     cut = [replace(shape, spec=spec) for shape, spec in zip(shapes, specs, strict=True)]
-    now = predict(config, dtype, shapes, *costs, mix, host)
-    then = predict(config, dtype, cut, *costs, mix, host)
+    now, then = predict(problem, shapes, host), predict(problem, cut, host)
     gain = then.items_per_s / now.items_per_s
     if gain < MIN_GAIN:
         return None
     path = run_file(job.run.run_id, PLAN_FILE)
     plan = plan_specs(
-        config, specs, dtype=dtype, caption_tokens=mix.caption_tokens, model_fingerprint=job.model.fingerprint
+        problem.config,
+        specs,
+        dtype=problem.dtype,
+        caption_tokens=mix.caption_tokens,
+        model_fingerprint=job.model.fingerprint,
     )
-    plan = replace(plan, mix=mix, costs=costs[0].source, items_per_s=then.items_per_s, bottleneck=then.bottleneck)
-    job.files.write(path, plan.to_json().encode())
+    source = problem.pools[0].costs.source
+    plan = replace(plan, mix=mix, costs=source, items_per_s=then.items_per_s, bottleneck=then.bottleneck)
+    job.run.files.write(path, plan.to_json().encode())
     reason = (
-        f"items held {mix.images_per_item:.2g} pictures and {mix.captions_per_item:.2g} captions of "
+        f"items held {mix.images_per_item:.2g} images and {mix.captions_per_item:.2g} captions of "
         f"{mix.caption_tokens} tokens, and {now.bottleneck} limits this cut to {now.items_per_s:.3g} items/s; "
         f"the other one would reach {then.items_per_s:.3g}"
     )
-    return BetterPlan(path=job.files.uri(path), gain=gain, reason=reason)
+    return BetterPlan(path=job.run.files.uri(path), gain=gain, reason=reason)

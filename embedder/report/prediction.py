@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 
 from shards.config import ModelConfig
 from shards.costs import Dtype
-from shards.planning.costs import HostCosts, ModelCosts
+from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.devices import DeviceType
-from shards.planning.planner import BOUNDLESS, specs_between
-from shards.planning.problem import PlacementProblem, Pool
+from shards.planning.problem import BOUNDLESS, PlacementProblem, Pool
 from shards.planning.solver.search import best_placement
-from shards.planning.workload import DataMix
 from shards.ranges import ShardSpec
 
 
@@ -42,12 +40,10 @@ class Host:
     Attributes:
         num_cores: cores that all share; none where they are not known (a cluster).
         num_decoders: decode tasks that may run at once.
-        rows_per_batch: items that pass together.
     """
 
     num_cores: float | None
     num_decoders: int
-    rows_per_batch: int
 
 
 @dataclass(frozen=True)
@@ -69,27 +65,14 @@ class RunPrediction:
     bottleneck: str
 
 
-def predict(
-    config: ModelConfig,
-    dtype: Dtype,
-    stages: Sequence[StageShape],
-    costs: ModelCosts,
-    host_costs: HostCosts,
-    mix: DataMix,
-    host: Host,
-) -> RunPrediction:
+def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host) -> RunPrediction:
     """Predict the throughput of a cut.
 
     Args:
-        config: the model.
-        dtype: compute dtype.
+        problem: of `problem_of`.
         stages: the cut, and the replicas that run it.
-        costs: seconds of the layers in one replica.
-        host_costs: CPU seconds of the work around them.
-        mix: contents of the items.
         host: the machine.
     """
-    problem = problem_of(config, dtype, costs, host_costs, mix, host)
     (pool,) = problem.pools
     stage_s = tuple(problem.load(pool, stage.spec).seconds for stage in stages)
     cpu_s = problem.host_seconds + sum(
@@ -107,38 +90,19 @@ def predict(
     return RunPrediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
 
 
-def balanced_cut(
-    config: ModelConfig,
-    dtype: Dtype,
-    num_stages: int,
-    costs: ModelCosts,
-    host_costs: HostCosts,
-    mix: DataMix,
-    host: Host,
-) -> list[ShardSpec]:
-    """Find the cut whose slowest stage is the fastest, for one replica of each stage on equal devices.
-
-    Args:
-        config: the model.
-        dtype: compute dtype.
-        num_stages: number of stages.
-        costs: seconds of the layers in one replica.
-        host_costs: CPU seconds of the work around them.
-        mix: contents of the items.
-        host: the machine.
-    """
-    problem = problem_of(config, dtype, costs, host_costs, mix, host)
+def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
+    """Find the cut whose slowest stage is the fastest, for one replica of each stage on equal devices."""
     pools = (replace(problem.pools[0], num=num_stages),)
     placement = best_placement(replace(problem, pools=pools), num_stages)
     if placement is None:
         raise RuntimeError("every model can be cut where nothing limits its stages")
-    return specs_between(placement.cuts)
+    return [stage.spec for stage in placement.stages]
 
 
 def problem_of(
-    config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, host: Host
+    config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, rows_per_batch: int
 ) -> PlacementProblem:
-    """State the planner's problem with one device for each stage, of any size.
+    """State the planner's problem with one device for each stage, of any size: work and costs as predictions take them.
 
     Args:
         config: the model.
@@ -146,7 +110,7 @@ def problem_of(
         costs: seconds of the layers in one replica.
         host_costs: CPU seconds of the work around them.
         mix: contents of the items.
-        host: the machine.
+        rows_per_batch: items that pass together.
     """
     device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     return PlacementProblem(
@@ -156,5 +120,5 @@ def problem_of(
         pools=(Pool(1, device, costs.at_tokens(mix.caption_tokens, config), max_shares=1),),
         host_seconds=host_costs.item_s(mix),
         decode_seconds=host_costs.decode_s(mix),
-        rows_per_batch=host.rows_per_batch,
+        rows_per_batch=rows_per_batch,
     )

@@ -1,21 +1,21 @@
-"""Schema of a run's report, and sums over the measurements of its calls."""
+"""Schema of a run's report."""
 
-from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from embedder.report.plan_records import Review
-from embedder.report.replica_timeline import replica_seconds, timeline
 from embedder.store.layout import Kind
-from embedder.store.step_metrics import LOAD
 
 
-class StepReport(BaseModel):
-    """One step: decode, stage 0, stage 1, ..., write."""
+class ReportSection(BaseModel):
+    """Base of the report and its sections."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class StepReport(ReportSection):
+    """One step: decode, stage 0, stage 1, ..., write."""
 
     step: str
     num_calls: int
@@ -38,10 +38,8 @@ class StepReport(BaseModel):
         return max((number for _, number in self.replicas), default=1)
 
 
-class LoadReport(BaseModel):
+class LoadReport(ReportSection):
     """Start of one stage's process, which loads its shard and imports the libraries that this needs."""
-
-    model_config = ConfigDict(frozen=True)
 
     stage: int
     pid: int
@@ -50,10 +48,8 @@ class LoadReport(BaseModel):
     peak_rss_bytes: int
 
 
-class PlaceReport(BaseModel):
+class PlaceReport(ReportSection):
     """Device that a stage computed on, and resources that each of its replicas reserved."""
-
-    model_config = ConfigDict(frozen=True)
 
     stage: int
     device: str
@@ -63,10 +59,42 @@ class PlaceReport(BaseModel):
     num_threads: int
 
 
-class Report(BaseModel):
-    """`runs/<run_id>/report.json`; by default of a command that made no run."""
+class Expected(ReportSection):
+    """Prediction of this run by the costs, at the mix of items that it met."""
 
-    model_config = ConfigDict(frozen=True)
+    source: str
+    """`measured` or `estimated` costs."""
+    items_per_s: float
+    bottleneck: str
+    seconds_per_item: dict[str, float]
+    """By step; of one replica of a stage, CPU seconds of the others."""
+
+
+class BetterPlan(ReportSection):
+    """A cut that would have been faster."""
+
+    path: str
+    """The plan file."""
+    gain: float
+    """Predicted items a second over those predicted for the cut that ran."""
+    reason: str
+
+
+class Review(ReportSection):
+    """Review of a run's plan."""
+
+    images_per_item: float
+    captions_per_item: float
+    caption_tokens: int
+    """Each caption counted as long as the longest in its batch."""
+    observed_seconds_per_item: dict[str, float]
+    """By step: CPU seconds of one item; of a stage on a GPU or with several threads, seconds of a replica."""
+    expected: Expected | None = None
+    better: BetterPlan | None = None
+
+
+class Report(ReportSection):
+    """`runs/<run_id>/report.json`; by default of a command that made no run."""
 
     kind: Kind = "embed"
     run_id: str | None = None
@@ -134,72 +162,3 @@ class Report(BaseModel):
     review: Review | None = None
     """The run against its plan; on Ray only."""
     versions: dict[str, str]
-
-    @property
-    def reject_fraction(self) -> float:
-        """Rejected items over finished items."""
-        return self.num_rejected / self.num_items if self.num_items else 0.0
-
-
-def split_loads(trace: Iterable[dict[str, Any]]) -> tuple[list[LoadReport], list[dict[str, Any]]]:
-    """Separate the measurements of stages' starts from those of their calls."""
-    loads, calls = [], []
-    for call in trace:
-        step, _, number = call["step"].partition(" ")
-        if step == LOAD:
-            known = {name: call[name] for name in ("pid", "started_s", "wall_s", "peak_rss_bytes")}
-            loads.append(LoadReport(stage=int(number), **known))
-        else:
-            calls.append(call)
-    return sorted(loads, key=lambda load: (load.stage, load.started_s)), calls
-
-
-def first_loads(loads: Iterable[LoadReport]) -> list[LoadReport]:
-    """Find the start of each stage's first process; later ones join a run under way."""
-    found: dict[int, LoadReport] = {}
-    for load in loads:
-        if load.stage not in found or load.started_s < found[load.stage].started_s:
-            found[load.stage] = load
-    return list(found.values())
-
-
-def step_reports(
-    trace: Iterable[dict[str, Any]], num_replicas: Mapping[str, int]
-) -> tuple[list[StepReport], tuple[float, float]]:
-    """Sum up the measurements of a run.
-
-    Args:
-        trace: `embedder.store.step_metrics.Measurement` values.
-        num_replicas: replicas from the start, of each step that has replicas; other steps count as one.
-
-    Returns:
-        One report a step, in the order of the flow, and the window: Unix times of the first call and of the last's end.
-    """
-    calls = list(trace)
-    if not calls:
-        return [], (0.0, 0.0)
-    start_s = min(call["started_s"] for call in calls)
-    stop_s = max(call["started_s"] + call["wall_s"] for call in calls)
-    window = start_s, max(stop_s, start_s + 1e-9)
-    by_step: dict[str, list[dict[str, Any]]] = {}
-    for call in calls:
-        by_step.setdefault(call["step"], []).append(call)
-    return [_step(name, by_step[name], window, num_replicas.get(name)) for name in sorted(by_step)], window
-
-
-def _step(name: str, calls: list[dict[str, Any]], window: tuple[float, float], num_at_start: int | None) -> StepReport:
-    sums = {key: sum(call[key] for call in calls) for key in ("num_rows", "wall_s", "cpu_s", "bytes_out")}
-    replica_s = window[1] - window[0]
-    line: list[tuple[float, int]] = []
-    if num_at_start is not None:
-        replica_s, line = replica_seconds(calls, window, num_at_start), timeline(calls, window[0])
-    return StepReport(
-        step=name,
-        num_calls=len(calls),
-        wall_share=sums["wall_s"] / replica_s,
-        cpu_share=sums["cpu_s"] / replica_s,
-        bytes_per_row=sums["bytes_out"] / sums["num_rows"],
-        peak_rss_bytes=max(call["peak_rss_bytes"] for call in calls),
-        replicas=tuple(line),
-        **sums,
-    )

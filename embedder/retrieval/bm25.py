@@ -2,10 +2,18 @@
 
 Source: Robertson and others' BM25 as `bm25s` has it (Lù, 2024): scores are computed when the index is built, so a query
 only adds up columns.
+
+Indexes are kept beside the copies of vector indexes. A folder is whole or not there, so several processes may build at
+once; a damaged one is built anew. Purging drops them with the other copies, as they hold the words of captions.
 """
 
+import hashlib
+import json
+import os
 import re
+import shutil
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.retrieval.flat_index import largest
+from embedder.store.tables import RecordTable
+from embedder.store_index.versions import MAX_KEPT_COPIES, cache_folder, drop_copies
+from index.atomic_folder import hash_files, whole_folder
+from index.errors import RetrievalError
 from index.vectors import Mask, Rows
 
 if TYPE_CHECKING:
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
 
 
 TOKENS = "NFKC, case folded, runs of word characters"  # in the name of a cached index: other rules need another
+HASHES = "sha256.json"
 _WORD = re.compile(r"\w+")
 
 
@@ -77,3 +90,53 @@ def build_bm25(captions: pa.ChunkedArray) -> "bm25s.BM25 | None":
     bm25 = bm25s.BM25()
     bm25.index(Tokenized(ids=documents, vocab=numbers), show_progress=False)
     return bm25
+
+
+def open_words(table: RecordTable, captions: pa.ChunkedArray) -> CaptionWords:
+    """Open the BM25 index of one version's captions, from the cache where it is there.
+
+    Args:
+        table: the version.
+        captions: its column, in the table's order.
+    """
+    import bm25s
+
+    # A hash of the content: no two part files of a store have one name.
+    content = [TOKENS, bm25s.__version__, table.files.address, table.paths()]
+    folder = cache_folder() / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
+    bm25 = _load(folder)
+    if bm25 is None:
+        bm25 = build_bm25(captions)
+        if bm25 is not None:
+            _keep(folder, bm25)
+    return CaptionWords(bm25, captions)
+
+
+def _load(folder: Path) -> "bm25s.BM25 | None":
+    """Load the index of a folder; None where it isn't there or is damaged."""
+    import bm25s
+
+    if not folder.is_dir():
+        return None
+    try:
+        if json.loads((folder / HASHES).read_bytes()) == _hashes(folder):
+            os.utime(folder)  # the copies used last are kept
+            return bm25s.BM25.load(folder, mmap=True)
+    except (OSError, ValueError):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _keep(folder: Path, bm25: "bm25s.BM25") -> None:
+    try:
+        with whole_folder(folder) as stage:
+            bm25.save(stage, show_progress=False)
+            (stage / HASHES).write_text(json.dumps(_hashes(stage)))
+        drop_copies(MAX_KEPT_COPIES)
+    except (RetrievalError, OSError):
+        pass  # another process kept the same one meanwhile, or nothing can be written here; this process has its own
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return hash_files(path for path in sorted(folder.iterdir()) if path.name != HASHES)

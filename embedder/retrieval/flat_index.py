@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.store.arrow_tensors import unpack_vectors
-from index.search import Neighbours
-from index.vectors import Floats, Mask, Rows, check_vectors
+from index.vectors import Floats, Mask, Neighbours, Rows, check_vectors
 
 QUERIES_AT_ONCE = 32  # of 300,000 vectors they make a block of scores of 40 MB
 

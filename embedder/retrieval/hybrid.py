@@ -1,4 +1,8 @@
-"""Hybrid ranking by vectors and caption words, by reciprocal rank fusion."""
+"""Hybrid ranking by vectors and caption words, by reciprocal rank fusion.
+
+Source: Cormack, Clarke and Büttcher, *Reciprocal rank fusion outperforms Condorcet and individual rank learning
+methods*, SIGIR 2009; the constant 60 is theirs.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,12 +11,13 @@ import numpy as np
 
 from embedder.retrieval.bm25 import CaptionWords
 from embedder.retrieval.flat_index import ExactIndex
-from embedder.retrieval.fusion import reciprocal_rank_fusion
-from embedder.retrieval.ranking import Ranking
+from embedder.retrieval.ranking import Doubles, Ranking
 from index.vectors import Floats, Mask, Rows
 
 if TYPE_CHECKING:
     from index.search import Index
+
+RRF_K = 60
 
 
 class HybridRanker:
@@ -27,7 +32,7 @@ class HybridRanker:
             table_rows: the table's row for each vector, -1 where it has none.
             num_rows: of the table.
         """
-        self._words, self._vectors, self._table_rows = words, vectors, table_rows
+        self._words, self._vectors = words, vectors
         live = np.flatnonzero(vectors.is_live)
         self._vector_rows: Rows = np.full(num_rows, -1, np.int64)
         self._vector_rows[table_rows[live]] = live
@@ -80,3 +85,28 @@ class HybridRanker:
             sums,
             np.array([positions.get(row, 0) for row in rows.tolist()], np.int64),
         )
+
+
+def reciprocal_rank_fusion(rankings: Sequence[Rows]) -> tuple[Rows, Doubles]:
+    """Order all rows of some rankings by the sum of 1 / (60 + rank) over the rankings that have them.
+
+    Args:
+        rankings: rows, best first; each row at most once in one ranking.
+
+    Returns:
+        The rows, best first, and their sums. Equal sums are ordered as the first ranking has them, those that it lacks
+        after it, by row.
+    """
+    rows, positions = np.unique(np.concatenate([np.empty(0, np.int64), *rankings]), return_inverse=True)
+    sums = np.zeros(len(rows))
+    first_ranks = np.full(len(rows), np.inf)
+    start = 0
+    for number, ranking in enumerate(rankings):
+        own = positions[start : start + len(ranking)]
+        ranks = 1.0 + np.arange(len(ranking))
+        sums[own] += 1 / (RRF_K + ranks)
+        if number == 0:
+            first_ranks[own] = ranks
+        start += len(ranking)
+    order = np.lexsort((rows, first_ranks, -sums))
+    return rows[order], sums[order]

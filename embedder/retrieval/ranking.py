@@ -31,17 +31,12 @@ class Ranking:
     rank_scores: Doubles | None = None
     words_ranks: Rows | None = None
 
-    def least(self, score: float) -> "Ranking":
-        """Rows with at least this cosine, of a ranking by cosines; whole, too, where some are below it."""
-        kept = np.flatnonzero(self.scores >= score)
-        return self.take(kept, is_whole=self.is_whole or len(kept) < len(self.scores))
-
-    def take(self, positions: Rows, *, is_whole: bool | None = None) -> "Ranking":
+    def take(self, positions: Rows) -> "Ranking":
         """Rows at some positions, in their order."""
         return Ranking(
             self.rows[positions],
             self.scores[positions],
-            self.is_whole if is_whole is None else is_whole,
+            self.is_whole,
             None if self.rank_scores is None else self.rank_scores[positions],
             None if self.words_ranks is None else self.words_ranks[positions],
         )

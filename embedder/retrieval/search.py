@@ -1,46 +1,29 @@
 """Search over a snapshot of a store: through its index, or exactly where it has none."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from embedder.retrieval.build_hits import NO_ROWS, describe_hits
-from embedder.retrieval.grouping import best_segments
-from embedder.retrieval.hits import Hits
-from embedder.retrieval.near_duplicates import fold
-from embedder.retrieval.options import SearchOptions
+from embedder.retrieval.grouping import best_segments, fold
+from embedder.retrieval.hits import Duplicate, Hit, Hits, Segment
+from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ArrangedRanking, Ranking, Scored, deepen
-from embedder.retrieval.snapshot import Snapshot
-from embedder.store.files import StoreFiles
-from embedder.store.layout import Current
-from index.vectors import Floats, Mask, Rows
-
-Profile = Literal["text", "image"]
+from embedder.retrieval.snapshot import RowMetadata, Snapshot
+from index.vectors import Floats, Mask, Profile, Rows
 
 # Grouping and folding leave fewer hits than rows, so they begin with more.
 SPARE_DEPTH = 4
 # Below this rank a row adds little to a fused sum: 1/160, against 1/61 of the first.
 HYBRID_DEPTH = 100
+NO_ROWS: Scored = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class Searcher:
     """Searcher of one snapshot; safe for several threads."""
 
-    def __init__(self, files: StoreFiles, current: Current, model_fingerprint: str) -> None:
-        self.snapshot = Snapshot(files, current, model_fingerprint)
-
-    def search(self, vector: Floats, k: int = 10) -> Hits:
-        """Find the k images and videos nearest to one vector, best first; fewer where there are fewer.
-
-        Args:
-            vector: float32 (E,), L2-normalised, of the store's model.
-            k: at least 1.
-
-        Raises:
-            index.RetrievalError: k is below 1, or the index is damaged or of another model.
-        """
-        return self.search_batch(np.asarray(vector)[None], SearchOptions(k=k))[0]
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
 
     def search_batch(
         self,
@@ -50,7 +33,7 @@ class Searcher:
         texts: Sequence[str] | None = None,
         profile: Profile = "text",
     ) -> list[Hits]:
-        """Answer several queries at once: one search of the index for all, deeper ones for those that need them.
+        """Find the images and videos nearest to each query: one search for all, deeper ones for those that need them.
 
         Args:
             queries: float32 (Q, E), L2-normalised, of the store's model.
@@ -87,10 +70,6 @@ class Searcher:
 
         arranged = deepen(rank, arrange, num_queries=len(queries), k=options.k, depth=self._depth(options))
         return [self._describe(query, each, options, among) for query, each in zip(queries, arranged, strict=True)]
-
-    def prepare(self, like: "Searcher | None" = None) -> None:
-        """Load all that searches need, and the optional parts that another searcher has loaded."""
-        self.snapshot.prepare(like.snapshot if like is not None else None)
 
     def _depth(self, options: SearchOptions) -> int:
         """Depth of the first search."""
@@ -140,6 +119,50 @@ class Searcher:
 
 
 def _ranking(rows: Rows, scores: Floats, *, is_whole: bool, min_score: float | None) -> Ranking:
+    """Rows that were found, with at least a score; whole, too, where some are below it."""
     is_found = rows >= 0
-    ranking = Ranking(rows[is_found], scores[is_found], is_whole)
-    return ranking if min_score is None else ranking.least(min_score)
+    kept = is_found if min_score is None else is_found & (scores >= min_score)
+    return Ranking(rows[kept], scores[kept], is_whole or not kept[is_found].all())
+
+
+def describe_hits(
+    metadata: RowMetadata,
+    metadata_rows: Rows,
+    hits: Ranking,
+    segments: Sequence[Scored],
+    duplicates: Sequence[Ranking],
+) -> list[Hit]:
+    """Build the hits of one query.
+
+    Args:
+        metadata: columns of the table.
+        metadata_rows: its row for each row of the index.
+        hits: one row for each hit.
+        segments: for each hit, the other segments of its video.
+        duplicates: for each hit, the rows folded under it; may be empty where nothing was to be folded.
+    """
+    folded = [(each.rows, each.scores) for each in duplicates] or [NO_ROWS] * len(segments)
+    wanted = np.concatenate([hits.rows, *(rows for rows, _ in [*segments, *folded])])
+    described = iter(metadata.describe(metadata_rows[wanted]))
+    own = [next(described) for _ in hits.rows]
+    segment_lists = [
+        [Segment(row["start_s"], row["end_s"], score) for row, score in _scored(described, each)] for each in segments
+    ]
+    duplicate_lists = [[Duplicate(row["item_id"], score) for row, score in _scored(described, each)] for each in folded]
+    return [
+        Hit(
+            score=float(hits.scores[position]),
+            segments=segment_lists[position],
+            duplicates=duplicate_lists[position],
+            rank_score=None if hits.rank_scores is None else float(hits.rank_scores[position]),
+            words_rank=None if hits.words_ranks is None else int(hits.words_ranks[position]) or None,
+            **description,
+        )
+        for position, description in enumerate(own)
+    ]
+
+
+def _scored(described: Iterator[dict[str, Any]], scored: Scored) -> Iterator[tuple[dict[str, Any], float]]:
+    """Next descriptions, one for each score."""
+    for score in scored[1].tolist():
+        yield next(described), score

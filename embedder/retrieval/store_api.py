@@ -13,9 +13,9 @@ from embedder.engine.job import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.hits import Answers, Hits
-from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.queries import Images, Query, QueryBatch, read_queries
+from embedder.retrieval.queries import Images, Query, QueryBatch, SearchOptions, read_queries
 from embedder.retrieval.search import Searcher
+from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication
 from embedder.store.layout import Current
@@ -151,7 +151,7 @@ class Store:
             before: a store whose queries this one takes over: the parts that it has loaded are loaded here too, and its
                 model is shared where it is the same.
         """
-        self.searcher.prepare(before.searcher if before is not None else None)
+        self.searcher.snapshot.prepare(before.searcher.snapshot if before is not None else None)
         if before is None or "encoder" not in vars(before):
             return
         if not differing(before.info, self.info):
@@ -162,7 +162,7 @@ class Store:
     @locked_cached_property
     def searcher(self) -> Searcher:
         """Searcher of this snapshot."""
-        return Searcher(self.files, self.current, self.info.model_fingerprint)
+        return Searcher(Snapshot(self.files, self.current, self.info.model_fingerprint))
 
     @locked_cached_property
     def encoder(self) -> QueryEncoder:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from embedder.retrieval.store_api import Store
@@ -81,7 +80,11 @@ class FollowingStore:
             try:
                 newer = self._open_newer()
             except Exception as error:  # noqa: BLE001  # any error of the new one leaves the old one served
-                self._failed(error)
+                is_known = self.last_error is not None and str(self.last_error) == str(error)
+                self.last_error = error
+                self._num_failures += 1
+                if self._on_error is not None and not is_known:
+                    self._on_error(error)
                 return False
             self.last_error, self._num_failures = None, 0
             self.snapshot, was = newer or self.snapshot, self.snapshot
@@ -100,9 +103,7 @@ class FollowingStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open_newer(self) -> Store | None:
@@ -113,13 +114,6 @@ class FollowingStore:
         newer = Store(self._files, self._model)
         newer.prepare(self.snapshot)
         return newer
-
-    def _failed(self, error: Exception) -> None:
-        is_known = self.last_error is not None and str(self.last_error) == str(error)
-        self.last_error = error
-        self._num_failures += 1
-        if self._on_error is not None and not is_known:
-            self._on_error(error)
 
 
 def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:

@@ -1,6 +1,7 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
 import json
+from contextlib import closing
 from typing import Any
 
 from embedder.sources.byte_ranges import open_ranges
@@ -21,14 +22,11 @@ def read_caption(caption_uri: str) -> str:
         FetchError: the file is missing, larger than 1 MiB, not UTF-8, or broken JSON.
     """
     path, part = split_uri(caption_uri)
-    ranges = open_ranges(path)
-    try:
+    with closing(open_ranges(path)) as ranges:
         name, offset, size = part if isinstance(part, TarMember) else (path, 0, ranges.size)
         if size > MAX_CAPTION_BYTES:
             raise FetchError("TooLarge", f"{caption_uri}: a caption of {size:,} bytes; 1 MiB is the limit")
         data = ranges.read_at(offset, size)
-    finally:
-        ranges.close()
     if name.lower().endswith(".json"):
         return caption_in(json_object(data, caption_uri), caption_uri)
     return decode_text(data, caption_uri)

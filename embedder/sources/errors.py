@@ -1,7 +1,10 @@
 """Errors of reading one item, and their names for what the operating system answered."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from embedder.errors import SourceError
 from embedder.storage.item_error import ItemError
 
 # A second attempt may succeed: the disk, the network or the server was busy or away for a moment.
@@ -37,6 +40,12 @@ _NAMES = {
 }
 
 
+_LISTING_CURES = {
+    "NetworkError": "; check endpoint, region and credentials, then run again",
+    "FileNotFound": "; check the path, and that its disk is mounted",
+}
+
+
 class FetchError(ItemError):
     """The bytes or the caption of one item could not be read."""
 
@@ -46,3 +55,12 @@ def from_os_error(error: OSError, where: str) -> FetchError:
     code = error.errno or 0
     message = f"{where}: {error.strerror or error}"
     return FetchError(_NAMES.get(code, "ReadError"), message, code in _TRANSIENT_ERRNOS)
+
+
+@contextmanager
+def listing_errors() -> Iterator[None]:
+    """Turn the error of reading a source into that of listing it."""
+    try:
+        yield
+    except FetchError as error:
+        raise SourceError(error.message + _LISTING_CURES.get(error.error_type, "")) from None

@@ -2,11 +2,11 @@
 
 import os
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from embedder.sources.byte_ranges import local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
@@ -54,9 +54,7 @@ class Fetched:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -103,7 +101,9 @@ class Fetcher:
         """
         digest = blake2b(fetched.data or b"", digest_size=16)
         if fetched.path is not None:
-            _hash_file(str(fetched.path), digest)
+            with closing(open_ranges(str(fetched.path))) as ranges:
+                for start in range(0, ranges.size, CHUNK_BYTES):
+                    digest.update(ranges.read_at(start, CHUNK_BYTES))
         return digest.hexdigest()
 
     def read_caption(self, caption_uri: str) -> str:
@@ -120,9 +120,7 @@ class Fetcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _member(self, path: str, member: TarMember, max_bytes: int) -> Fetched:
@@ -184,19 +182,16 @@ def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
 def _local_file(path: str, max_file_bytes: int | None = None) -> Fetched:
     descriptor, status = open_regular(path)  # opened once, so that what can't be read is found here
     os.close(descriptor)
-    _check_file(status.st_size, max_file_bytes, path)
+    _check_size(status.st_size, max_file_bytes, readable(path), "decode.max_video_bytes")
     return Fetched(None, Path(path), status.st_size)
 
 
 def _remote_file(uri: str, max_bytes: int, max_file_bytes: int | None = None) -> Fetched:
-    ranges = open_ranges(uri)
-    try:
-        _check_file(ranges.size, max_file_bytes, uri)
+    with closing(open_ranges(uri)) as ranges:
+        _check_size(ranges.size, max_file_bytes, readable(uri), "decode.max_video_bytes")
         if ranges.size <= max_bytes:
             return Fetched(ranges.read_at(0, ranges.size), None, ranges.size)
         return Fetched(None, _download(ranges, uri), ranges.size, is_temporary=True)
-    finally:
-        ranges.close()
 
 
 def _download(ranges: ByteRanges, uri: str) -> Path:
@@ -216,20 +211,6 @@ def _download(ranges: ByteRanges, uri: str) -> Path:
     return path
 
 
-def _hash_file(path: str, digest: Any) -> None:
-    ranges = open_ranges(path)
-    try:
-        for start in range(0, ranges.size, CHUNK_BYTES):
-            digest.update(ranges.read_at(start, CHUNK_BYTES))
-    finally:
-        ranges.close()
-
-
-def _check_file(size: int, max_file_bytes: int | None, path: str) -> None:
-    if max_file_bytes is not None:
-        _check_size(size, max_file_bytes, readable(path), "decode.max_video_bytes")
-
-
-def _check_size(size: int, max_bytes: int, where: str, limit: str = "decode.max_file_bytes") -> None:
-    if size > max_bytes:
+def _check_size(size: int, max_bytes: int | None, where: str, limit: str = "decode.max_file_bytes") -> None:
+    if max_bytes is not None and size > max_bytes:
         raise FetchError("TooLarge", f"{where} has {size:,} bytes; {limit} allows {max_bytes:,}")

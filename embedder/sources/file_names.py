@@ -7,6 +7,8 @@ import re
 from functools import lru_cache
 from typing import Literal
 
+from embedder.media.formats import IMAGE_FORMATS
+
 Sort = Literal["media", "unknown", "other", "sidecar", "junk"]
 """`media`: an image or video by its suffix. `unknown`: the content tells. `other`: no media. `sidecar`: belongs to an
 item and is none. `junk`: left behind by a system or a program."""
@@ -14,23 +16,27 @@ item and is none. `junk`: left behind by a system or a program."""
 NO_SUFFIX = "no suffix"
 
 
-def _suffixes(words: str) -> frozenset[str]:
-    return frozenset(f".{word}" for word in words.split())
+def words(*groups: str) -> frozenset[str]:
+    """Return the words of all groups."""
+    return frozenset(word for group in groups for word in group.split())
+
+
+def _suffixes(*groups: str) -> frozenset[str]:
+    return frozenset(f".{word}" for word in words(*groups))
 
 
 # Kinds that are read.
-READ_SUFFIXES = _suffixes(
-    "jpg jpeg jpe jfif png apng webp gif bmp tif tiff avif avifs mpo mp4 m4v mov qt mkv webm avi 3gp 3g2"
-)
+_IMAGE_SUFFIXES = frozenset(suffix for each in IMAGE_FORMATS for suffix in each.suffixes)
+READ_SUFFIXES = _IMAGE_SUFFIXES | _suffixes("mp4 m4v mov qt mkv webm avi 3gp 3g2")
 # Kinds that this version can't read, by the name that people call them by.
 _HEIF_SUFFIXES = _suffixes("heic heics heif heifs hif")
 _UNREADABLE_SUFFIXES = _suffixes(
     # camera raws
-    "3fr arw cr2 cr3 crw dcr dng erf fff gpr iiq k25 kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf srw x3f"
+    "3fr arw cr2 cr3 crw dcr dng erf fff gpr iiq k25 kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf srw x3f",
     # images
-    " jxl svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf"
+    "jxl svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf",
     # clips
-    " mpg mpeg mpe vob mts m2ts wmv asf flv rm rmvb ogv dv mxf insv insp"
+    "mpg mpeg mpe vob mts m2ts wmv asf flv rm rmvb ogv dv mxf insv insp",
 )
 UNREADABLE_SUFFIXES = {suffix: suffix[1:].upper() for suffix in _UNREADABLE_SUFFIXES} | dict.fromkeys(
     _HEIF_SUFFIXES, "HEIC"
@@ -45,18 +51,18 @@ _OTHERS = _suffixes(
     # documents and notes
     "pdf doc docx docm dot dotx odt rtf xls xlsx xlsm xlsb ods csv tsv ppt pptx pps ppsx odp key pages numbers md"
     " markdown rst tex log epub mobi azw3 djvu htm html xhtml mht mhtml xml xsd css js yaml yml toml ini cfg conf"
-    " url webloc website lnk desktop eml msg pst ics vcf nfo cue m3u m3u8 pls torrent one xps indd idml sketch fig"
+    " url webloc website lnk desktop eml msg pst ics vcf nfo cue m3u m3u8 pls torrent one xps indd idml sketch fig",
     # places and times
-    " gpx kml kmz tcx fit geojson"
+    "gpx kml kmz tcx fit geojson",
     # archives and images of disks
-    " zip rar 7z tar gz tgz bz2 tbz2 xz txz zst lz4 cab iso img dmg pkg jar"
+    "zip rar 7z tar gz tgz bz2 tbz2 xz txz zst lz4 cab iso img dmg pkg jar",
     # programs, their parts and their data
-    " exe dll msi sys apk aab ipa app so dylib com bat cmd ps1 vbs sh bash py pyc pyo ipynb java class c h cc cpp"
+    "exe dll msi sys apk aab ipa app so dylib com bat cmd ps1 vbs sh bash py pyc pyo ipynb java class c h cc cpp"
     " hpp cs go rs rb php pl lua r jl swift kt sql plist sqlite sqlite3 db db3 mdb accdb lrcat lrprev bak old tmp"
     " temp part crdownload download partial parquet arrow feather avro orc jsonl ndjson npy npz pkl pickle pt pth"
-    " ckpt safetensors onnx h5 hdf5 mat ttf otf woff woff2 lock"
+    " ckpt safetensors onnx h5 hdf5 mat ttf otf woff woff2 lock",
     # sound
-    " mp3 m4a m4b m4r aac wav wave flac ogg oga opus wma amr awb aif aiff aifc caf mid midi ape ac3 dts mka"
+    "mp3 m4a m4b m4r aac wav wave flac ogg oga opus wma amr awb aif aiff aifc caf mid midi ape ac3 dts mka",
 )
 
 _SORTS: dict[str, Sort] = {
@@ -66,63 +72,24 @@ _SORTS: dict[str, Sort] = {
 }
 _COMMON = READ_SUFFIXES | {suffix.upper() for suffix in READ_SUFFIXES}
 
-_JUNK_NAMES = frozenset(
-    (
-        ".ds_store",
-        ".localized",
-        "icon\r",
-        ".volumeicon.icns",
-        ".apdisk",
-        ".com.apple.timemachine.donotpresent",
-        "thumbs.db",
-        "thumbs.db:encryptable",
-        "ehthumbs.db",
-        "ehthumbs_vista.db",
-        "desktop.ini",
-        "autorun.inf",
-        "folder.htt",
-        ".picasa.ini",
-        "picasa.ini",
-        "zbthumbnail.info",
-        ".bridgecache",
-        ".bridgecachet",
-        ".nomedia",
-        ".directory",
-        ".dropbox",
-        ".dropbox.attr",
-        ".stignore",
-        ".gitignore",
-        ".gitattributes",
-        ".gitkeep",
-        ".keep",
-    )
-)
-_JUNK_FOLDERS = frozenset(
-    (
-        "@eadir",
-        "@tmp",
-        "#recycle",
-        "#snapshot",
-        "$recycle.bin",
-        "recycler",
-        "system volume information",
-        "__macosx",
-        ".spotlight-v100",
-        ".fseventsd",
-        ".temporaryitems",
-        ".documentrevisions-v100",
-        ".appledouble",
-        ".thumbnails",
-        ".stversions",
-        ".stfolder",
-        ".dropbox.cache",
-        "lost+found",
-        ".git",
-        ".svn",
-        ".hg",
-        "__pycache__",
-    )
-)
+_JUNK_NAMES = words(
+    # macOS
+    ".ds_store .localized .volumeicon.icns .apdisk .com.apple.timemachine.donotpresent",
+    # Windows
+    "thumbs.db thumbs.db:encryptable ehthumbs.db ehthumbs_vista.db desktop.ini autorun.inf folder.htt",
+    # galleries, desktops and shares
+    ".picasa.ini picasa.ini zbthumbnail.info .bridgecache .bridgecachet .nomedia .directory .dropbox .dropbox.attr",
+    # repositories
+    ".stignore .gitignore .gitattributes .gitkeep .keep",
+) | {"icon\r"}
+_JUNK_FOLDERS = words(
+    # macOS
+    "__macosx .spotlight-v100 .fseventsd .temporaryitems .documentrevisions-v100 .appledouble",
+    # Windows, disks of the network, Linux
+    "$recycle.bin recycler @eadir @tmp #recycle #snapshot lost+found .thumbnails",
+    # shares and repositories
+    ".stversions .stfolder .dropbox.cache .git .svn .hg __pycache__",
+) | {"system volume information"}
 # `._a.jpg` holds what a Mac knows of `a.jpg`; `~$a.docx` and `.~lock.a.odt#` stand while somebody writes to them.
 _JUNK_STARTS = ("._", "~$", ".~lock.")
 _TRASH = ".trash"  # .Trash, .Trashes, .Trash-1000, .trashed-...
@@ -157,17 +124,12 @@ def sort_of(name: str) -> Sort:
     stem, _, end = base.rpartition(".")
     if stem[:1].isalnum() and f".{end}" in _COMMON:  # of a million names, nearly all
         return "media"
-    if is_junk_name(base):
+    if base.startswith(_JUNK_STARTS) or base.lower() in _JUNK_NAMES:
         return "junk"
     suffix = suffix_of(base)
     if suffix == ".json" and _is_takeout(base):
         return "sidecar"
     return _SORTS.get(suffix, "unknown")
-
-
-def is_junk_name(base: str) -> bool:
-    """Whether a file of this name is left behind by a system or a program."""
-    return base.startswith(_JUNK_STARTS) or base.lower() in _JUNK_NAMES
 
 
 def is_hidden(name: str) -> bool:

@@ -9,11 +9,11 @@ from embedder.config import SourceConfig
 from embedder.sources.globbing import GlobMatches, find_one
 from embedder.sources.listing_schema import Listing, Row, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
-from embedder.sources.selection import MEDIA, Selection, Selects, find_selected
+from embedder.sources.selection import MEDIA, Selection, find_selected
 from embedder.storage.printable import is_text, readable
 
 
-def list_files(source: SourceConfig, path: str, selects: Selects) -> Listing:
+def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List a folder, a pattern, or a single file with its sidecar.
 
     `item_id` is the path relative to the root, suffix included. A caption belongs to every file of its stem in its
@@ -23,12 +23,12 @@ def list_files(source: SourceConfig, path: str, selects: Selects) -> Listing:
     Args:
         source: its patterns are in the selection; nothing else of it counts.
         path: as `normalise_source` gives it.
-        selects: makes the selection, once the folder that names are relative to is known.
+        selection: of the files below it.
 
     Raises:
         SourceError: the path is missing, or a folder below it can't be read.
     """
-    found, selection = find_selected(path, selects)
+    found, selection = find_selected(path, selection)
     entries = found.entries if found.is_folder else _with_sidecars(found)
     groups = (list(group) for _, group in groupby(entries, key=lambda entry: stem_of(entry.name)))
     if found.is_named:

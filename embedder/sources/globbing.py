@@ -4,14 +4,14 @@ import glob
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 
 from embedder.errors import SourceError
-from embedder.sources.errors import FetchError
+from embedder.sources.errors import listing_errors
 from embedder.sources.listing_schema import time_text
-from embedder.sources.local_listing import Entry, SkipsFolder, look_at, skips_nothing, walk_folder
+from embedder.sources.local_listing import Entry, SkipsFolder, look_at, walk_folder
 from embedder.storage.object_stores import is_remote
 
 MAX_BRACE_NAMES = 1_000_000
@@ -40,7 +40,8 @@ def is_pattern(path: str) -> bool:
     return bool(_MAGIC.search(path)) and (is_remote(path) or not os.path.lexists(path))
 
 
-def find_entries(path: str, skips: SkipsFolder = skips_nothing) -> GlobMatches:
+@listing_errors()
+def find_entries(path: str, skips: SkipsFolder) -> GlobMatches:
     """Find what a path means: the file itself, everything below a folder, or all that match a pattern.
 
     Args:
@@ -50,14 +51,10 @@ def find_entries(path: str, skips: SkipsFolder = skips_nothing) -> GlobMatches:
     Raises:
         SourceError: nothing is there, or it can't be listed.
     """
-    try:
-        if is_remote(path):
-            return _find_remote(path)
-        return _find_local(path, skips)
-    except FetchError as error:
-        raise listing_error(error) from None
+    return _find_remote(path) if is_remote(path) else _find_local(path, skips)
 
 
+@listing_errors()
 def find_one(root: str, name: str) -> Entry | None:
     """Look for a file or object below a root; None where there is none.
 
@@ -68,20 +65,8 @@ def find_one(root: str, name: str) -> Entry | None:
         return look_at(root, name, os.path.realpath(root))
     from embedder.sources.object_listing import find_object
 
-    try:
-        entry = find_object(f"{root}/{name}")
-    except FetchError as error:
-        raise listing_error(error) from None
+    entry = find_object(f"{root}/{name}")
     return entry._replace(name=name) if entry else None
-
-
-def listing_error(error: FetchError) -> SourceError:
-    """Turn the error of reading a source into that of listing it."""
-    cures = {
-        "NetworkError": "; check endpoint, region and credentials, then run again",
-        "FileNotFound": "; check the path, and that its disk is mounted",
-    }
-    return SourceError(error.message + cures.get(error.error_type, ""))
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -117,14 +102,7 @@ def _find_local(path: str, skips: SkipsFolder) -> GlobMatches:
         return GlobMatches(os.path.dirname(path), iter([_single(path)]), is_named=True)  # noqa: PTH120
     if not _MAGIC.search(path):
         raise SourceError(f"{path}: there is no such file or folder; check the path, and that its disk is mounted")
-    return _found_by_pattern(path, _glob_local)
-
-
-def _glob_local(pattern: str, root: str) -> list[Entry]:
-    matches = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
-    real_root = os.path.realpath(root)
-    names = (match[len(root.rstrip("/")) + 1 :] for match in matches)
-    return [entry for name in names if (entry := look_at(root, name, real_root))]
+    return _found_by_pattern(path)
 
 
 def _find_remote(path: str) -> GlobMatches:
@@ -133,7 +111,7 @@ def _find_remote(path: str) -> GlobMatches:
     if entry := find_object(path):
         return GlobMatches(path.rpartition("/")[0], iter([entry]), is_named=True)
     if _MAGIC.search(path):
-        return _found_by_pattern(path, _glob_remote)
+        return _found_by_pattern(path)
     entries = walk_objects(path)
     first = next(entries, None)
     if first is None:
@@ -141,26 +119,33 @@ def _find_remote(path: str) -> GlobMatches:
     return GlobMatches(path, chain([first], entries), is_folder=True)
 
 
-def _glob_remote(pattern: str, root: str) -> list[Entry]:
-    from embedder.sources.object_listing import walk_objects
-
-    if not glob.has_magic(pattern):
-        entry = find_one(root, pattern[len(root) + 1 :])
-        return [entry] if entry else []
-    matcher = glob_regex(pattern)
-    return [entry for entry in walk_objects(root) if matcher.match(f"{root}/{entry.name}")]
-
-
-def _found_by_pattern(path: str, find: Callable[[str, str], list[Entry]]) -> GlobMatches:
+def _found_by_pattern(path: str) -> GlobMatches:
     """Collect what each expanded pattern finds; one that finds nothing is a mistake, not an empty set."""
     root = fixed_root(path)
     entries: dict[str, Entry] = {}
     for pattern in expand_braces(path):
-        found = find(pattern, root)
+        found = list(_matching(pattern, root))
         if not found:
             raise SourceError(f"{pattern}: no file of this name or pattern; check the path and the range in braces")
         entries |= {entry.name: entry for entry in found}
     return GlobMatches(root, iter(entries.values()))
+
+
+def _matching(pattern: str, root: str) -> Iterator[Entry]:
+    start = len(root.rstrip("/")) + 1
+    if not glob.has_magic(pattern):
+        if entry := find_one(root, pattern[start:]):
+            yield entry
+    elif is_remote(root):
+        from embedder.sources.object_listing import walk_objects
+
+        matcher = glob_regex(pattern)
+        yield from (entry for entry in walk_objects(root) if matcher.match(f"{root}/{entry.name}"))
+    else:
+        real_root = os.path.realpath(root)
+        for match in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
+            if entry := look_at(root, match[start:], real_root):
+                yield entry
 
 
 def fixed_root(pattern: str) -> str:

@@ -1,23 +1,30 @@
-"""Registry of the kinds of source.
+"""Registry of the kinds of source, and detection of the kind where a configuration does not name it.
 
 A new kind takes a name in `config.SourceKind`, a module that lists it, and its entry in `KINDS`.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from embedder.config import SourceConfig, SourceKind
+from embedder.errors import SourceError
+from embedder.sources.errors import listing_errors
+from embedder.sources.file_names import is_hidden
 from embedder.sources.files import list_files
+from embedder.sources.globbing import is_pattern
 from embedder.sources.listing_schema import Listing
-from embedder.sources.selection import Selects
+from embedder.sources.local_listing import walk_folder
+from embedder.sources.selection import Selection
 from embedder.sources.table_files import is_delta
 from embedder.sources.table_formats import FORMATS
 from embedder.sources.tables import list_table
 from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES
 from embedder.sources.webdataset import list_tars
+from embedder.storage.object_stores import is_remote
 
-ListSource = Callable[[SourceConfig, str, Selects], Listing]
-"""Takes the source, its normalised path and the maker of its selection; may raise a SourceError."""
+ListSource = Callable[[SourceConfig, str, Selection], Listing]
+"""Takes the source, its normalised path and its selection; may raise a SourceError."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,73 @@ KINDS: dict[SourceKind, KindEntry] = {
 }
 OTHER_FILES: SourceKind = "files"
 """The kind of whatever no entry recognises."""
+
+Format = tuple[SourceKind, int]
+"""A kind, and which of its formats."""
+
+
+@listing_errors()
+def detect_kind(path: str, selection: Selection) -> SourceKind:
+    """Detect the kind of a source from its path and, for a folder, from its content.
+
+    A folder with a transaction log is a Delta table; one of nothing but tars, or nothing but table files of one
+    format, is that; any other folder is files, and so is a single file of no other kind. Junk and the run's own files
+    tell nothing.
+
+    Args:
+        path: as `normalise_source` gives it.
+        selection: of the files below it.
+
+    Raises:
+        SourceError: a pattern whose suffix tells no kind, or a folder that can't be read.
+    """
+    if is_pattern(path):
+        return _kind_of_pattern(path)
+    for kind, entry in KINDS.items():
+        if entry.is_folder is not None and entry.is_folder(path):
+            return kind
+    names = _names_below(path, selection)
+    if names is not None:
+        return _kind_of_names(names)
+    found = _format_of(path)
+    return found[0] if found else OTHER_FILES
+
+
+def _kind_of_pattern(path: str) -> SourceKind:
+    found = _format_of(path)
+    if found is None:
+        *first, last = (f'"{kind}"' for kind in sorted(KINDS))
+        raise SourceError(f"{path}: the suffix of this pattern tells no kind; set kind = {', '.join(first)} or {last}")
+    return found[0]
+
+
+def _format_of(name: str) -> Format | None:
+    """Find the format of a file by its suffix; None where the suffix tells none."""
+    lower = name.lower()
+    formats = ((kind, number, suffixes) for kind in KINDS for number, suffixes in enumerate(KINDS[kind].formats))
+    return next(((kind, number) for kind, number, suffixes in formats if lower.endswith(suffixes)), None)
+
+
+def _kind_of_names(names: Iterable[str]) -> SourceKind:
+    """Stop at the first name that fits no kind: a folder of photographs is recognised by its first one."""
+    formats: set[Format | None] = set()
+    for name in names:
+        if is_hidden(name):
+            continue
+        formats.add(_format_of(name))
+        if None in formats or len(formats) > 1:
+            return OTHER_FILES
+    found = formats.pop() if formats else None
+    return found[0] if found else OTHER_FILES
+
+
+def _names_below(path: str, selection: Selection) -> Iterator[str] | None:
+    """Stream the names in a folder that may tell its kind; None for what is no folder."""
+    if is_remote(path):
+        from embedder.sources.object_listing import find_object, stream_names
+
+        names = None if find_object(path) else stream_names(path)
+    else:
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        names = (entry.name for entry in walk_folder(path, selection.skips)) if is_folder else None
+    return None if names is None else (name for name in names if selection.judge(name).verdict not in ("own", "junk"))

@@ -1,7 +1,6 @@
 """All items of all sources of a run, as Arrow tables."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,8 +8,7 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
-from embedder.sources.detect import detect_kind
-from embedder.sources.kinds import KINDS
+from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
 from embedder.sources.selection import LeftOut, Selection
 from embedder.sources.uris import normalise_source
@@ -34,7 +32,7 @@ def list_sources(
     id is unique: of several equal ones the first is the item, the others are rejects with the id `ID#duplicate-<n>`.
 
     Args:
-        sources: with several, each needs a name of its own, which stands before its ids (`name:id`).
+        sources: of a configuration, which checks that several have a name each; it stands before the ids (`name:id`).
         rows_per_chunk: rows of every table but the last.
         own: absolute paths and URIs that the run itself writes; they are no items in any source.
         left_out: counts the files that are no items, while the tables are read.
@@ -45,7 +43,6 @@ def list_sources(
     Raises:
         SourceError: a source is missing or can't be listed completely, here or while it is read.
     """
-    _check_names(sources)
     left_out = LeftOut() if left_out is None else left_out
     listings = [(source, open_source(source, own, left_out)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
@@ -68,7 +65,6 @@ def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -
     path = normalise_source(source.path)
     uncounted = Selection(source, path, own, LeftOut())
     kind = source.kind if source.kind != "auto" else detect_kind(path, uncounted)
-    selects = partial(_selection, source, own, left_out)
     entry = KINDS[kind]
     if "columns" not in entry.keys and source.columns != Columns():
         raise SourceError(f'{source.path}: `columns` name those of a table, and this is {kind}; set kind = "table"')
@@ -79,17 +75,7 @@ def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -
         )
     if source.carryover and "carryover" not in entry.keys:
         raise SourceError(f"{source.path}: {kind} have no columns to carry over; use a table, or take `carryover` out")
-    return entry.list_source(source, path, selects)
-
-
-def _selection(source: SourceConfig, own: Collection[str], left_out: LeftOut, root: str) -> Selection:
-    return Selection(source, root, own, left_out)
-
-
-def _check_names(sources: Sequence[SourceConfig]) -> None:
-    names = [source.name for source in sources]
-    if len(names) > 1 and (None in names or len(set(names)) < len(names)):
-        raise SourceError("several sources need a `name` each, all different: it stands before their ids")
+    return entry.list_source(source, path, Selection(source, path, own, left_out))
 
 
 def _check_carryover(source: SourceConfig) -> None:
@@ -162,17 +148,11 @@ def _with_rejects(rows: pa.Table, ids: list[str], replaced: dict[int, str]) -> p
 
 def rechunk(tables: Iterable[pa.Table], rows_per_chunk: int) -> Iterator[pa.Table]:
     """Cut tables into chunks of one size, the last one smaller; every column lies in one piece."""
-    waiting: list[pa.Table] = []
-    num_waiting = 0
+    waiting: pa.Table | None = None
     for table in tables:
-        waiting.append(table)
-        num_waiting += table.num_rows
-        if num_waiting < rows_per_chunk:
-            continue
-        whole = pa.concat_tables(waiting)
-        full = num_waiting - num_waiting % rows_per_chunk
-        for start in range(0, full, rows_per_chunk):
-            yield whole.slice(start, rows_per_chunk).combine_chunks()
-        waiting, num_waiting = [whole.slice(full)], num_waiting - full
-    if num_waiting:
-        yield pa.concat_tables(waiting).combine_chunks()
+        waiting = table if waiting is None else pa.concat_tables([waiting, table])
+        while waiting.num_rows >= rows_per_chunk:
+            yield waiting.slice(0, rows_per_chunk).combine_chunks()
+            waiting = waiting.slice(rows_per_chunk)
+    if waiting is not None and waiting.num_rows:
+        yield waiting.combine_chunks()

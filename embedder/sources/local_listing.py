@@ -26,12 +26,7 @@ class Entry(NamedTuple):
     error: str | None = None
 
 
-def skips_nothing(folder: str) -> bool:
-    """Leave out no folder."""
-    return False
-
-
-def walk_folder(root: str, skips: SkipsFolder = skips_nothing) -> Iterator[Entry]:
+def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:
     """Yield every file below `root`, folder by folder; memory is bounded by the largest single folder.
 
     A link to a file inside the root is a file. A link to a folder inside is passed over: what it shows is listed under

@@ -1,7 +1,7 @@
 """Cells of Parquet files: bytes of one row of one row group."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,13 +19,6 @@ ROWS_PER_BATCH = 64
 PAGE_BUFFER_BYTES = 1 << 20
 
 
-class _Window(NamedTuple):
-    """Consecutive cells in memory: rows `start` to `start + len(cells)` of the row group."""
-
-    start: int
-    cells: pa.Array
-
-
 class ParquetCells:
     """One column of one row group of one file, kept until another is asked for."""
 
@@ -34,7 +27,7 @@ class ParquetCells:
         self._file: Any = None
         self._raw: RangeFile | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._window = _Window(0, pa.nulls(0))
+        self._start, self._cells = 0, pa.nulls(0)  # in memory are the rows from `_start` of the row group
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell) -> Any:
@@ -47,7 +40,7 @@ class ParquetCells:
         version = "" if is_remote(path) else local_version(path)
         place = (path, version, cell.column, cell.row_group)
         try:
-            if place != self._place or cell.row < self._window.start:
+            if place != self._place or cell.row < self._start:
                 self._open(place)
             return self._advance(path, cell)
         except FetchError:
@@ -64,7 +57,7 @@ class ParquetCells:
         path, _, column, row_group = place
         self.close()
         self._raw = RangeFile(open_ranges(path))
-        self._file = pq.ParquetFile(self._raw)
+        self._file = pq.ParquetFile(self._raw, pre_buffer=False)  # Arrow's threads would hold bytes of Python
         if row_group >= self._file.num_row_groups or column not in self._file.schema_arrow.names:
             raise FetchError(
                 "TableChanged", f"{readable(path)}: row group {row_group} of {column!r} is gone; list again"
@@ -79,25 +72,24 @@ class ParquetCells:
         self._batches = self._file.iter_batches(
             rows_per_batch, row_groups=[row_group], columns=[column], use_threads=False
         )
-        self._window = _Window(0, pa.nulls(0))
         self._place = place
 
     def _advance(self, path: str, cell: TableCell) -> Any:
         """Read on until the row is in memory."""
         if cell.row >= self._num_rows:
             raise FetchError("TableChanged", f"{readable(path)}: row {cell.row} is gone; list again")
-        while cell.row >= self._window.start + len(self._window.cells):
+        while cell.row >= self._start + len(self._cells):
             batch = next(self._batches, None)
             if batch is None:
                 raise FetchError("TableBroken", f"{readable(path)}: the rows end before row {cell.row}")
-            self._window = _Window(self._window.start + len(self._window.cells), batch.column(0))
-        return self._window.cells[cell.row - self._window.start]
+            self._start, self._cells = self._start + len(self._cells), batch.column(0)
+        return self._cells[cell.row - self._start]
 
     def close(self) -> None:
         """Close the file and drop its cells."""
         self._place = None
         self._batches = iter(())
-        self._window = _Window(0, pa.nulls(0))
+        self._start, self._cells = 0, pa.nulls(0)
         if self._raw is not None:
             self._raw.close()
         self._raw = self._file = None

@@ -1,24 +1,26 @@
 """Selection of the files of a source that are items, and a count of the others."""
 
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from embedder.batch_schema import UNREADABLE_KIND
 from embedder.config import SourceConfig
+from embedder.errors import SourceError
 from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
-from embedder.sources.globbing import GlobMatches, find_entries
+from embedder.sources.globbing import GlobMatches, expand_braces, find_entries, glob_regex
 from embedder.sources.local_listing import Entry
-from embedder.sources.name_patterns import compile_patterns
 from embedder.sources.uris import name_in
 from embedder.storage.object_stores import is_remote
 from embedder.store.schema import MARKS
 
 MAX_KINDS_SHOWN = 6
+_MAGIC = re.compile(r"[*?\[\]]")
 
 Verdict = Literal["item", "excluded", "own"] | Sort
 
@@ -41,18 +43,13 @@ class LeftOut:
     """Counts of the files that listings and the reading of contents left out.
 
     Attributes:
-        num_junk: names of files and folders that systems and programs leave behind.
-        num_sidecars: files that belong to an item and are no caption.
-        num_excluded: names that `exclude` matches, or `include` does not.
-        num_own: stores of embeddings, and files that the run itself writes.
+        counts: names by verdict: `junk` of systems and programs, a `sidecar` that is no caption, `excluded` by
+            `include` or `exclude`, the run's `own`.
         others: files that are no media, by suffix.
         unreadable: images and videos of kinds that this version can't read, by kind.
     """
 
-    num_junk: int = 0
-    num_sidecars: int = 0
-    num_excluded: int = 0
-    num_own: int = 0
+    counts: Counter[Verdict] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     unreadable: Counter[str] = field(default_factory=Counter)
 
@@ -60,14 +57,8 @@ class LeftOut:
         """Count one name that is no item."""
         if verdict == "other":
             self.others[shown_suffix(name)] += 1
-        elif verdict == "junk":
-            self.num_junk += 1
-        elif verdict == "sidecar":
-            self.num_sidecars += 1
-        elif verdict == "excluded":
-            self.num_excluded += 1
-        elif verdict == "own":
-            self.num_own += 1
+        else:
+            self.counts[verdict] += 1
 
     def with_read(self, rows: pa.Table) -> "LeftOut":
         """Return these counts and those of items that were left out once they had been read.
@@ -75,16 +66,13 @@ class LeftOut:
         Args:
             rows: `uri`, `error_type` and `error` of the items.
         """
-        left_out = replace(self, others=Counter(self.others), unreadable=Counter(self.unreadable))
-        left_out._count_read(rows)
-        return left_out
-
-    def _count_read(self, rows: pa.Table) -> None:
+        left_out = LeftOut(Counter(self.counts), Counter(self.others), Counter(self.unreadable))
         for row in rows.select(["uri", "error_type", "error"]).to_pylist():
             if row["error_type"] == UNREADABLE_KIND:
-                self.unreadable[row["error"].partition(":")[0]] += 1
+                left_out.unreadable[row["error"].partition(":")[0]] += 1
             else:
-                self.others[shown_suffix(name_in(row["uri"]))] += 1
+                left_out.others[shown_suffix(name_in(row["uri"]))] += 1
+        return left_out
 
     def lines(self) -> list[str]:
         """Lines for the user; junk, sidecars and files excluded on purpose are not worth one."""
@@ -112,6 +100,75 @@ def counted(counts: Counter[str]) -> str:
     return ", ".join([*shown, *([f"{rest:,} more"] if rest else [])])
 
 
+@dataclass(frozen=True)
+class NamePatterns:
+    """Compiled patterns that choose files by name, read as in a `.gitignore`.
+
+    A pattern without a slash means a file or folder of that name at any depth; with one, a path from the source's root.
+    `*` and `?` stop at a slash, `**` crosses it, `{a,b}` and `[a-z]` choose; case is ignored. What lies below a folder
+    that matches, matches.
+
+    Attributes:
+        matcher: matches a path that one of them means, or that lies below a folder which one of them means.
+        endings: literal ends of those that name a kind of file or one file, as `.pdf` of `*.pdf`.
+    """
+
+    matcher: re.Pattern[str]
+    endings: tuple[str, ...]
+
+    def match(self, path: str) -> bool:
+        """Whether a path relative to the root is meant."""
+        return self.matcher.match(path) is not None
+
+    def name_kind(self, path: str) -> bool:
+        """Whether a path that is meant is so by its kind or its whole name, not as one of everything in a folder."""
+        return path.lower().endswith(self.endings) if self.endings else False
+
+
+def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None:
+    """Compile patterns; None where there are none.
+
+    Args:
+        patterns: as the configuration has them.
+        where: their place, for messages.
+
+    Raises:
+        SourceError: one of them is empty, or can't be read.
+    """
+    plain = [each for pattern in patterns for each in expand_braces(pattern)]
+    if not plain:
+        return None
+    for each in plain:
+        if not each.strip("/"):
+            raise SourceError(f'{where}: {each!r} names no file; write a pattern such as "*.tmp" or "private/**"')
+    try:
+        matcher = re.compile("|".join(_as_regex(each) for each in plain), re.IGNORECASE | re.DOTALL)
+    except re.error as error:
+        raise SourceError(f"{where}: {' '.join(patterns)} can't be read ({error}); correct its brackets") from None
+    return NamePatterns(matcher, tuple(filter(None, map(_ending, plain))))
+
+
+def _as_regex(pattern: str) -> str:
+    inner = pattern.strip("/")
+    is_path = "/" in pattern.rstrip("/")
+    if inner.endswith("/**"):
+        inner = inner[: -len("/**")]
+        below = "/.*"
+    else:
+        below = "/.*" if pattern.endswith("/") else "(?:/.*)?"
+    inner = ".*" if inner == "**" else glob_regex(inner).pattern.removesuffix(r"\Z")
+    return ("" if is_path else "(?:.*/)?") + inner + below + r"\Z"
+
+
+def _ending(pattern: str) -> str:
+    """The literal end of a pattern's last part, where it names a kind of file (`.pdf`) or a whole name."""
+    if pattern.endswith("/"):
+        return ""
+    last = pattern.rpartition("/")[2].lower()
+    tail = _MAGIC.split(last)[-1]
+    return tail if tail == last or "." in tail else ""
+
+
 class Selection:
     """Judges the names of one source, and counts what it leaves out."""
 
@@ -128,10 +185,15 @@ class Selection:
             SourceError: a pattern can't be read.
         """
         self.left_out = left_out
+        self._source, self._places = source, own
         self._root = root.rstrip("/")
         self._include = compile_patterns(source.include, f"{source.path}: include")
         self._exclude = compile_patterns(source.exclude, f"{source.path}: exclude")
         self._own = tuple(_relative_to(self._root, own))
+
+    def below(self, root: str) -> "Selection":
+        """Make the same selection for names that are relative to another folder or URI."""
+        return Selection(self._source, root, self._places, self.left_out)
 
     def skips(self, folder: str) -> bool:
         """Whether a folder is left out as a whole; it is then counted as one name."""
@@ -180,27 +242,23 @@ class Selection:
         return any(name == each or name.startswith(f"{each}/") for each in self._own)
 
 
-Selects = Callable[[str], Selection]
-"""Takes the folder or URI that names are relative to and makes the selection."""
-
-
 def take_all(root: str) -> Selection:
     """Make the selection that leaves out only what names alone show to be no item."""
     return Selection(SourceConfig(path=root), root, (), LeftOut())
 
 
-def find_selected(path: str, selects: Selects) -> tuple[GlobMatches, Selection]:
+def find_selected(path: str, selection: Selection) -> tuple[GlobMatches, Selection]:
     """Find what a path means, and the selection for the folder that its names are relative to.
 
     Args:
         path: as `normalise_source` gives it.
-        selects: makes the selection, once the folder that names are relative to is known.
+        selection: of the files below it.
 
     Raises:
         SourceError: nothing is there, or it can't be listed.
     """
-    found = find_entries(path, selects(path).skips)
-    return found, selects(found.root)
+    found = find_entries(path, selection.skips)
+    return found, selection.below(found.root)
 
 
 def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """Files of a table: one, a folder, a pattern, or those that a Delta log names."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -12,8 +12,8 @@ from embedder.errors import SourceError
 from embedder.sources.file_names import is_hidden
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry
-from embedder.sources.selection import Selects, find_selected, take_all
-from embedder.sources.table_formats import FORMATS
+from embedder.sources.selection import Selection, find_selected, take_all
+from embedder.sources.table_formats import FORMATS, Chunk
 from embedder.sources.uris import file_url_path, is_uri
 from embedder.storage.object_stores import explain, is_remote, storage_options
 from embedder.storage.printable import is_text, readable
@@ -53,20 +53,47 @@ class Table:
     files: tuple[TableFile, ...]
     schema: pa.Schema | None = None
 
+    def read_schema(self, text_columns: frozenset[str]) -> pa.Schema:
+        """Return names and types of the columns: the table's own, else those of its first file.
 
-def find_table(path: str, selects: Selects = take_all) -> Table:
+        Args:
+            text_columns: names of ids, URIs and captions.
+        """
+        if self.schema is not None:
+            return self.schema
+        return FORMATS[self.suffix].schema(self.files[0].uri, text_columns)
+
+    def chunks(self, wanted: pa.Schema, text_columns: frozenset[str]) -> Iterator[tuple[TableFile, Chunk]]:
+        """Read the wanted columns of all files in order, cast to the wanted types.
+
+        Args:
+            wanted: names and types.
+            text_columns: names of ids, URIs and captions.
+        """
+        for file in self.files:
+            stored = pa.schema(field for field in wanted if field.name not in file.constants)
+            shared = [field for field in wanted if field.name in file.constants]
+            for chunk in FORMATS[self.suffix].chunks(file.uri, stored, text_columns, self.schema is not None):
+                constants = {
+                    field.name: pa.array([file.constants[field.name]] * chunk.num_rows).cast(field.type)
+                    for field in shared
+                }
+                yield file, chunk._replace(columns=chunk.columns | constants)
+
+
+def find_table(path: str, selection: Selection | None = None) -> Table:
     """Find the files of a table.
 
     Args:
         path: as `normalise_source` gives it.
-        selects: makes the selection of the folder's files.
+        selection: of the folder's files; by default of all but junk.
 
     Raises:
         SourceError: nothing is there, formats are mixed, or a Delta table uses what can't be read.
     """
     if is_delta(path):
         return _delta_table(path)
-    found, selection = find_selected(path, selects)
+    found, selection = find_selected(path, selection or take_all(path))
     entries = [entry for entry in selection.without_junk(found) if not (found.is_folder and is_hidden(entry.name))]
     files = tuple(_table_file(entry, found.uri(entry)) for entry in entries)
     suffixes = {_suffix(file) for file in files}

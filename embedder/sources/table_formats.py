@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +14,7 @@ import pyarrow as pa
 
 from embedder.errors import SourceError
 from embedder.sources.byte_ranges import open_file, open_ranges
-from embedder.sources.errors import FetchError
-from embedder.sources.globbing import listing_error
+from embedder.sources.errors import listing_errors
 from embedder.sources.listing_schema import ROWS_PER_TABLE
 from embedder.sources.type_inference import (
     SAMPLE_ROWS,
@@ -80,10 +80,11 @@ class ParquetFormat:
             start = 0
             for row_group in range(file.num_row_groups):
                 start_in_group = 0
-                for num_rows, columns in _row_group(file, row_group, present):
-                    arrays = _as_wanted(columns, num_rows, wanted)
-                    yield Chunk(arrays, num_rows, start, row_group, start_in_group)
-                    start, start_in_group = start + num_rows, start_in_group + num_rows
+                for batch in file.iter_batches(
+                    ROWS_PER_TABLE, row_groups=[row_group], columns=present, use_threads=False
+                ):
+                    yield Chunk(_as_wanted(batch, wanted), batch.num_rows, start, row_group, start_in_group)
+                    start, start_in_group = start + batch.num_rows, start_in_group + batch.num_rows
 
 
 @contextmanager
@@ -98,18 +99,12 @@ def _parquet(uri: str) -> Iterator[Any]:
         yield file
 
 
-def _row_group(file: Any, row_group: int, names: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    if not names:  # nothing to read, but the rows are there
-        num_rows = file.metadata.row_group(row_group).num_rows
-        yield from ((min(ROWS_PER_TABLE, num_rows - done), {}) for done in range(0, num_rows, ROWS_PER_TABLE))
-        return
-    for batch in file.iter_batches(ROWS_PER_TABLE, row_groups=[row_group], columns=names, use_threads=False):
-        yield batch.num_rows, dict(zip(batch.schema.names, batch.columns, strict=True))
-
-
-def _as_wanted(columns: dict[str, pa.Array], num_rows: int, wanted: pa.Schema) -> dict[str, pa.Array]:
+def _as_wanted(batch: pa.RecordBatch, wanted: pa.Schema) -> dict[str, pa.Array]:
+    present = batch.schema.names
     return {
-        field.name: columns[field.name].cast(field.type) if field.name in columns else pa.nulls(num_rows, field.type)
+        field.name: batch[field.name].cast(field.type)
+        if field.name in present
+        else pa.nulls(batch.num_rows, field.type)
         for field in wanted
     }
 
@@ -166,42 +161,40 @@ class TextFormat:
             raise SourceError(f"{where}: {error}; correct that row, or write the column as text") from None
 
 
-def _open_csv(delimiter: str) -> Callable[[str], tuple[list[str], Rows]]:
-    def open_rows(uri: str) -> tuple[list[str], Rows]:
-        # The file closes with its last reference: the generator's, at the end or when it is dropped.
-        text = io.TextIOWrapper(open_file(uri), encoding="utf-8-sig", newline="")
+def _open_csv(uri: str, delimiter: str) -> tuple[list[str], Rows]:
+    lines = _csv_lines(uri, delimiter)
+    _, header = next(lines, (0, []))
+    if not header:
+        raise SourceError(f"{readable(uri)}: the file is empty; its first line must name the columns")
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise SourceError(f"{readable(uri)}:1: two columns are named {twice[0]!r}; rename one")
+    return header, _csv_rows(lines, header, uri)
+
+
+def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: str) -> Rows:
+    for line, row in lines:
+        if row and len(row) != len(header):
+            raise SourceError(
+                f"{readable(uri)}:{line}: {len(row)} fields where the header has {len(header)}; "
+                "correct or quote that row"
+            )
+        if row:  # a blank line is no row
+            yield line, dict(zip(header, row, strict=True))
+
+
+def _csv_lines(uri: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    with io.TextIOWrapper(open_file(uri), encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
-        header = _next_row(reader, uri)
-        if not header:
-            raise SourceError(f"{readable(uri)}: the file is empty; its first line must name the columns")
-        if twice := [name for name in header if header.count(name) > 1]:
-            raise SourceError(f"{readable(uri)}:1: two columns are named {twice[0]!r}; rename one")
-        return header, _csv_rows(reader, header, uri, text)
-
-    return open_rows
-
-
-def _csv_rows(reader: Any, header: list[str], uri: str, text: io.TextIOWrapper) -> Rows:
-    with text:
-        while (row := _next_row(reader, uri)) is not None:
-            if row and len(row) != len(header):
-                raise SourceError(
-                    f"{readable(uri)}:{reader.line_num}: {len(row)} fields where the header has {len(header)}; "
-                    "correct or quote that row"
-                )
-            if row:  # a blank line is no row
-                yield reader.line_num, dict(zip(header, row, strict=True))
-
-
-def _next_row(reader: Any, uri: str) -> list[str] | None:
-    try:
-        return next(reader, None)
-    except csv.Error as error:
-        raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); correct that row") from None
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{readable(uri)}:{reader.line_num + 1}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8"
-        ) from None
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); correct that row") from None
+        except UnicodeDecodeError as error:
+            line = reader.line_num + 1
+            raise SourceError(
+                f"{readable(uri)}:{line}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8"
+            ) from None
 
 
 def _open_jsonl(uri: str) -> tuple[list[str], Rows]:
@@ -235,21 +228,20 @@ def _json_row(text: bytes, where: str) -> dict[str, Any] | None:
 @contextmanager
 def readable_table(uri: str, what: str) -> Iterator[None]:
     """Name the file in every error of reading it."""
-    try:
-        yield
-    except FetchError as error:
-        raise listing_error(error) from None
-    except (pa.ArrowException, OSError) as error:
-        detail = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise SourceError(
-            f"{readable(uri)}: not readable as a {what} ({detail}); repair it, or take it out of the source"
-        ) from None
+    with listing_errors():
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            detail = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise SourceError(
+                f"{readable(uri)}: not readable as a {what} ({detail}); repair it, or take it out of the source"
+            ) from None
 
 
 FORMATS: dict[str, TableFormat] = {
     ".parquet": ParquetFormat(),
-    ".csv": TextFormat(_open_csv(","), infer_text_type, text_value),
-    ".tsv": TextFormat(_open_csv("\t"), infer_text_type, text_value),
+    ".csv": TextFormat(partial(_open_csv, delimiter=","), infer_text_type, text_value),
+    ".tsv": TextFormat(partial(_open_csv, delimiter="\t"), infer_text_type, text_value),
     ".jsonl": TextFormat(_open_jsonl, infer_json_type, json_value),
     ".ndjson": TextFormat(_open_jsonl, infer_json_type, json_value),
 }

@@ -13,9 +13,9 @@ import pyarrow as pa
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.listing_schema import Listing, Row, table_of_rows, time_text
-from embedder.sources.selection import Selects
+from embedder.sources.selection import Selection
 from embedder.sources.table_files import Table, TableFile, find_table
-from embedder.sources.table_formats import FORMATS, Chunk
+from embedder.sources.table_formats import Chunk
 from embedder.sources.uris import cell_prefix, file_url_path, is_uri, row_uri
 from embedder.storage.object_stores import is_remote, without_credentials
 
@@ -38,7 +38,7 @@ class TablePlan:
     cells: bool
 
 
-def list_table(source: SourceConfig, path: str, selects: Selects) -> Listing:
+def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List the rows of a Parquet, CSV, JSON Lines or Delta table.
 
     Image columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
@@ -48,24 +48,16 @@ def list_table(source: SourceConfig, path: str, selects: Selects) -> Listing:
     Args:
         source: its columns and `carryover` count.
         path: as `normalise_source` gives it.
-        selects: makes the selection of the table's files.
+        selection: of the table's files.
 
     Raises:
         SourceError: a named column is missing or of a wrong type, or a file can't be read.
     """
-    table = find_table(path, selects)
-    plan = plan_columns(source, path, _schema(table, source.columns))
-    return Listing(_tables(table, plan), carryover=plan.carryover)
-
-
-def _schema(table: Table, columns: Columns) -> pa.Schema:
-    if table.schema is not None or not table.files:
-        return table.schema
-    return FORMATS[table.suffix].schema(table.files[0].uri, _text_columns(columns))
-
-
-def _text_columns(columns: Columns) -> frozenset[str]:
-    return frozenset(name for name in (columns.id, columns.image, columns.caption) if name)
+    columns = source.columns
+    text_columns = frozenset(name for name in (columns.id, columns.image, columns.caption) if name)
+    table = find_table(path, selection)
+    plan = plan_columns(source, path, table.read_schema(text_columns))
+    return Listing(_tables(table, plan, text_columns), carryover=plan.carryover)
 
 
 def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> TablePlan:
@@ -136,19 +128,11 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return any(
-        bool(is_kind(kind))
-        for is_kind in (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-        )
-    )
+    return kind in (pa.binary(), pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _names(schema: pa.Schema) -> str:
@@ -162,30 +146,17 @@ def _similar(name: str, schema: pa.Schema) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _tables(table: Table, plan: TablePlan) -> Iterator[pa.Table]:
-    for file in table.files:
-        wanted = pa.schema(field for field in plan.read if field.name not in file.constants)
-        format_ = FORMATS[table.suffix]
-        fill_missing = table.schema is not None
-        for chunk in format_.chunks(file.uri, wanted, _text_columns(plan.columns), fill_missing):
-            columns = chunk.columns | _constants(file, plan, chunk.num_rows)
-            rows = list(_rows(chunk, columns, plan, file, table.folder))
-            yield table_of_rows(rows, {field.name: columns[field.name].cast(field.type) for field in plan.carryover})
+def _tables(table: Table, plan: TablePlan, text_columns: frozenset[str]) -> Iterator[pa.Table]:
+    for file, chunk in table.chunks(plan.read, text_columns):
+        rows = list(_rows(chunk, plan, file, table.folder))
+        yield table_of_rows(rows, {field.name: chunk.columns[field.name].cast(field.type) for field in plan.carryover})
 
 
-def _constants(file: TableFile, plan: TablePlan, num_rows: int) -> dict[str, pa.Array]:
-    return {
-        field.name: pa.array([file.constants[field.name]] * num_rows).cast(field.type)
-        for field in plan.read
-        if field.name in file.constants
-    }
-
-
-def _rows(chunk: Chunk, columns: dict[str, pa.Array], plan: TablePlan, file: TableFile, folder: str) -> Iterator[Row]:
+def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterator[Row]:
     names = plan.columns
-    ids = _texts(columns, names.id, chunk.num_rows)
-    captions = _texts(columns, names.caption, chunk.num_rows)
-    images = _texts(columns, None if plan.cells else names.image, chunk.num_rows)
+    ids = _texts(chunk, names.id)
+    captions = _texts(chunk, names.caption)
+    images = _texts(chunk, None if plan.cells else names.image)
     cell = cell_prefix(file.uri, names.image or "", chunk.row_group) if plan.cells else None
     for index, (item_id, text, image) in enumerate(zip(ids, captions, images, strict=True)):
         row = chunk.start + index
@@ -199,8 +170,8 @@ def _rows(chunk: Chunk, columns: dict[str, pa.Array], plan: TablePlan, file: Tab
         yield _with_id(listed, item_id if names.id else image, f"{file.name}#row={row}", names.id or names.image or "")
 
 
-def _texts(columns: dict[str, pa.Array], name: str | None, num_rows: int) -> list[Any]:
-    return [None] * num_rows if name is None else columns[name].cast(pa.string()).to_pylist()
+def _texts(chunk: Chunk, name: str | None) -> list[Any]:
+    return [None] * chunk.num_rows if name is None else chunk.columns[name].cast(pa.string()).to_pylist()
 
 
 def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:

@@ -14,6 +14,7 @@ _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})\Z")  # at most 18 digits: alwa
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\Z|[+-]?(nan|inf)\Z", re.IGNORECASE)
 _LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code, of which a double would lose digits
 _BOOLEANS = {"true": True, "false": False}
+_JSON_TYPES = {pa.bool_(): (bool,), pa.int64(): (int,), pa.float64(): (int, float)}
 
 
 def infer_json_type(values: Iterable[Any]) -> pa.DataType:
@@ -29,17 +30,19 @@ def infer_json_type(values: Iterable[Any]) -> pa.DataType:
 def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
     """Infer the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
     texts = [value for value in values if value]
-    if not texts:
-        return pa.string()
-    if all(text.lower() in _BOOLEANS for text in texts):
-        return pa.bool_()
-    if all(_INTEGER.match(text) for text in texts):
-        return pa.int64()
-    return pa.float64() if all(_is_number(text) for text in texts) else pa.string()
+    for kind in (pa.bool_(), pa.int64(), pa.float64()) if texts else ():
+        if all(_parsed(text, kind) is not None for text in texts):
+            return kind
+    return pa.string()
 
 
-def _is_number(text: str) -> bool:
-    return bool(_NUMBER.match(text)) and not _LONG_INTEGER.match(text)
+def _parsed(text: str, kind: pa.DataType) -> bool | int | float | None:
+    """Parse a text as a type that is no text; None where it does not fit."""
+    if kind == pa.bool_():
+        return _BOOLEANS.get(text.lower())
+    if kind == pa.int64():
+        return int(text) if _INTEGER.match(text) else None
+    return float(text) if _NUMBER.match(text) and not _LONG_INTEGER.match(text) else None
 
 
 def json_value(value: Any, kind: pa.DataType) -> Any:
@@ -52,12 +55,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
         return None
     if pa.types.is_string(kind):
         return clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    wanted: dict[pa.DataType, tuple[type, ...]] = {
-        pa.bool_(): (bool,),
-        pa.int64(): (int,),
-        pa.float64(): (int, float),
-    }
-    if type(value) not in wanted[kind]:  # exactly: True is no 1
+    if type(value) not in _JSON_TYPES[kind]:  # exactly: True is no 1
         raise ValueError(f"{value!r:.40} is no {kind}, which the first rows hold")
     if kind == pa.int64() and not -(2**63) <= value < 2**63:
         raise ValueError(f"{value!r:.40} is beyond int64")
@@ -74,13 +72,10 @@ def text_value(text: str | None, kind: pa.DataType) -> Any:
         return text
     if not text:
         return None
-    if kind == pa.bool_() and text.lower() in _BOOLEANS:
-        return _BOOLEANS[text.lower()]
-    if kind == pa.int64() and _INTEGER.match(text):
-        return int(text)
-    if kind == pa.float64() and _is_number(text):
-        return float(text)
-    raise ValueError(f"{text!r:.40} is no {kind}, which the first rows hold")
+    value = _parsed(text, kind)
+    if value is None:
+        raise ValueError(f"{text!r:.40} is no {kind}, which the first rows hold")
+    return value
 
 
 def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str, pa.Array]:

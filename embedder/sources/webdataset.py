@@ -1,29 +1,126 @@
-"""WebDataset tars as items: members of one key are one item, found by its byte range in the tar."""
+"""WebDataset tars as items: members of one key are one item, found by its byte range in the tar.
 
+Source: "The WebDataset Format" (github.com/webdataset/webdataset, README and `tariterators.py`): a key is the member's
+path up to the first dot of its base name. Unlike there, the members of a key need not follow each other, and nothing is
+skipped in silence.
+"""
+
+import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.byte_ranges import open_ranges
-from embedder.sources.errors import FetchError
-from embedder.sources.file_names import sort_of
-from embedder.sources.globbing import GlobMatches, listing_error
+from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text, json_object
+from embedder.sources.errors import FetchError, listing_errors
+from embedder.sources.file_names import sort_of, words
+from embedder.sources.globbing import GlobMatches
 from embedder.sources.listing_schema import ROWS_PER_TABLE, Listing, Row, table_of_rows
 from embedder.sources.local_listing import Entry
-from embedder.sources.selection import LeftOut, Selects, find_selected
-from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES, BrokenTarError, compression_of, scan_members
+from embedder.sources.selection import LeftOut, Selection, find_selected
+from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES, BrokenTarError, Member, compression_of, scan_members
 from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
 from embedder.sources.uris import member_uri, row_uri
-from embedder.sources.webdataset_samples import MemberProblem, Samples, TarSample
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.printable import is_text, readable
 
 RowWithMetadata = tuple[Row, dict[str, Any]]
+# The member that is the item, where a key has several; what is not in the list comes after, and content decides.
+MEDIA_ORDER = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "mp4", "mov", "mkv", "webm", "avi")
+# What stands beside an item and is never one: WebDataset's own names for labels, texts, arrays and pickles.
+COMPANIONS = words(
+    # labels and texts
+    "cls cls2 index inx id txt text transcript md html",
+    # trees and tables
+    "json jsonl yaml yml xml csv tsv",
+    # arrays and pickles
+    "npy npz ten tb mp msg pyd pickle pkl pth pt",
+)
+
+
+class MemberProblem(NamedTuple):
+    """A member that can't be used, and the reason."""
+
+    member: Member
+    error_type: str
+    error: str
+
+
+@dataclass
+class TarSample:
+    """Members of one key, gathered while the headers are read.
+
+    Attributes:
+        media: candidates for the item, by rank.
+        text: the `.txt` caption; json_caption: the one in `.json`.
+        metadata: the wanted values of `.json`.
+        json_problem: kept apart, since it matters only where something is wanted of the `.json`.
+    """
+
+    media: list[tuple[int, Member]] = field(default_factory=list)
+    text: str | None = None
+    json_caption: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    json_problem: MemberProblem | None = None
+
+    @property
+    def caption(self) -> str | None:
+        """Return the caption: `.txt` before `.json`."""
+        return self.text or self.json_caption or None
+
+    def ranked_media(self) -> list[Member]:
+        """Order the candidates; members of one rank keep the tar's order."""
+        return [member for _, member in sorted(self.media, key=lambda ranked: ranked[0])]
+
+
+@dataclass
+class Samples:
+    """All keys of one tar; `wanted` names the values to keep of each `.json`."""
+
+    wanted: tuple[str, ...] = ()
+    by_key: dict[str, TarSample] = field(default_factory=dict)
+    problems: list[MemberProblem] = field(default_factory=list)
+
+    def take(self, member: Member, ranges: ByteRanges) -> None:
+        """Put one member to its key; captions and metadata are read at once, while their block is in memory."""
+        if member.kind == "a folder" or sort_of(member.name) == "junk":
+            return
+        if problem := _name_problem(member):
+            self.problems.append(problem)
+            return
+        key, extension = split_key(member.name)
+        sample = self.by_key.setdefault(key, TarSample())
+        if extension.rpartition(".")[2] not in COMPANIONS:
+            sample.media.append((_media_rank(extension), member))
+        elif extension == "txt":
+            self._take_text(member, sample, ranges)
+        elif extension == "json":
+            self._take_json(member, sample, ranges)
+
+    def _take_text(self, member: Member, sample: TarSample, ranges: ByteRanges) -> None:
+        if sample.text is not None:
+            self.problems.append(
+                MemberProblem(member, "ExtraMember", "a second .txt under one key; the first is the caption")
+            )
+            return
+        try:
+            sample.text = decode_text(_read_small(member, ranges), member.name)
+        except FetchError as error:
+            self.problems.append(MemberProblem(member, error.error_type, error.message))
+
+    def _take_json(self, member: Member, sample: TarSample, ranges: ByteRanges) -> None:
+        try:
+            tree = json_object(_read_small(member, ranges), member.name)
+            sample.metadata = {name: tree[name] for name in self.wanted if name in tree}
+            sample.json_caption = caption_in(tree, member.name)
+        except FetchError as error:
+            sample.json_problem = MemberProblem(member, error.error_type, error.message)
 
 
 @dataclass(frozen=True)
@@ -54,7 +151,7 @@ class Tar:
         )
 
 
-def list_tars(source: SourceConfig, path: str, selects: Selects) -> Listing:
+def list_tars(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List the items of the tars that a path means: one, a folder of them, or a pattern with braces or wildcards.
 
     `item_id` is the tar's path relative to the source, without `.tar`, then `/` and the key. `.txt` is the caption,
@@ -63,12 +160,12 @@ def list_tars(source: SourceConfig, path: str, selects: Selects) -> Listing:
     Args:
         source: its `carryover` counts.
         path: as `normalise_source` gives it.
-        selects: makes the selection. Files among the tars that are no media are left out, images there are rejects.
+        selection: of the tars. Files among the tars that are no media are left out, images there are rejects.
 
     Raises:
         SourceError: nothing is there, or a tar is compressed or may not be read.
     """
-    found, selection = find_selected(path, selects)
+    found, selection = find_selected(path, selection)
     listed = selection.without_junk(found)
     entries = (entry for entry in listed if found.is_named or _may_be_tar(entry.name, selection.left_out))
     rows = chain.from_iterable(_rows_of_entry(entry, found, source.carryover) for entry in entries)
@@ -135,29 +232,20 @@ def _rows_of_tar(tar: Tar, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]
         yield tar.reject(tar.entry.name, "BrokenTar", f"{broken}; the {len(samples.by_key)} items before are kept"), {}
 
 
+@listing_errors()
 def _gather(tar: Tar, samples: Samples) -> str | None:
     """Scan a tar into samples; return where it breaks, if it does.
 
     A tar that may not be read ends the listing: it would look as if all its items had been deleted.
     """
-    try:
-        ranges = open_ranges(tar.uri)
+    with closing(open_ranges(tar.uri)) as ranges:
+        if compression := compression_of(ranges):
+            raise SourceError(f"{tar.uri}: a {compression} file has no byte ranges; unpack it to a plain .tar")
         try:
-            return _scan(tar, samples, ranges)
-        finally:
-            ranges.close()
-    except FetchError as error:
-        raise listing_error(error) from None
-
-
-def _scan(tar: Tar, samples: Samples, ranges: ByteRanges) -> str | None:
-    if compression := compression_of(ranges):
-        raise SourceError(f"{tar.uri}: a {compression} file has no byte ranges; unpack it to a plain .tar")
-    try:
-        for member in scan_members(ranges):
-            samples.take(member, ranges)
-    except BrokenTarError as error:
-        return str(error)
+            for member in scan_members(ranges):
+                samples.take(member, ranges)
+        except BrokenTarError as error:
+            return str(error)
     return None
 
 
@@ -181,3 +269,40 @@ def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iter
         yield tar.member_reject(MemberProblem(extra, "ExtraMember", error))
     if sample.json_problem and (wanted or not sample.text):
         yield tar.member_reject(sample.json_problem)
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """Split a member's name at the first dot of its base name; a leading `./` is dropped, extensions become lower case.
+
+    A base name that starts with a dot has no extension: hidden files are items of their own.
+    """
+    folder, base = posixpath.split(posixpath.normpath(name))
+    stem, _, extension = base.partition(".")
+    if not stem:
+        stem, extension = base, ""
+    return (f"{folder}/{stem}" if folder else stem), extension.lower()
+
+
+def _name_problem(member: Member) -> MemberProblem | None:
+    if not is_text(member.name):
+        return MemberProblem(member, "NameNotUtf8", "the member's name is not valid UTF-8")
+    if member.kind is not None:
+        return MemberProblem(member, "NotAFile", f"the member is {member.kind}; only regular files are read")
+    if member.name.startswith("/") or ".." in member.name.split("/") or not member.name:
+        return MemberProblem(member, "UnsafeName", "the member's name is empty, absolute, or climbs with `..`")
+    return None
+
+
+def _media_rank(extension: str) -> int:
+    """Order candidates: plain `jpg` before `mask.png`, known before unknown."""
+    if extension in MEDIA_ORDER:
+        return MEDIA_ORDER.index(extension)
+    suffix = extension.rpartition(".")[2]
+    known = MEDIA_ORDER.index(suffix) if suffix in MEDIA_ORDER else len(MEDIA_ORDER)
+    return len(MEDIA_ORDER) + known
+
+
+def _read_small(member: Member, ranges: ByteRanges) -> bytes:
+    if member.size > MAX_CAPTION_BYTES:
+        raise FetchError("TooLarge", f"{member.name}: {member.size:,} bytes; captions and metadata may have 1 MiB")
+    return ranges.read_at(member.offset, member.size)

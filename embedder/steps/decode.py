@@ -122,33 +122,23 @@ class ItemReader:
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
         if item["error_type"] is not None:
-            return self.decoder.rows(ItemContent(problem=ItemProblem("read", item["error_type"], item["error"])))
+            yield from self.decoder.rows(ItemContent(problem=ItemProblem("read", item["error_type"], item["error"])))
+            return
         caption, problem = self._caption(item)
+        limits, versions = self.spec.limits, [item.get(name) for name in VERSIONS]
         try:
-            limits = self.spec.limits
-            fetched = self.fetcher.fetch(
+            with self.fetcher.fetch(
                 item["uri"], max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes
-            )
-        except FetchError as error:
-            return self.decoder.rows(ItemContent(caption=caption, problem=_read_problem(error)))
-        return self._fetched_rows(item, fetched, caption, problem)
-
-    def _fetched_rows(
-        self, item: Values, fetched: Fetched, caption: str | None, problem: ItemProblem | None
-    ) -> Iterator[Values]:
-        with fetched:
-            try:
+            ) as fetched:
                 content = self._content(item, fetched, caption, problem)
                 version = self._version(fetched, content)
-            except FetchError as error:  # it went away, or its disk did, since it was opened
-                yield from self.decoder.rows(ItemContent(caption=caption, problem=_read_problem(error)))
-                return
-            versions = [item.get(name) for name in VERSIONS]
-            if version is not None and version in versions and content.problem is None:
-                yield {"content_version": version, "unchanged": True, "num_vectors": 0}
-                return
-            for row in self.decoder.rows(content):
-                yield _raw_file_row(item["uri"], row) | {"content_version": version}
+                if version is not None and version in versions and content.problem is None:
+                    yield {"content_version": version, "unchanged": True, "num_vectors": 0}
+                    return
+                for row in self.decoder.rows(content):
+                    yield _raw_file_row(item["uri"], row) | {"content_version": version}
+        except FetchError as error:  # it can't be opened, or it or its disk went away since
+            yield from self.decoder.rows(ItemContent(caption=caption, problem=_read_problem(error)))
 
     def _version(self, fetched: Fetched, content: ItemContent) -> str | None:
         """Hash of the content that the item's vectors are made from; None where there is none to hash."""
@@ -246,7 +236,7 @@ def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) ->
     """
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
-    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.fit.image_size**2)
+    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.resize.image_size**2)
     measurement.num_captions = table.num_rows - tokens.null_count
     for start in range(0, table.num_rows, spec.rows_per_batch):
         batch = pc.binary_length(tokens.slice(start, spec.rows_per_batch))

@@ -20,7 +20,7 @@ Values = dict[str, Any]
 class DecodeSpec:
     """Configuration of a decode task; plain values, so that equal specs share one decoder in a process."""
 
-    fit: ResizeSpec
+    resize: ResizeSpec
     limits: DecodeLimits
     tokenizer_json: str
     max_caption_tokens: int
@@ -72,7 +72,7 @@ class ItemDecoder:
         problem = content.problem
         if content.kind == "image" and content.media is not None:
             try:
-                row["pixels"] = self.sandbox.image(content.media, self.spec.fit)
+                row["pixels"] = self.sandbox.image(content.media, self.spec.resize)
             except DecodeError as error:
                 problem = _decode_problem(error)
         modality = _modality(content)
@@ -88,31 +88,22 @@ class ItemDecoder:
         caption = self._caption_values(content.caption)
         num_vectors, last_row, problem = 0, None, content.problem
         try:
-            for segment in self._segments(media):
+            for segment in self.sandbox.video(
+                media,
+                self.spec.resize,
+                segment_s=self.spec.segment_s,
+                frames_per_segment=self.spec.frames_per_segment,
+            ):
                 if last_row is not None:
                     yield last_row
-                last_row = (caption if num_vectors == 0 else {"caption": content.caption}) | segment
+                last_row = caption if num_vectors == 0 else {"caption": content.caption}
+                last_row = last_row | vars(segment) | {"modality": "video"}
                 num_vectors += 1
         except DecodeError as error:
             problem = _decode_problem(error)
         if last_row is None and "token_ids" in caption:
             last_row, num_vectors = caption | {"segment": 0, "modality": "video"}, 1
         yield (last_row or {}) | {"num_vectors": num_vectors} | _problem_values(problem)
-
-    def _segments(self, media: bytes | Path) -> Iterator[Values]:
-        for segment in self.sandbox.video(
-            media,
-            self.spec.fit,
-            segment_s=self.spec.segment_s,
-            frames_per_segment=self.spec.frames_per_segment,
-        ):
-            yield {
-                "segment": segment.segment,
-                "modality": "video",
-                "start_s": segment.start_s,
-                "end_s": segment.end_s,
-                "pixels": segment.pixels,
-            }
 
     def _caption_values(self, caption: str | None) -> Values:
         if not caption:

@@ -15,14 +15,14 @@ from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.oom_backoff import OomBackoffEncoder
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageSpec
 from embedder.storage.model_download import resolve_model
 from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
 from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
+from shards.profile import has_own_clock
 from shards.shard import Shard, load_shard
-from shards.timing import has_own_clock
 from shards.towers import TwinTower, load_towers
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}

@@ -1,14 +1,40 @@
-"""Ray actor of a stage; the process that builds the graph refers to it without importing torch (2 s of CPU)."""
+"""Ray actor of a stage and its configuration; importing them loads no torch, which takes 2 s of CPU."""
 
 import os
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from embedder.compat.light_transformers import sparing_imports
 from embedder.errors import USER_MISTAKES
-from embedder.steps.stage_spec import StageSpec
 from embedder.store.runs import Run
 from embedder.store.step_metrics import LOAD, measure
+from shards.ranges import ShardSpec
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """Configuration of one replica of a stage.
+
+    Attributes:
+        index: number of the stage.
+        model: folder or URI.
+        shard: layers of both towers.
+        dtype: compute dtype.
+        device: torch device.
+        num_threads: torch threads.
+        batch_sizes: candidates in rows; among several, the stage finds the best one by trial.
+        niceness: added to that of the process: its priority among the processes on the same cores.
+    """
+
+    index: int
+    model: str
+    shard: ShardSpec
+    dtype: str
+    device: str
+    num_threads: int
+    batch_sizes: tuple[int, ...]
+    niceness: int = 0
 
 
 class StageActor:

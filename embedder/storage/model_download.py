@@ -4,8 +4,6 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any
 
 from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
+from shards.config import find_model_folder
 from shards.errors import ModelError
-from shards.model_folder import find_model_folder
 from shards.saving import staged_folder
 
 # Data only: no pickles, no code. The last three patterns are for checkpoints that `embedder model import` reads.
@@ -24,13 +22,12 @@ HUB_SCHEMES = ("hf://", "hf-hub:")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
-def resolve_model(uri: str | Path, *, cache: Path | None = None) -> Path:
-    """Find a model folder, downloading it where it isn't local.
+def resolve_model(uri: str | Path) -> Path:
+    """Find a model folder, downloading it where it isn't local; those of object stores go to the user's cache folder.
 
     Args:
         uri: a local folder; `s3://` or `gs://` and a prefix; `org/name`, `hf://org/name` or `hf-hub:org/name` on the
             Hugging Face hub, with `@revision` if wanted.
-        cache: where downloaded folders of object stores are kept; by default below the user's cache folder.
 
     Returns:
         The local folder; its content is not checked.
@@ -40,7 +37,7 @@ def resolve_model(uri: str | Path, *, cache: Path | None = None) -> Path:
     """
     text = str(uri)
     if is_remote(text):
-        return _download_prefix(text, cache or _default_cache())
+        return _download_prefix(text)
     for scheme in HUB_SCHEMES:
         if text.startswith(scheme):
             return _download_hub(text.removeprefix(scheme))
@@ -69,7 +66,8 @@ def _download_hub(hub_id: str) -> Path:
         ) from None
 
 
-def _download_prefix(uri: str, cache: Path) -> Path:
+def _download_prefix(uri: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedder" / "models"
     try:
         return download_model(open_place(uri), uri, cache)
     except ObjectStoreError as error:
@@ -101,7 +99,8 @@ def download_model(store: Any, uri: str, cache: Path) -> Path:
     versions = [(item["path"], item["size"], item["e_tag"]) for item in objects]
     folder = cache / hashlib.sha256(repr((uri, versions)).encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
-    with _lock(cache / f"{folder.name}.lock"):
+    with (cache / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process dies
         if not folder.is_dir():
             with staged_folder(folder) as stage:
                 for item in objects:
@@ -120,16 +119,3 @@ def _download_object(store: Any, uri: str, item: Any, folder: Path) -> None:
 
 def _is_allowed(path: str) -> bool:
     return any(fnmatch(Path(path).name, pattern) for pattern in ALLOWED_FILES)
-
-
-def _default_cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "embedder" / "models"
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a file lock; the kernel releases it when the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

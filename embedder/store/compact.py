@@ -1,15 +1,19 @@
 """Compaction of many small part files into few larger ones; no row changes."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from embedder.errors import StoreError
+from embedder.store.current import begin, parts_at, publish_files, writable
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Published, RunInfo
-from embedder.store.maintenance import Say, begin, parts_at, publish_files, table_at, writable
 from embedder.store.part_writer import rewritten_name, store_part
 from embedder.store.runs import unfinished_runs
+from embedder.store.tables import RecordTable
+
+LOG = logging.getLogger(__name__)
 
 MIN_SAVED = 32
 """Reduction of files, over both tables, from which a refresh compacts: below, rewriting costs more than it saves."""
@@ -24,6 +28,9 @@ class PartTarget:
 
     num_rows: int = 50_000
     size_bytes: int = 64 << 20
+
+
+DEFAULT_TARGET = PartTarget()
 
 
 @dataclass(frozen=True)
@@ -58,13 +65,15 @@ def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[Part
     return [group for group in groups if len(group) > 1]
 
 
-def compact(files: StoreFiles, target: PartTarget, say: Say) -> tuple[Published | None, list[Compaction]]:
+def compact(
+    files: StoreFiles, target: PartTarget = DEFAULT_TARGET, min_saved: int = 1
+) -> tuple[Published | None, list[Compaction]]:
     """Merge small part files and publish the same rows as a new version, with the same index.
 
     Args:
         files: the store, held by the write lock.
         target: size of the new files.
-        say: receives progress messages.
+        min_saved: reduction of files, over both tables, below which nothing is done.
 
     Returns:
         The new publication, None where there was nothing to do; and the result for each table.
@@ -72,23 +81,6 @@ def compact(files: StoreFiles, target: PartTarget, say: Say) -> tuple[Published 
     Raises:
         StoreError: a run is not finished, and its work would be lost.
     """
-    return _compact(files, target, say, min_saved=1)
-
-
-def compact_if_needed(files: StoreFiles, say: Say, target: PartTarget | None = None) -> Published | None:
-    """Compact where that saves many files; called under the lock of a run that has published.
-
-    Args:
-        files: the store, held by the write lock.
-        say: receives progress messages.
-        target: size of the new files.
-    """
-    return _compact(files, target or PartTarget(), say, min_saved=MIN_SAVED)[0]
-
-
-def _compact(
-    files: StoreFiles, target: PartTarget, say: Say, min_saved: int
-) -> tuple[Published | None, list[Compaction]]:
     current = writable(files)
     parts = parts_at(files, current)
     groups = {name: plan_groups(parts[name], target) for name in parts}
@@ -101,7 +93,7 @@ def _compact(
             f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
             "finish it first (the same command goes on)"
         )
-    say(f"compacting: {num_saved:,} part files fewer")
+    LOG.info(f"compacting: {num_saved:,} part files fewer")
     operation = begin(files, "compaction", current)
     wanted = {name: _merged(files, operation, current, name, parts[name], groups[name]) for name in parts}
     # The index knows rows by (item_id, segment), not by file, so it stays true.
@@ -121,7 +113,7 @@ def _compaction(name: str, parts: list[PartFile], groups: list[list[PartFile]]) 
 def _merged(
     files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[PartFile], groups: list[list[PartFile]]
 ) -> list[PartFile]:
-    table = table_at(files, name, current)
+    table = RecordTable(files, name, getattr(current, name))
     gone = {part.path for group in groups for part in group}
     new = []
     for group in groups:

@@ -1,79 +1,121 @@
-"""Replay of a table's log in one pass: the part files of its versions, and whether all of them exist."""
+"""Log of a table: replay in one pass, and changes in place, after which versions keep their numbers and their files."""
 
 import json
-from collections.abc import Collection, Iterator
-from itertools import takewhile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from embedder.store.files import StoreFiles
+from embedder.store.journal import PartFile
 
 LOG_FOLDER = "_delta_log"
 
-
-def whole_versions(files: StoreFiles, table: str, wanted: Collection[int], there: Collection[str]) -> set[int] | None:
-    """Versions of a table whose files all exist; opening each separately would replay the log for each.
-
-    Args:
-        files: the store.
-        table: its name.
-        wanted: versions to check.
-        there: part files that exist, relative to the table's folder.
-
-    Returns:
-        Those of the wanted versions that are whole; None where the log does not reach back to its first entry.
-    """
-    last = max(wanted, default=-1)
-    if not _reaches_back(files, table, last):
-        return None
-    whole, missing = set(), set()
-    for number, actions in _entries(files, table, last):
-        for action in actions:
-            if "remove" in action:
-                missing.discard(action["remove"]["path"])
-            elif "add" in action and action["add"]["path"] not in there:
-                missing.add(action["add"]["path"])
-        if number in wanted and not missing:
-            whole.add(number)
-    return whole
+Action = dict[str, Any]
+"""Line of a log entry, or row of a checkpoint, in which all kinds but its own are null."""
 
 
-def held_at(
-    files: StoreFiles, table: str, wanted: Collection[int], among: Collection[str]
-) -> dict[int, set[str]] | None:
-    """Part files, among some, that each version of a table holds.
+def replay(files: StoreFiles, table: str, wanted: Collection[int]) -> Iterator[tuple[int, set[str]]] | None:
+    """Replay the log for some versions of a table; opening each separately would replay it for each.
 
     Args:
         files: the store.
         table: its name.
         wanted: the versions.
-        among: part files to look for, relative to the table's folder.
 
     Returns:
-        Version -> those of the part files; None where the log does not reach back to its first entry.
+        Each version and the part files that it holds, relative to the table's folder, in a set that changes with the
+        next version; None where the log does not reach back to its first entry.
     """
-    last = max(wanted, default=-1)
-    if not _reaches_back(files, table, last):
+    entries = [f"{table}/{LOG_FOLDER}/{number:020d}.json" for number in range(max(wanted, default=-1) + 1)]
+    if not {info.path for info in files.list(f"{table}/{LOG_FOLDER}")}.issuperset(entries):
         return None
-    found: dict[int, set[str]] = {}
+    return _replayed(files, entries, wanted)
+
+
+def _replayed(files: StoreFiles, entries: Sequence[str], wanted: Collection[int]) -> Iterator[tuple[int, set[str]]]:
     held: set[str] = set()
-    for number, actions in _entries(files, table, last):
+    for number, path in enumerate(entries):
+        actions = list(_read(files, path)[0])
         held -= {action["remove"]["path"] for action in actions if "remove" in action}
-        held |= {path for action in actions if "add" in action and (path := action["add"]["path"]) in among}
+        held |= {action["add"]["path"] for action in actions if "add" in action}
         if number in wanted:
-            found[number] = set(held)
-    return found
+            yield number, held
 
 
-def _reaches_back(files: StoreFiles, table: str, last: int) -> bool:
-    names = {info.path.rpartition("/")[2] for info in files.list(f"{table}/{LOG_FOLDER}")}
-    return len(list(takewhile(lambda number: _entry(number) in names, range(last + 1)))) > last
+def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:
+    """Path of each part file -> log files that add it to the table.
+
+    Args:
+        files: the store.
+        table: name of the table.
+        paths: part files, relative to the table's folder.
+    """
+    places: dict[str, set[str]] = {path: set() for path in paths}
+    for info in files.list(f"{table}/{LOG_FOLDER}"):
+        if not info.path.endswith((".json", ".parquet")):  # `_last_checkpoint` names no file
+            continue
+        for action in _read(files, info.path)[0]:
+            added = (action.get("add") or {}).get("path")
+            if added in places:
+                places[added].add(info.path)
+    return places
 
 
-def _entries(files: StoreFiles, table: str, last: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    for number in range(last + 1):
-        lines = files.read(f"{table}/{LOG_FOLDER}/{_entry(number)}").splitlines()
-        yield number, [json.loads(line) for line in lines if line.strip()]
+def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile]) -> None:
+    """Write the new size and statistics of some part files into a log file.
+
+    Args:
+        files: the store.
+        log_path: path of the log file.
+        parts: new entries by path.
+    """
+
+    def restated(action: Action) -> Action:
+        add = action.get("add")
+        if not add or add["path"] not in parts:
+            return action
+        part = parts[add["path"]]
+        fields = {"size": part.size_bytes, "stats": part.stats, "modificationTime": int(time.time() * 1000)}
+        return action | {"add": add | fields | _unparsed(add)}
+
+    change_log(files, log_path, restated)
 
 
-def _entry(version: int) -> str:
-    return f"{version:020d}.json"
+def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Action]) -> None:
+    """Rewrite a log file, with each action changed.
+
+    Args:
+        files: the store.
+        log_path: path of the log file.
+        change: function from an action to its replacement.
+    """
+    actions, schema = _read(files, log_path)
+    changed = map(change, actions)
+    if schema is None:
+        files.write(log_path, "\n".join(map(json.dumps, changed)).encode())
+    else:
+        files.write_table(log_path, pa.Table.from_pylist(list(changed), schema=schema))
+
+
+def without_bounds(action: Action) -> Action:
+    """Copy of an action without the least and greatest values of its part file."""
+    kind = "add" if action.get("add") else "remove"
+    stats = json.loads(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
+    return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _unparsed(action[kind])}
+
+
+def _unparsed(file_action: Action) -> Action:
+    """Fields that clear the second copy of the statistics, which checkpoints of other programs may have as columns."""
+    return {"stats_parsed": None} if "stats_parsed" in file_action else {}
+
+
+def _read(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
+    content = files.read(log_path)
+    if log_path.endswith(".parquet"):
+        rows = pq.read_table(BytesIO(content))
+        return iter(rows.to_pylist()), rows.schema
+    return (json.loads(line) for line in content.decode().splitlines() if line.strip()), None

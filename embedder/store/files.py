@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -31,8 +31,12 @@ from embedder.storage.object_stores import (
     split_place,
     storage_options,
 )
+from embedder.storage.parquet_ranges import read_parquet
 from embedder.storage.printable import is_text
 from embedder.store.errors import local_problem, remote_problem
+
+if TYPE_CHECKING:
+    from embedder.store.lock import Lease
 
 NUM_READERS = 16
 
@@ -48,18 +52,6 @@ class FileInfo(NamedTuple):
 
     path: str
     size_bytes: int
-
-
-class HeldLock(Protocol):
-    """The lock on a store while this process holds it (`embedder.store.lease.Lease`)."""
-
-    lost: bool
-
-    def confirm(self) -> None:
-        """Confirm that this process still holds it."""
-
-    def swap_current(self, data: bytes) -> None:
-        """Replace CURRENT.json."""
 
 
 class WriteConflictError(Exception):
@@ -85,7 +77,7 @@ class StoreFiles:
         if not is_text(text):
             raise StoreError(f"store {text}: its name is not valid UTF-8, which its tables are named in; rename it")
         self.folder: Path | None = None
-        self.lease: HeldLock | None = None
+        self.lease: Lease | None = None
         self._seen: dict[str, tuple[float, bool]] = {}
         if is_remote(text):
             self.address = _bucket_address(text)
@@ -140,28 +132,39 @@ class StoreFiles:
             return (self.folder / path).is_file()
         asked_s, answer = self._seen.get(path, (-1e9, False))
         if time.monotonic() - asked_s > max_age_s:
-            answer = self._head(path)
+            try:
+                with self._named_errors(path):
+                    self._store.head(path)
+                answer = True
+            except FileNotFoundError:
+                answer = False
             self._seen[path] = (time.monotonic(), answer)
         return answer
 
-    def _head(self, path: str) -> bool:
-        try:
-            with self._named_errors(path):
-                self._store.head(path)
-        except FileNotFoundError:
-            return False
-        return True
-
     def open(self, path: str) -> Any:
         """Open the file for random access (mapped into memory, or by ranges), as pyarrow takes it.
+
+        Rows are read with `read_table`: Arrow's threads must not have a bucket's Python file when the process ends.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
         if self.folder is not None:
             return pa.memory_map(str(self.folder / path))
-        ranges = ObjectRanges(self._store, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
-        return pa.PythonFile(RangeFile(ranges), mode="r")
+        return pa.PythonFile(RangeFile(self._ranges(path)), mode="r")
+
+    def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
+        """Read a Parquet file, or some of its columns; those that it lacks are left out.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        if self.folder is not None:
+            return pq.ParquetFile(self.open(path)).read(columns)
+        return read_parquet(self._ranges(path), columns)
+
+    def _ranges(self, path: str) -> ObjectRanges:
+        return ObjectRanges(self._store, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
 
     def each(self, read: Callable[[T], S], of: Iterable[T]) -> list[S]:
         """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer."""

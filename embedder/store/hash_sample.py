@@ -5,8 +5,9 @@ that hold them. An item of the last sample is in the next one, unless it was rem
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -21,28 +22,20 @@ PENDING = 4096  # keys that are collected before the lowest are selected again
 class SampledPart:
     """Part file of the embeddings table: published, or still in a run's journal."""
 
-    files: StoreFiles
-    path: str
-    entry: JournalEntry | None = None
-    table: RecordTable | None = None
-
-    def read(self, columns: list[str]) -> pa.Table:
-        """Read some columns; of a part file in the journal, `session` and `path` too."""
-        if self.table is not None:
-            return self.table.read(columns, [self.path])
-        return read_keys(self.files, [self.entry] if self.entry else [], "embeddings", columns)
+    read: Callable[[list[str]], pa.Table]
+    """Function that reads some columns; of a part file in the journal, `session` and `path` too."""
 
 
 def published_pieces(files: StoreFiles, version: int) -> Iterator[SampledPart]:
     """Part files of a version of the embeddings table."""
     table = RecordTable(files, "embeddings", version)
-    return (SampledPart(files, path, table=table) for path in table.paths())
+    return (SampledPart(partial(table.read, paths=[path])) for path in table.paths())
 
 
 def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterator[SampledPart]:
     """Part files with vectors that a run has finished."""
     return (
-        SampledPart(files, part.path, entry=entry)
+        SampledPart(partial(read_keys, files, [entry], "embeddings"))
         for entry in entries
         for part in entry.parts
         if part.table == "embeddings"

@@ -1,16 +1,20 @@
-"""History of a store: its publications from first to last, and those that can still be read."""
+"""History of a store: its publications from first to last, those that can be read, and rollback to one of them."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from embedder.errors import StoreError
-from embedder.store.delta_log import whole_versions
+from embedder.store.current import IndexChoice, begin, parts_at, publish_files, writable, write_current
+from embedder.store.delta_log import replay
 from embedder.store.files import StoreFiles
-from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_current, read_record
-from embedder.store.runs import all_runs
+from embedder.store.layout import PUBLISHED_FILE, Current, Hold, Published, read_current, read_record, utc_now
+from embedder.store.runs import all_runs, unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
+
+LOG = logging.getLogger(__name__)
 
 SAME_ROWS = ("compaction", "migration", "index", "purge")
 """Kinds of publication with the same rows as the one before; a purge removes its items from that, too."""
@@ -111,17 +115,17 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
 
 def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str]) -> set[int]:
     """Versions of a table that can be read."""
-    there = {path: size for path, size in part_files(files, name).items() if f"{name}/{path}" not in gone}
+    there = {path for path in part_files(files, name) if f"{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
-    whole = whole_versions(files, name, numbers - never, there)
-    if whole is None:
-        whole = {number for number in numbers - never if _is_whole(files, name, number, there)}
-    return whole | never
+    versions = replay(files, name, numbers - never)
+    if versions is None:
+        return never | {number for number in numbers - never if _is_whole(files, name, number, there)}
+    return never | {number for number, held in versions if held <= there}
 
 
-def _is_whole(files: StoreFiles, name: str, number: int, there: dict[str, int]) -> bool:
+def _is_whole(files: StoreFiles, name: str, number: int, there: set[str]) -> bool:
     try:
-        return all(path in there for path in RecordTable(files, name, number).paths())
+        return there.issuperset(RecordTable(files, name, number).paths())
     except StoreError:  # its log entries are gone
         return False
 
@@ -132,35 +136,23 @@ def past_runs(files: StoreFiles) -> list[PastRun]:
     Raises:
         StoreError: a record is damaged, or of an unknown format.
     """
-    records = publications(files)
     current = read_current(files)
-    whole = readable(files, records)
-    started = {info.run_id: info.started_at for info in all_runs(files)}
-    known = [
-        PastRun(
-            run_id=record.run_id,
-            started_at=started.get(record.run_id),
-            record=record,
-            is_current=current is not None and record.run_id == current.run_id,
-            can_be_read=record.run_id in whole,
-        )
-        for record in records
-    ]
-    first = records[0].run_id if records else None
-    return [*_without_record(files, current, started, first), *known]
-
-
-def _without_record(
-    files: StoreFiles, current: Current | None, started: dict[str, datetime], first: str | None
-) -> list[PastRun]:
-    """Runs up to the current publication that are older than the first record; some may have failed."""
     if current is None:
         return []
-    older = [run_id for run_id in sorted(started) if run_id <= current.run_id and (first is None or run_id < first)]
-    whole = readable(files, [current]) if first is None else set()
+    records = {record.run_id: record for record in publications(files)}
+    started = {info.run_id: info.started_at for info in all_runs(files)}
+    first = next(iter(records), None)  # older ones have no record, and some of them may have failed
+    older = [run_id for run_id in sorted(started) if (run_id <= current.run_id if first is None else run_id < first)]
+    whole = readable(files, records.values() or [current])
     return [
-        PastRun(run_id, started[run_id], None, is_current=run_id == current.run_id, can_be_read=run_id in whole)
-        for run_id in older
+        PastRun(
+            run_id=run_id,
+            started_at=started.get(run_id),
+            record=records.get(run_id),
+            is_current=run_id == current.run_id,
+            can_be_read=run_id in whole,
+        )
+        for run_id in [*older, *records]
     ]
 
 
@@ -200,3 +192,72 @@ def same_rows(history: list[Published]) -> set[int]:
         else:
             break
     return versions
+
+
+def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -> Published:
+    """Publish the rows of an earlier run again, under the model of that run, and hold the store there.
+
+    Nothing is lost: the versions between stay in the history, so that a rollback to one of them undoes this one.
+    `embed` and `refresh` publish nothing until `release`; items that the sources brought since then are new or changed
+    for them again, and their vectors are taken over from the versions between.
+
+    Args:
+        files: the store, held by the write lock.
+        run_id: run of the target; None: the publication before the current one.
+        choose_index: chooses the index of the new publication.
+
+    Returns:
+        The new publication.
+
+    Raises:
+        StoreError: there is no such publication, it is the current one, or it can't be read any more.
+    """
+    current = writable(files)
+    target = _target(files, current, run_id)
+    check_readable(files, target)
+    for run in unfinished_runs(files):
+        LOG.info(f"run {run.run_id} was not finished and is given up: what it embedded is not used")
+    operation = begin(files, "rollback", target)
+    # Of consecutive rollbacks, the first one started from the most complete publication.
+    from_run = current.hold.from_run if current.hold is not None else current.run_id
+    hold = Hold(since=utc_now(), from_run=from_run, to_run=target.run_id)
+    parts = parts_at(files, target)
+    return publish_files(files, operation, target, parts, choose_index, restores=target.run_id, hold=hold)
+
+
+def release(files: StoreFiles) -> Hold | None:
+    """Allow `embed` and `refresh` to publish again; the rows stay as they are until then.
+
+    Args:
+        files: the store, held by the write lock.
+
+    Returns:
+        The hold that was released; None where there was none.
+
+    Raises:
+        StoreError: there is no store, nothing is published, or it is of an older format.
+        LeaseLostError: another run has taken the store over.
+    """
+    current = writable(files)
+    if current.hold is None or not current.is_held:
+        return None
+    released = current.hold.model_copy(update={"released_at": utc_now()})
+    write_current(files, current.model_copy(update={"hold": released}))
+    return released
+
+
+def _target(files: StoreFiles, current: Current, run_id: str | None) -> Published:
+    if run_id is not None:
+        target = find_publication(files, run_id)
+        if target.run_id == current.run_id:
+            raise StoreError(
+                f"store {files.address}: run {run_id} is what is published now; name another to go back to"
+            )
+        return target
+    before = one_before(publications(files))
+    if before is None:
+        raise StoreError(
+            f"store {files.address}: nothing was published before {current.run_id}, as far as its records tell; "
+            "there is nothing to go back to"
+        )
+    return before

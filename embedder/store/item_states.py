@@ -1,7 +1,5 @@
 """Records of items from finished rows: each item's state, and whether its new or its published rows are valid. Pure."""
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,15 +11,7 @@ KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
 HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
 
 
-@dataclass(frozen=True)
-class ItemStates:
-    """Item records of one part: those with new rows, and those whose published rows stay."""
-
-    own: pa.Table
-    kept: pa.Table
-
-
-def split_records(rows: pa.Table) -> ItemStates:
+def split_records(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Decide, for each item whose last row is here (the one with `num_vectors`), which rows are valid.
 
     The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
@@ -36,7 +26,8 @@ def split_records(rows: pa.Table) -> ItemStates:
             and `held_vectors` of a publication that was rolled back from.
 
     Returns:
-        Rows with `state` and `stale`; of kept ones `num_vectors` and `content_version` are the published ones.
+        The rows of items with new rows, and of those whose published rows stay, with `state` and `stale`; of the latter
+        `num_vectors` and `content_version` are the published ones.
     """
     rows = rows.filter(pc.is_valid(rows["num_vectors"]))
     is_reject = pc.is_valid(rows["error_type"])
@@ -60,7 +51,7 @@ def split_records(rows: pa.Table) -> ItemStates:
     }
     for name, column in values.items():
         rows = (rows.drop_columns([name]) if name in rows.schema.names else rows).append_column(name, column)
-    return ItemStates(own=rows.filter(pc.invert(kept)), kept=rows.filter(kept))
+    return rows.filter(pc.invert(kept)), rows.filter(kept)
 
 
 def _optional(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:

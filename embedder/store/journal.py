@@ -6,12 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Record, journal_folder, read_record, write_record
+from embedder.store.layout import Record, journal_folder, read_record
 from embedder.store.schema import TABLES, with_nulls
 
 TASK_DIGITS = 6  # of a write task's number, in file names
@@ -43,15 +42,9 @@ class JournalEntry(Record):
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 
-def write_entry(files: StoreFiles, run_id: str, entry: JournalEntry) -> None:
-    """Write an entry: its part files are whole.
-
-    Args:
-        files: the store.
-        run_id: id of the run.
-        entry: the record.
-    """
-    write_record(files, f"{journal_folder(run_id)}/{entry.name}.json", entry)
+def entry_path(run_id: str, name: str) -> str:
+    """Path of one entry, which is written when its part files are whole."""
+    return f"{journal_folder(run_id)}/{name}.json"
 
 
 def read_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
@@ -107,7 +100,7 @@ def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Tabl
     """
     path = f"{part.table}/{part.path}"
     try:
-        return pq.ParquetFile(files.open(path)).read(columns)
+        return files.read_table(path, columns)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
             f"{files.uri(path)}: a part file that a run had finished is missing or damaged ({error}); delete "
@@ -118,9 +111,7 @@ def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Tabl
 def _entry_of(part: PartFile) -> str:
     """Path of the journal entry that names a part file, by the part file's name."""
     run_part, _, task = part.path.partition(f"-{part.session}-")
-    return (
-        f"{journal_folder(run_part.removeprefix('part-'))}/{part.session}-{task.partition('.')[0][:TASK_DIGITS]}.json"
-    )
+    return entry_path(run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.schema import MARKS
+from embedder.store.schema import FORMAT_VERSION, MARKS, READABLE_FORMATS
 
-FORMAT_VERSION = 2
-READABLE_FORMATS = (1, FORMAT_VERSION)
-"""In 1, `items` had no `stale` and CURRENT.json no model; such a store can be read, and written after a migration."""
 STORE_FILE, RUNS_FOLDER = MARKS
 CURRENT_FILE = "CURRENT.json"
 PUBLISHED_FILE = "published.json"

@@ -21,20 +21,8 @@ MOVED = pa.schema([EMBEDDINGS.field("item_id"), EMBEDDINGS.field("uri")])
 
 
 def moves_file(run_id: str, name: str) -> str:
-    """Path of the moves of one journal entry, beside it."""
+    """Path of the moves of one journal entry: `item_id`, `uri` and carried columns; written before the entry."""
     return f"{journal_folder(run_id)}/{name}-moved.parquet"
-
-
-def write_moves(files: StoreFiles, run_id: str, name: str, moves: pa.Table) -> None:
-    """Write the moves that belong to a journal entry, before the entry itself.
-
-    Args:
-        files: the store.
-        run_id: id of the run.
-        name: name of the entry.
-        moves: `item_id`, `uri` and carried columns.
-    """
-    files.write_table(moves_file(run_id, name), moves)
 
 
 def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], whole: pa.Table) -> pa.Table:
@@ -47,15 +35,14 @@ def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], 
         whole: result of `whole_items`, with the valid session of each item.
     """
     kept = whole.filter(whole["kept"])
-    tables = [_of_entry(files, run_id, entry, kept) for entry in entries if entry.num_moves]
+    tables = []
+    for entry in entries:
+        if entry.num_moves:
+            moves = pq.read_table(BytesIO(files.read(moves_file(run_id, entry.name))))
+            sessions = pa.array([part.session for part in entry.parts], pa.string())
+            here = kept.filter(pc.is_in(kept["session"], value_set=sessions))["item_id"].combine_chunks()
+            tables.append(moves.filter(pc.is_in(moves["item_id"], value_set=here)))
     return pa.concat_tables(tables) if tables else MOVED.empty_table()
-
-
-def _of_entry(files: StoreFiles, run_id: str, entry: JournalEntry, kept: pa.Table) -> pa.Table:
-    moves = pq.read_table(BytesIO(files.read(moves_file(run_id, entry.name))))
-    sessions = pa.array([part.session for part in entry.parts], pa.string())
-    here = kept.filter(pc.is_in(kept["session"], value_set=sessions))["item_id"].combine_chunks()
-    return moves.filter(pc.is_in(moves["item_id"], value_set=here))
 
 
 def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:

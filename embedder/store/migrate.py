@@ -1,25 +1,19 @@
 """Migration of a store of an older format to this one, without touching a vector."""
 
-from dataclasses import dataclass
+import logging
 
+from embedder.store.current import begin, parts_at, publish_files
 from embedder.store.files import StoreFiles
-from embedder.store.layout import FORMAT_VERSION, STORE_FILE, Published, read_current, write_record
-from embedder.store.maintenance import Say, parts_at, publish_files
-from embedder.store.runs import begin_operation, unfinished_runs
-from embedder.store.schema import TABLES
+from embedder.store.layout import STORE_FILE, Published, read_current, write_record
+from embedder.store.runs import unfinished_runs
+from embedder.store.schema import FORMAT_VERSION, TABLES
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables import RecordTable
 
-
-@dataclass(frozen=True)
-class Migration:
-    """Result of a migration: whether the store was of an older format, and the new publication, if any."""
-
-    was_older: bool
-    published: Published | None
+LOG = logging.getLogger(__name__)
 
 
-def migrate(files: StoreFiles, say: Say) -> Migration:
+def migrate(files: StoreFiles) -> tuple[bool, Published | None]:
     """Add the columns and records that the store's format lacks; does nothing where it lacks none.
 
     store.json is written last, so a store whose migration was killed is still of the old format: readers read it as
@@ -27,23 +21,25 @@ def migrate(files: StoreFiles, say: Say) -> Migration:
 
     Args:
         files: the store, held by the write lock.
-        say: receives progress messages.
+
+    Returns:
+        Whether the store was of an older format, and the new publication, if any.
 
     Raises:
         StoreError: there is no store, or its format is unknown.
     """
     info = read_store_info(files)
     if info.format_version == FORMAT_VERSION:
-        return Migration(was_older=False, published=None)
+        return False, None
     current = read_current(files)
     for run in unfinished_runs(files):
-        say(f"run {run.run_id} was not finished and is given up: the next run embeds its items again")
+        LOG.info(f"run {run.run_id} was not finished and is given up: the next run embeds its items again")
     for name, schema in TABLES.items():
         RecordTable(files, name).add_columns(schema)
-    operation = begin_operation(files, "migration", served_info(info, current))
+    operation = begin(files, "migration", current)
     new = None
     if current is not None:
         new = publish_files(files, operation, current, parts_at(files, current), lambda candidate: candidate.index)
     served = served_info(info, read_current(files))
     write_record(files, STORE_FILE, served.model_copy(update={"format_version": FORMAT_VERSION}))
-    return Migration(was_older=True, published=new)
+    return True, new

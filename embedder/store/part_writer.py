@@ -20,9 +20,9 @@ from embedder.errors import StoreError
 from embedder.store.arrow_lookup import without_items
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
-from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, write_entry
-from embedder.store.layout import journal_folder, utc_now
-from embedder.store.metadata_updates import MOVED, moves_file, write_moves
+from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_path
+from embedder.store.layout import utc_now, write_record
+from embedder.store.metadata_updates import MOVED, moves_file
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 from embedder.store.step_metrics import measure
 
@@ -53,31 +53,32 @@ def write_part(files: StoreFiles, metadata: RunMetadata, task: int, rows: pa.Tab
         rows: one row per vector row or item record (`embedder.batch_schema`), with both embedding columns.
     """
     name = f"{metadata.session}-{task:0{TASK_DIGITS}d}"
-    with _undone_on_failure(files, metadata, name), measure("write") as measurement:
-        rows = reject_non_finite(rows)
-        records = split_records(rows)
-        own, kept = (item_records(each, metadata) for each in (records.own, records.kept))
-        own_vectors = vector_rows(without_items(rows, kept["item_id"]), metadata)
-        path = f"part-{metadata.run_id}-{name}"
-        parts = [
-            store_part(files, table, path + suffix, content, metadata.session, kept=content is kept)
-            for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
-            if content.num_rows
-        ]
-        if kept.num_rows:
-            write_moves(files, metadata.run_id, name, _project(records.kept, MOVED, metadata.carryover, {}))
-        measurement.num_rows = rows.num_rows
-        measurement.bytes_out = sum(part.size_bytes for part in parts)
-    entry = JournalEntry(
-        name=name,
-        parts=tuple(parts),
-        num_items=own.num_rows + kept.num_rows,
-        num_rejects=sum(_num_rejected(records) for records in (own, kept)),
-        num_moves=kept.num_rows,
-        trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
-    )
     with _undone_on_failure(files, metadata, name):
-        write_entry(files, metadata.run_id, entry)
+        with measure("write") as measurement:
+            rows = reject_non_finite(rows)
+            own_rows, kept_rows = split_records(rows)
+            own, kept = (_item_records(each, metadata) for each in (own_rows, kept_rows))
+            own_vectors = _vector_rows(without_items(rows, kept["item_id"]), metadata)
+            path = f"part-{metadata.run_id}-{name}"
+            parts = [
+                store_part(files, table, path + suffix, content, metadata.session, kept=content is kept)
+                for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
+                if content.num_rows
+            ]
+            if kept.num_rows:
+                moves = _project(kept_rows, MOVED, metadata.carryover, {})
+                files.write_table(moves_file(metadata.run_id, name), moves)
+            measurement.num_rows = rows.num_rows
+            measurement.bytes_out = sum(part.size_bytes for part in parts)
+        entry = JournalEntry(
+            name=name,
+            parts=tuple(parts),
+            num_items=own.num_rows + kept.num_rows,
+            num_rejects=sum(_num_rejected(records) for records in (own, kept)),
+            num_moves=kept.num_rows,
+            trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
+        )
+        write_record(files, entry_path(metadata.run_id, name), entry)
     return entry
 
 
@@ -106,8 +107,21 @@ def write_copies(
             trace=[],
             taken_from=taken_from,
         )
-        write_entry(files, metadata.run_id, entry)
+        write_record(files, entry_path(metadata.run_id, name), entry)
     return entry
+
+
+def gathered(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+    """Join small tables, whose columns may stand in different orders, to tables of at least `num_rows` rows."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        if table.num_rows:  # of the others, some lack columns
+            waiting.append(table.select(waiting[0].schema.names) if waiting else table)
+        if sum(each.num_rows for each in waiting) >= num_rows:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 @contextmanager
@@ -120,22 +134,22 @@ def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str) -> I
         yield
     except Exception:
         with suppress(OSError, BaseError, StoreError):
-            if not files.exists(f"{journal_folder(metadata.run_id)}/{name}.json"):
+            if not files.exists(entry_path(metadata.run_id, name)):
                 for table, suffix in PART_FILES:
                     files.delete(f"{table}/part-{metadata.run_id}-{name}{suffix}")
                 files.delete(moves_file(metadata.run_id, name))
         raise
 
 
-def vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
+def _vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
     """Rows of the embeddings table; rows that only report on an item (no modality) are left out."""
     rows = rows.filter(pc.is_valid(rows["modality"]))
     return _project(rows, EMBEDDINGS, metadata.carryover, _constants(metadata, "embedded_at"))
 
 
-def item_records(records: pa.Table, metadata: RunMetadata) -> pa.Table:
+def _item_records(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
     """Rows of the items table."""
-    return _project(records, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
+    return _project(rows, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
 
 
 def _num_rejected(items: pa.Table) -> int:

@@ -36,7 +36,7 @@ from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
 from embedder.store.runs import Run, is_published, last_run
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.store_info import MODEL_FIELDS
-from embedder.store.tables import RecordTable, TableChange
+from embedder.store.tables import RecordTable
 
 IndexBuilder = Callable[[int], int | None]
 """Function from the embeddings version that is about to be published to the number of an index of it."""
@@ -73,13 +73,6 @@ class Publication:
     whole: pa.Table
     retired: pa.ChunkedArray
     moves: pa.Table
-
-    def replaced_ids(self, table: str) -> pa.Array:
-        """Ids of the items whose older rows leave a table."""
-        whole = self.whole
-        if table == "embeddings":  # an item without new rows keeps those that it had
-            whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
-        return pa.chunked_array([*whole["item_id"].chunks, *self.retired.chunks], pa.string()).combine_chunks()
 
 
 def publish(
@@ -179,15 +172,11 @@ def _carry_out(
 
 def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) -> int:
     table = RecordTable(work.files, name)
-    schema = with_carryover(TABLES[name], carryover)
     if table.committed(work.run_id):
         return table.version
-    change = TableChange(adds=_own_parts(work, name, keys))
-    if work.intent.replaces_all:
-        change.removes += table.paths()
-    else:
-        _replace_older(work, table, change)
-    return table.commit(work.run_id, change, schema)
+    adds = _own_parts(work, name, keys)
+    rewritten, removes = ([], table.paths()) if work.intent.replaces_all else _replace_older(work, table)
+    return table.commit(work.run_id, [*adds, *rewritten], removes, with_carryover(TABLES[name], carryover))
 
 
 def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
@@ -210,20 +199,26 @@ def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
     return parts
 
 
-def _replace_older(work: Publication, table: RecordTable, change: TableChange) -> None:
-    """Copy-on-write: remove files with older rows of the same items, and add their other rows as new files."""
-    replaced = work.replaced_ids(table.name)
-    moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
+def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
+    """Copy-on-write: new files with the other rows of files that hold older rows of the same items, and those files."""
+    whole, moves = work.whole, MOVED.empty_table()
+    if table.name == "embeddings":  # an item without new rows keeps those that it had
+        whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
+        moves = work.moves
+    replaced = pa.chunked_array([*whole["item_id"].chunks, *work.retired.chunks], pa.string()).combine_chunks()
+    adds: list[PartFile] = []
+    removes: list[str] = []
     if not (len(replaced) or moves.num_rows):
-        return
+        return adds, removes
     for path in table.paths():
         rows = table.read(["item_id", *moves.schema.names[1:]], [path])
         num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
         if not num_replaced and moved(rows, moves).equals(rows):
             continue
-        change.removes.append(path)
+        removes.append(path)
         if num_replaced < rows.num_rows:
-            change.adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
+            adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
+    return adds, removes
 
 
 def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:

@@ -12,7 +12,7 @@ from embedder.errors import USER_MISTAKES, StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.journal import read_entries
 from embedder.store.layout import RUNS_FOLDER, STORE_FILE
-from embedder.store.lease import LOCK_FILE
+from embedder.store.lock import LOCK_FILE
 from embedder.store.runs import last_run
 
 
@@ -53,7 +53,11 @@ def _take_back(files: StoreFiles, before: StoreBefore) -> None:
     if last is not None and last.run_id != before.last_run:
         if read_entries(files, last.run_id):
             return
-        _delete_folder(files, f"{RUNS_FOLDER}/{last.run_id}")
+        folder = f"{RUNS_FOLDER}/{last.run_id}"
+        for info in list(files.list(folder)):
+            files.delete(info.path)
+        if files.folder is not None:
+            shutil.rmtree(files.folder / folder, ignore_errors=True)
     if before.has_store:
         return
     files.delete(STORE_FILE)
@@ -62,13 +66,6 @@ def _take_back(files: StoreFiles, before: StoreBefore) -> None:
             files.delete(LOCK_FILE)
         with suppress(OSError):
             (files.folder / RUNS_FOLDER).rmdir()
-
-
-def _delete_folder(files: StoreFiles, path: str) -> None:
-    for info in list(files.list(path)):
-        files.delete(info.path)
-    if files.folder is not None:
-        shutil.rmtree(files.folder / path, ignore_errors=True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Rejected items of a publication or of one run, and the counts of their reasons."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,21 +47,6 @@ class Rejects:
     pending: Pending | None = None
 
 
-@dataclass(frozen=True)
-class RejectReason:
-    """Reason of rejects, the number of its items, and one of them."""
-
-    step: str
-    error_type: str
-    num_items: int
-    item_id: str
-    error: str
-
-    def __str__(self) -> str:
-        item_id, error = printable(self.item_id, MAX_ID_CHARACTERS), printable(self.error, MAX_ERROR_CHARACTERS)
-        return f"{self.num_items:,} x {self.step} {self.error_type} (as {item_id}: {error})"
-
-
 def find_rejects(
     files: StoreFiles, run_id: str | None = None, wanted: Mapping[str, str | bool] | None = None
 ) -> Rejects:
@@ -80,7 +65,7 @@ def find_rejects(
     items = found.items
     for column, value in (wanted or {}).items():
         items = items.filter(pc.equal(pc.fill_null(items[column], "" if isinstance(value, str) else False), value))
-    return Rejects(items, found.run_id, found.is_published, found.pending)
+    return replace(found, items=items)
 
 
 def _of_published(files: StoreFiles) -> Rejects:
@@ -140,29 +125,24 @@ def _not_embedded(items: pa.Table) -> pa.Table:
     return items.filter(pc.not_equal(items["state"], "embedded")).select(ITEMS.names)
 
 
-def frequent_reasons(rejects: pa.Table) -> list[RejectReason]:
-    """Reasons of rejects, the most frequent first, each with the item whose id comes first. Pure."""
-    facts = rejects.select(["step", "error_type", "item_id", "error"]).sort_by("item_id")
+def describe_reasons(rejects: pa.Table) -> str:
+    """Describe the most frequent reasons in one line of bounded length, with the number of other items; pure.
+
+    Each has the item whose id comes first as an example.
+    """
+    names = ("step", "error_type", "item_id", "error")
+    facts = pa.table({name: pc.fill_null(rejects[name], "") for name in names}).sort_by("item_id")
     # One thread: otherwise "first" is not the first row.
     groups = facts.group_by(["step", "error_type"], use_threads=False).aggregate(
         [("item_id", "count"), ("item_id", "first"), ("error", "first")]
     )
-    reasons = [
-        RejectReason(
-            step=row["step"] or "",
-            error_type=row["error_type"] or "",
-            num_items=row["item_id_count"],
-            item_id=row["item_id_first"],
-            error=row["error_first"] or "",
-        )
-        for row in groups.to_pylist()
-    ]
-    return sorted(reasons, key=lambda reason: (-reason.num_items, reason.step, reason.error_type))
-
-
-def describe_reasons(reasons: list[RejectReason]) -> str:
-    """Describe the most frequent reasons in one line of bounded length, with the number of other items. Pure."""
-    parts = [str(reason) for reason in reasons[:MAX_REASONS]]
+    order = [("item_id_count", "descending"), ("step", "ascending"), ("error_type", "ascending")]
+    reasons = groups.sort_by(order).to_pylist()
+    parts = []
+    for reason in reasons[:MAX_REASONS]:
+        item_id = printable(reason["item_id_first"], MAX_ID_CHARACTERS)
+        error = printable(reason["error_first"], MAX_ERROR_CHARACTERS)
+        parts.append(f"{reason['item_id_count']:,} x {reason['step']} {reason['error_type']} (as {item_id}: {error})")
     if others := reasons[MAX_REASONS:]:
-        parts.append(f"{sum(reason.num_items for reason in others):,} for {len(others)} other reasons")
+        parts.append(f"{sum(reason['item_id_count'] for reason in others):,} for {len(others)} other reasons")
     return ", ".join(parts)

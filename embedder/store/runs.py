@@ -70,13 +70,8 @@ def start_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema) -> Run:
         info: model and preprocessing.
         carryover: carried columns.
     """
-    last = resumable_run(files, info, carryover)
-    if last is not None:
-        return Run(files, last, session=_next_session(read_entries(files, last.run_id)))
-    run_id, started_at = _new_run(files)
-    run_info = RunInfo(run_id=run_id, started_at=started_at, **_row_settings(info, carryover))
-    write_record(files, run_file(run_id, RUN_FILE), run_info)
-    return Run(files, run_info, session=_next_session([]))
+    run_info = resumable_run(files, info, carryover) or new_run(files, info, carryover)
+    return Run(files, run_info, session=_next_session(read_entries(files, run_info.run_id)))
 
 
 def next_session(run: Run) -> Run:
@@ -107,36 +102,23 @@ def _row_settings(info: StoreInfo, carryover: pa.Schema) -> dict[str, Any]:
     }
 
 
-def begin_operation(files: StoreFiles, kind: Kind, info: StoreInfo) -> RunInfo:
-    """Start a run that embeds nothing: a rollback, a compaction and the like.
-
-    Its id sorts after those of all runs, so unfinished ones are abandoned; it is never resumed itself, as repeating the
-    operation makes the same rows.
+def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind = "embed") -> RunInfo:
+    """Write the record of a new run; ids sort by time, also when the clock was set back.
 
     Args:
         files: the store, held by the write lock.
-        kind: kind of the operation.
         info: model and preprocessing.
+        carryover: carried columns.
+        kind: kind of the run, unless it embeds.
     """
-    run_id, started_at = _new_run(files)
-    run_info = RunInfo(
-        run_id=run_id,
-        started_at=started_at,
-        kind=kind,
-        model_fingerprint=info.model_fingerprint,
-        preprocess_fingerprint=info.preprocess_fingerprint,
-    )
-    write_record(files, run_file(run_id, RUN_FILE), run_info)
-    return run_info
-
-
-def _new_run(files: StoreFiles) -> tuple[str, datetime]:
-    """Create a run id and its time; ids sort by time, also when the clock was set back."""
     last, current = last_run(files), read_current(files)
     times = [last.started_at if last else None, run_time(current.run_id) if current else None]
     known = [time for time in times if time is not None]
     started_at = max([utc_now(), *(time + timedelta(seconds=1) for time in known)])
-    return f"{started_at:{_TIME_FORMAT}}-{secrets.token_hex(2)}", started_at
+    run_id = f"{started_at:{_TIME_FORMAT}}-{secrets.token_hex(2)}"
+    run_info = RunInfo(run_id=run_id, started_at=started_at, kind=kind, **_row_settings(info, carryover))
+    write_record(files, run_file(run_id, RUN_FILE), run_info)
+    return run_info
 
 
 def run_time(run_id: str) -> datetime | None:

@@ -4,6 +4,10 @@ import pyarrow as pa
 
 from embedder.errors import ConfigError
 
+FORMAT_VERSION = 2
+READABLE_FORMATS = (1, FORMAT_VERSION)
+"""Each new column makes a new format. In 1, `items` had no `stale` and CURRENT.json no model; a store of an earlier
+format can be read, and written after a migration."""
 MARKS = ("store.json", "runs")
 """File and folder by which a store of embeddings is recognised."""
 

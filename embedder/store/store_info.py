@@ -3,7 +3,6 @@
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
-    FORMAT_VERSION,
     STORE_FILE,
     Current,
     StoreInfo,
@@ -11,6 +10,7 @@ from embedder.store.layout import (
     read_record,
     write_record,
 )
+from embedder.store.schema import FORMAT_VERSION
 
 MODEL_FIELDS = ("model", "model_fingerprint", "preprocess_fingerprint", "segment_s", "frames_per_segment", "dtype")
 FINGERPRINTS = ("model_fingerprint", "preprocess_fingerprint")
@@ -30,24 +30,15 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
     Raises:
         StoreError: the store holds vectors of another model or of another preprocessing, or is of an older format.
     """
-    bound = read_record(files, STORE_FILE, StoreInfo)
-    if bound is None:
-        write_record(files, STORE_FILE, info)
-        return info
-    check_writable(files, bound)
-    current = read_current(files)
-    served = served_info(bound, current)
-    if served != bound:
-        write_record(files, STORE_FILE, served)  # a run was killed between the two files
-    if not may_change:
-        _check_same(files, served, info)
-    elif current is None and differing(served, info):  # nothing is served yet
-        write_record(files, STORE_FILE, info)
-        return info
+    served = check_binding(files, info, may_change=may_change)
+    if served is None or (differing(served, info) and read_current(files) is None):  # nothing is served yet
+        served = info
+    if served != read_record(files, STORE_FILE, StoreInfo):  # or a run was killed between CURRENT.json and this file
+        write_record(files, STORE_FILE, served)
     return served
 
 
-def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> None:
+def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo | None:
     """Check what `bind_store` checks, and write nothing.
 
     Args:
@@ -55,14 +46,24 @@ def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = Fals
         info: the run's model and preprocessing.
         may_change: accept others.
 
+    Returns:
+        The model and preprocessing that the store serves now; None before its first run.
+
     Raises:
         StoreError: as for `bind_store`.
     """
     bound = read_record(files, STORE_FILE, StoreInfo)
-    if bound is not None:
-        check_writable(files, bound)
-        if not may_change:
-            _check_same(files, served_info(bound, read_current(files)), info)
+    if bound is None:
+        return None
+    check_writable(files, bound)
+    served = served_info(bound, read_current(files))
+    for name in [] if may_change else differing(served, info):
+        raise StoreError(
+            f"store {files.address}: its {name.replace('_', ' ')} is {getattr(served, name)} (model {served.model}), "
+            f"this run's is {getattr(info, name)}; vectors of the two can't be compared: use that model and "
+            "preprocessing, embed all anew with `embedder refresh`, or start another store"
+        )
+    return served
 
 
 def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
@@ -76,15 +77,6 @@ def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
 def differing(served: StoreInfo, info: StoreInfo) -> list[str]:
     """Names of the fingerprints that differ; the vectors can't be compared then."""
     return [name for name in FINGERPRINTS if getattr(served, name) != getattr(info, name)]
-
-
-def _check_same(files: StoreFiles, served: StoreInfo, info: StoreInfo) -> None:
-    for name in differing(served, info):
-        raise StoreError(
-            f"store {files.address}: its {name.replace('_', ' ')} is {getattr(served, name)} (model {served.model}), "
-            f"this run's is {getattr(info, name)}; vectors of the two can't be compared: use that model and "
-            "preprocessing, embed all anew with `embedder refresh`, or start another store"
-        )
 
 
 def check_writable(files: StoreFiles, info: StoreInfo) -> None:

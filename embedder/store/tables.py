@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -22,36 +21,29 @@ from embedder.store.schema import TABLES, with_nulls
 KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
-@dataclass
-class TableChange:
-    """Change of a table by one commit: part files to add, paths to remove."""
-
-    adds: list[PartFile] = field(default_factory=list)
-    removes: list[str] = field(default_factory=list)
-
-
 class RecordTable:
     """Delta table of the store."""
 
     def __init__(self, files: StoreFiles, name: str, version: int | None = None) -> None:
-        """Open the table at a version, or at its newest; one that does not exist yet has no files.
+        """Open the table at a version, or at its newest; one to which nothing was committed has no files.
 
         Args:
             files: the store.
             name: name of the table.
-            version: number of the version; None: the newest.
+            version: number of the version, -1 before the first; None: the newest.
 
         Raises:
             StoreError: the table or that version of it can't be read.
         """
         self.files, self.name = files, name
+        self._delta: DeltaTable | None = None
+        if version == -1:
+            return
         try:
-            options = files.storage_options
-            self._delta: DeltaTable | None = DeltaTable(files.uri(name), version=version, storage_options=options)
+            self._delta = DeltaTable(files.uri(name), version=version, storage_options=files.storage_options)
         except TableNotFoundError as error:
             if version is not None:  # its log entries are gone; an empty table would be wrong
                 raise self._unreadable(version, error) from None
-            self._delta = None
         except OSError as error:
             raise files.problem(error, name) from None
         except DeltaError as error:
@@ -64,11 +56,6 @@ class RecordTable:
         )
 
     @property
-    def exists(self) -> bool:
-        """Whether anything was ever committed."""
-        return self._delta is not None
-
-    @property
     def version(self) -> int:
         """Number of the open version, -1 where there is none."""
         return self._delta.version() if self._delta else -1
@@ -78,31 +65,28 @@ class RecordTable:
         """Columns of the table, None before the first commit."""
         return pa.schema(self._delta.schema().to_arrow()) if self._delta else None
 
+    def _actions(self) -> pa.Table:
+        """Files of this version, with what its log says of each."""
+        if self._delta is None:
+            return pa.table({name: pa.array([], pa.string()) for name in ("path", "num_records", "size_bytes")})
+        return pa.table(self._delta.get_add_actions())
+
     def paths(self) -> list[str]:
         """Files of this version, relative to the table's folder, sorted."""
-        if self._delta is None:
-            return []
-        return sorted(pa.table(self._delta.get_add_actions(flatten=True))["path"].to_pylist())
+        return sorted(self._actions()["path"].to_pylist())
 
     def num_rows(self) -> int:
         """Number of rows of this version, by its log."""
-        if self._delta is None:
-            return 0
-        return sum(pa.table(self._delta.get_add_actions(flatten=True))["num_records"].to_pylist())
+        return sum(self._actions()["num_records"].to_pylist())
 
     def size_bytes(self, paths: Collection[str]) -> int:
         """Size of some files of this version, by its log."""
-        if self._delta is None:
-            return 0
-        actions = pa.table(self._delta.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
+        actions = self._actions().select(["path", "size_bytes"]).to_pylist()
         return sum(action["size_bytes"] for action in actions if action["path"] in paths)
 
     def parts(self) -> list[PartFile]:
         """Files of this version with rows, bytes and statistics, by path."""
-        if self._delta is None:
-            return []
-        actions = pa.table(self._delta.get_add_actions()).sort_by("path").to_pylist()
-        return [_part(self.name, action) for action in actions]
+        return [_part(self.name, action) for action in self._actions().sort_by("path").to_pylist()]
 
     def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
         """Read rows of this version.
@@ -115,18 +99,26 @@ class RecordTable:
             StoreError: a file of the table is missing or damaged.
         """
         tables = self.files.each(lambda path: self._read_file(path, columns), self.paths() if paths is None else paths)
-        return pa.concat_tables(tables) if tables else _empty(self.schema, columns)
+        if tables:
+            return pa.concat_tables(tables)
+        schema = self.schema
+        if schema is None:
+            return pa.table({name: pa.array([], pa.null()) for name in columns or []})
+        return schema.empty_table().select(schema.names if columns is None else columns)
 
     def _read_file(self, path: str, columns: list[str] | None) -> pa.Table:
         place = f"{self.name}/{path}"
         try:
-            content = pq.ParquetFile(self.files.open(place)).read(columns)
+            content = self.files.read_table(place, columns)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 f"{self.files.uri(place)}: a part file of version {self.version} can't be read ({error}); "
                 "restore the file, or delete its items and embed them again"
             ) from None
-        return self._grown(content, columns)
+        # Columns that the file lacks because it is older than they are.
+        own, names = TABLES[self.name], self.schema.names if self.schema is not None else []
+        wanted = names if columns is None else columns
+        return with_nulls(content, pa.schema(own.field(name) for name in wanted if name in names and name in own.names))
 
     def may_have_nulls(self, path: str, column: str) -> bool:
         """Whether a column of one file may have nulls, by the file's own statistics; no value is read."""
@@ -137,13 +129,6 @@ class RecordTable:
         return not statistics or any(
             each is None or not each.has_null_count or each.null_count > 0 for each in statistics
         )
-
-    def _grown(self, content: pa.Table, columns: list[str] | None) -> pa.Table:
-        """Add the columns with nulls that a part file lacks because it is older than they are."""
-        own = TABLES[self.name]
-        names = self.schema.names if self.schema is not None else []
-        wanted = names if columns is None else columns
-        return with_nulls(content, pa.schema(own.field(name) for name in wanted if name in names and name in own.names))
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Refuse rows whose columns differ from the table's.
@@ -166,16 +151,33 @@ class RecordTable:
         """Whether that run's commit is already in the table."""
         return self._delta is not None and self._delta.transaction_version(run_id) is not None
 
-    def commit(self, run_id: str, change: TableChange, schema: pa.Schema) -> int:
+    def commit(self, run_id: str, adds: Sequence[PartFile], removes: Sequence[str], schema: pa.Schema) -> int:
         """Add and remove files as one version, once per run; return the version that holds them.
 
         Args:
             run_id: marks the commit, so that repeating it after a crash changes nothing.
-            change: files to add and to remove.
+            adds: part files to add.
+            removes: paths of those to remove.
             schema: columns of the table, which is created where it does not exist.
         """
         with self._changing():
-            return self._commit(run_id, change, schema)
+            if self._delta is None:
+                self._delta = DeltaTable.create(
+                    self.files.uri(self.name),
+                    Schema.from_arrow(schema),
+                    mode="ignore",
+                    storage_options=self.files.storage_options,
+                )
+            if not self.committed(run_id) and (adds or removes):
+                self._delta.create_write_transaction(
+                    [*map(_add, adds), *map(_remove, removes)],
+                    mode="append",
+                    schema=self._delta.schema(),
+                    commit_properties=CommitProperties(app_transactions=[Transaction(run_id, 1)]),
+                    post_commithook_properties=KEEP_LOG,
+                )
+            self._delta.update_incremental()
+            return self.version
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -185,25 +187,6 @@ class RecordTable:
             yield
         except OSError as error:
             raise self.files.problem(error, self.name) from None
-
-    def _commit(self, run_id: str, change: TableChange, schema: pa.Schema) -> int:
-        if self._delta is None:
-            self._delta = DeltaTable.create(
-                self.files.uri(self.name),
-                Schema.from_arrow(schema),
-                mode="ignore",
-                storage_options=self.files.storage_options,
-            )
-        if not self.committed(run_id) and (change.adds or change.removes):
-            self._delta.create_write_transaction(
-                [*map(_add, change.adds), *map(_remove, change.removes)],
-                mode="append",
-                schema=self._delta.schema(),
-                commit_properties=CommitProperties(app_transactions=[Transaction(run_id, 1)]),
-                post_commithook_properties=KEEP_LOG,
-            )
-        self._delta.update_incremental()
-        return self.version
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add missing columns to an existing table; its rows have nulls there."""
@@ -216,13 +199,7 @@ class RecordTable:
                 self._delta.alter.add_columns(lacking, post_commithook_properties=KEEP_LOG)
                 self._delta.update_incremental()
 
-    def create_checkpoint(self) -> None:
-        """Write a checkpoint of the log at the open version."""
-        if self._delta is not None:
-            with self._changing():
-                self._delta.create_checkpoint()
-
-    def commit_files(self, run_id: str, wanted: Sequence[PartFile], schema: pa.Schema | None = None) -> int:
+    def commit_files(self, run_id: str, wanted: Sequence[PartFile]) -> int:
         """Make the newest version hold exactly these files, once per run; return that version.
 
         Anything that an unfinished operation left in the newest version is removed with that.
@@ -230,24 +207,18 @@ class RecordTable:
         Args:
             run_id: marks the commit.
             wanted: the files, from any version or run.
-            schema: columns of the table, where it may not exist yet.
         """
         held, kept = set(self.paths()), {part.path for part in wanted}
-        change = TableChange([part for part in wanted if part.path not in held], sorted(held - kept))
-        known = self.schema if self.schema is not None else TABLES[self.name]
-        return self.commit(run_id, change, known if schema is None else schema)
+        adds = [part for part in wanted if part.path not in held]
+        schema = self.schema if self.schema is not None else TABLES[self.name]
+        return self.commit(run_id, adds, sorted(held - kept), schema)
 
 
 def _part(table: str, action: dict[str, Any]) -> PartFile:
     """Part file of an action in the log."""
-    kinds = {"minValues": action.get("min"), "maxValues": action.get("max"), "nullCount": action.get("null_count")}
-    stats = {
-        "numRecords": action["num_records"],
-        **{
-            kind: {name: value for name, value in (values or {}).items() if value is not None}
-            for kind, values in kinds.items()
-        },
-    }
+    stats = {"numRecords": action["num_records"]}
+    for kind, key in {"minValues": "min", "maxValues": "max", "nullCount": "null_count"}.items():
+        stats[kind] = {name: value for name, value in (action.get(key) or {}).items() if value is not None}
     return PartFile(
         table=table,
         path=action["path"],
@@ -259,18 +230,8 @@ def _part(table: str, action: dict[str, Any]) -> PartFile:
 
 
 def _add(part: PartFile) -> AddAction:
-    return AddAction(part.path, part.size_bytes, {}, _now_ms(), True, part.stats)
+    return AddAction(part.path, part.size_bytes, {}, int(time.time() * 1000), True, part.stats)
 
 
 def _remove(path: str) -> RemoveAction:
-    return RemoveAction(path=path, deletion_timestamp=_now_ms(), data_change=True)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
-
-
-def _empty(schema: pa.Schema | None, columns: list[str] | None) -> pa.Table:
-    if schema is None:
-        return pa.table({name: pa.array([], pa.null()) for name in columns or []})
-    return schema.empty_table().select(columns if columns is not None else schema.names)
+    return RemoveAction(path=path, deletion_timestamp=int(time.time() * 1000), data_change=True)

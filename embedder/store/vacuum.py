@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from embedder.store.current import writable
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import part_files, publications, readable
 from embedder.store.layout import Current, Published, utc_now
-from embedder.store.maintenance import writable
 from embedder.store.publish import INTENT_FILE, RETIRED_FILE
 from embedder.store.runs import run_time, unfinished_runs
 from embedder.store.schema import TABLES
@@ -108,8 +108,7 @@ def _parts(files: StoreFiles, versions: Sequence[Current], unfinished: set[str])
     for name in TABLES:
         needed = set(RecordTable(files, name).paths())  # the newest version, which other Delta readers open
         for version in versions:
-            number = getattr(version, name)
-            needed |= set(RecordTable(files, name, number).paths()) if number >= 0 else set()
+            needed.update(RecordTable(files, name, getattr(version, name)).paths())
         for path, size_bytes in part_files(files, name).items():
             match = _PART.fullmatch(path)
             if match and path not in needed and match["run_id"] not in unfinished:
@@ -134,7 +133,8 @@ def _indexes(
         if info.path.endswith("/manifest.json")
     }
     needed = needed_indexes(history, versions, since)
-    tables, recorded = {version.embeddings for version in versions}, _recorded_indexes(history)
+    tables = {version.embeddings for version in versions}
+    recorded = {number for record in history for number in (record.index, *record.past_indexes)}
     for number, manifest in built.items():
         is_young = datetime.fromisoformat(manifest["built_at"]) > since
         if manifest["embeddings_version"] in tables and number not in recorded and is_young:
@@ -163,7 +163,3 @@ def needed_indexes(history: Sequence[Published], versions: Sequence[Current], si
         if past and record.run_id in kept:
             needed.add(max(past, key=lambda number: past[number]))
     return needed
-
-
-def _recorded_indexes(history: Sequence[Published]) -> set[int | None]:
-    return {number for record in history for number in (record.index, *record.past_indexes)}

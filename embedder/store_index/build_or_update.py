@@ -3,6 +3,7 @@
 Nothing is published that does not pass the gate (`index.gate`); an index that fails is deleted before it can be read.
 """
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,17 +28,15 @@ from embedder.store_index.versions import (
     open_version,
     version_folder,
 )
-from index.build import build_index
-from index.changes import compare_ids
 from index.constraints import Constraints
 from index.designs import KINDS, parse_design
 from index.errors import GateRefusedError, RebuildNeededError, RetrievalError
 from index.gate import Gate, check_gate
+from index.ids import compare_ids
 from index.manifest import Manifest
-from index.update import update_index
 from index.vectors import Floats
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 Made = tuple[int, Manifest]
 """Number and manifest of a new version."""
 
@@ -55,7 +54,6 @@ class IndexJob:
         info: model of their vectors.
         previous: number of the version that is published, if any.
         config: kind, constraints and gate.
-        say: receives progress messages.
         ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
         load_model: make queries with the model where there are no captions, however few the rows are.
     """
@@ -65,7 +63,6 @@ class IndexJob:
     info: StoreInfo
     previous: int | None
     config: IndexConfig
-    say: Say
     ray_address: str | None = None
     load_model: bool = True
 
@@ -130,7 +127,7 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
         StoreError: the disk is full.
     """
     if job.rows.ids.num_rows == 0:
-        job.say("no index: no image or video is among what is published")
+        LOG.info("no index: no image or video is among what is published")
         return None
     reasons: list[str] = []
     attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt, _exact]
@@ -147,7 +144,7 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
             break
         except OSError as error:
             raise local_problem(error, f"{job.files.address}/{INDEX_FOLDER}") from error
-        job.say(f"index {number}: {description}" + (f"; {reasons[-1]}" if reasons else ""))
+        LOG.info(f"index {number}: {description}" + (f"; {reasons[-1]}" if reasons else ""))
         return number
     raise _not_made(job, reasons)
 
@@ -177,11 +174,13 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
         RetrievalError: no design keeps the constraints.
         GateRefusedError: its recall is too low.
     """
+    from index.build import build_index  # which loads FAISS
+
     config = job.config
     queries, query_kind = job.queries
 
     def build(folder: Path) -> Manifest:
-        with cluster_filler(job.ray_address, job.files, job.rows, job.say) as fill:
+        with cluster_filler(job.ray_address, job.files, job.rows) as fill:
             return build_index(
                 job.rows.vectors(),
                 job.rows.ids,
@@ -194,7 +193,6 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
                 query_kind=query_kind,
                 measure_all=measure_all,
                 fill=fill,
-                say=job.say,
             )
 
     return job.add(build)
@@ -214,6 +212,8 @@ def _updated(job: IndexJob) -> tuple[int, str]:
     del before  # the update opens it again, and one of the two is enough in memory
     if not changes:
         return job.previous, "kept, as no vector changed"
+    from index.update import update_index  # which loads FAISS
+
     previous = version_folder(job.files, job.previous)
 
     def update(folder: Path) -> Manifest:

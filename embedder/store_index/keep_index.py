@@ -1,38 +1,36 @@
-"""Build, update and publish the index of a store's embeddings table."""
-
-import logging
-from collections.abc import Callable
+"""Build, update, publish and roll back the index of a store's embeddings table."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import IndexConfig, RunConfig
 from embedder.errors import StoreError
-from embedder.store.current import swap_index
+from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
+from embedder.store.history import publications, same_rows
 from embedder.store.layout import Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
-from embedder.store.store_info import check_writable, published, read_store_info, served_info
+from embedder.store.store_info import published, read_store_info, served_info
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
-from embedder.store_index.versions import has_version
+from embedder.store_index.versions import has_version, list_manifests, open_version
 from index.manifest import Manifest
 
-LOG = logging.getLogger(__name__)
-Say = Callable[[str], None]
 DEFAULT_INDEX_CONFIG = IndexConfig()
+
+Versions = dict[int, Manifest]
 
 
 def build_index(
-    config: RunConfig, *, kind: str | None = None, force: bool = False, measure_all: bool = False, say: Say = LOG.info
+    config: RunConfig, *, kind: str | None = None, force: bool = False, measure_all: bool = False
 ) -> tuple[int, Manifest]:
     """Build and publish an index of a store, as `embedder index build` does; returns its number and manifest.
 
     Args:
         config: names the store; its `index` section has kind, constraints and the recall it must reach.
         kind: instead of `config.index.kind`.
-        force: see `build_store_index`.
+        force: publish it though its recall is lower than that of the last one, as other constraints may ask for. The
+            floor stays: below `index.min_recall` no index is published.
         measure_all: measure all designs, even where exact search will do.
-        say: receives progress messages; by default they are logged.
 
     Raises:
         ConfigError: the configuration names no store.
@@ -40,52 +38,14 @@ def build_index(
         RetrievalError: no design keeps the constraints.
         GateRefusedError: the recall of the index is too low; the published one stays.
     """
-    return build_store_index(
-        StoreFiles(config.required_store),
-        kind=kind,
-        config=config.index,
-        force=force,
-        measure_all=measure_all,
-        ray_address=config.ray_address,
-        say=say,
-    )
-
-
-def build_store_index(
-    files: StoreFiles,
-    *,
-    kind: str | None = None,
-    config: IndexConfig = DEFAULT_INDEX_CONFIG,
-    force: bool = False,
-    measure_all: bool = False,
-    ray_address: str | None = None,
-    say: Say = lambda message: None,
-) -> tuple[int, Manifest]:
-    """Build an index of the published embeddings and publish it; returns its number and manifest.
-
-    Args:
-        files: the store.
-        kind: instead of `config.kind`.
-        config: kind, constraints, and the recall it must reach to be published.
-        force: publish it though its recall is lower than that of the last one, as other constraints may ask for. The
-            floor stays: below `index.min_recall` no index is published.
-        measure_all: measure all designs, even where exact search will do.
-        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
-        say: receives progress messages.
-
-    Raises:
-        StoreError: nothing is published yet, or there is no image among it.
-        RetrievalError: no design keeps the constraints.
-        GateRefusedError: the recall of the index is too low; the published one stays.
-    """
+    files, wanted = StoreFiles(config.required_store), config.index
     published(files)  # before the lock makes a folder
     with write_lock(files):
-        current = published(files)
-        info = read_store_info(files)
-        check_writable(files, info)
+        current = writable(files)
+        info = served_info(read_store_info(files), current)
         if force:
-            config = config.model_copy(update={"max_drop": 1.0})
-        job = IndexJob(files, current.embeddings, served_info(info, current), current.index, config, say, ray_address)
+            wanted = wanted.model_copy(update={"max_drop": 1.0})
+        job = IndexJob(files, current.embeddings, info, current.index, wanted, config.ray_address)
         if job.rows.ids.num_rows == 0:
             raise StoreError(f"store {files.address}: no image or video is in it; an index needs at least one")
         number, manifest = build_anew(job, kind, measure_all=measure_all)
@@ -93,28 +53,24 @@ def build_store_index(
     return number, manifest
 
 
-def update_store_index(
-    files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, say: Say = lambda message: None
-) -> int:
+def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG) -> int:
     """Bring the published index up to the published rows, if it is behind them; returns its number.
 
     Args:
         files: the store, held by the write lock.
         config: the recall it must reach, and the kind to build where an update will not do.
-        say: receives progress messages.
 
     Raises:
         StoreError: there is no index yet, or no image any more.
         RunFailedError: no index may be published.
     """
-    current = published(files)
-    info = read_store_info(files)
-    check_writable(files, info)
+    current = writable(files)
     if current.index is None:
         raise StoreError(
             f"store {files.address}: it has no index; `embedder index build --store {files.address}` makes one"
         )
-    number = make_index(IndexJob(files, current.embeddings, served_info(info, current), current.index, config, say))
+    info = served_info(read_store_info(files), current)
+    number = make_index(IndexJob(files, current.embeddings, info, current.index, config))
     if number is None:
         raise StoreError(f"store {files.address}: no image or video is in it; an index needs at least one")
     if number != current.index:
@@ -126,7 +82,6 @@ def keep_index(
     files: StoreFiles,
     embeddings_version: int,
     info: StoreInfo | None,
-    say: Say,
     config: IndexConfig = DEFAULT_INDEX_CONFIG,
     *,
     may_update: bool = True,
@@ -142,7 +97,6 @@ def keep_index(
         files: the store.
         embeddings_version: about to be published.
         info: model of its vectors; by default the one that is served now.
-        say: receives progress messages.
         config: kind, constraints, and the recall it must reach to be published.
         may_update: go on from the published index, in whose file removed vectors stay.
         ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
@@ -157,18 +111,17 @@ def keep_index(
     if previous is not None and may_update and current is not None and current.embeddings == embeddings_version:
         return previous
     info = info or served_info(read_store_info(files), current)
-    job = IndexJob(files, embeddings_version, info, previous, config, say, ray_address, load_model=False)
+    job = IndexJob(files, embeddings_version, info, previous, config, ray_address, load_model=False)
     return make_index(job, may_update=may_update)
 
 
 def make_first_index(
-    files: StoreFiles, say: Say, config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None
+    files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None
 ) -> int | None:
     """Give the published version its first index, where it has none: a store from before each publication made one.
 
     Args:
         files: the store, held by the write lock.
-        say: receives progress messages.
         config: kind, constraints, and the recall it must reach to be published.
         ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
 
@@ -181,50 +134,90 @@ def make_first_index(
     current = read_current(files)
     if current is None or current.index is not None:
         return None
-    number = keep_index(files, current.embeddings, None, say, config, ray_address=ray_address)
+    number = keep_index(files, current.embeddings, None, config, ray_address=ray_address)
     if number is not None:
         swap_index(files, number)
     return number
 
 
-def kept_or_built(
-    files: StoreFiles, say: Say, config: IndexConfig = DEFAULT_INDEX_CONFIG
-) -> Callable[[Current], int | None]:
-    """Function that chooses the index of an earlier publication: its own where it is there, else `keep_index`.
+def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, *, reuse: bool = True) -> IndexChoice:
+    """Function that chooses the index of a publication: its own where it is still there, else `keep_index`.
 
     Args:
         files: the store.
-        say: receives progress messages.
         config: of an index that has to be built.
+        reuse: False builds a new one: in an old one the vectors of purged items are masked, but still there.
     """
 
     def choose(candidate: Current) -> int | None:
-        if candidate.index is not None and has_version(files, candidate.index):
+        if reuse and candidate.index is not None and has_version(files, candidate.index):
             return candidate.index
-        return keep_index(files, candidate.embeddings, _info_of(files, candidate), say, config)
+        info = served_info(read_store_info(files), candidate)
+        return keep_index(files, candidate.embeddings, info, config, may_update=reuse)
 
     return choose
 
 
-def built_without(
-    files: StoreFiles, say: Say, config: IndexConfig = DEFAULT_INDEX_CONFIG
-) -> Callable[[Current], int | None]:
-    """Function that builds the index of a publication from which items were purged: a new one, never masked.
+def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, Manifest]:
+    """Publish an earlier index version with the rows that are published; nothing is deleted, so it can be undone.
+
+    Both indexes have been in use, so no gate judges this.
 
     Args:
-        files: the store.
-        say: receives progress messages.
-        config: of the index.
+        files: the store, held by the write lock.
+        number: of the version; None takes the last one before the current one.
+
+    Returns:
+        Its number and manifest.
+
+    Raises:
+        StoreError: there is no such version, it is the current one, or it was built of other rows.
+        RetrievalError: it is damaged.
     """
+    current = writable(files)
+    versions = dict(list_manifests(files))
+    fitting = _fitting(files, current, versions)
+    chosen = (
+        _last_before(files, current, fitting) if number is None else _named(files, current, versions, fitting, number)
+    )
+    open_version(files, chosen, served_info(read_store_info(files), current).model_fingerprint)
+    swap_index(files, chosen)
+    return chosen, versions[chosen]
 
-    def choose(candidate: Current) -> int | None:
-        return keep_index(files, candidate.embeddings, _info_of(files, candidate), say, config, may_update=False)
 
-    return choose
+def _fitting(files: StoreFiles, current: Current, versions: Versions) -> Versions:
+    """Versions built of the published rows, whether or not those have been compacted since."""
+    tables = same_rows(publications(files)) | {current.embeddings}
+    if current.index in versions:  # kept through a publication that changed no vector
+        tables.add(versions[current.index].embeddings_version)
+    return {number: manifest for number, manifest in versions.items() if manifest.embeddings_version in tables}
 
 
-def _info_of(files: StoreFiles, publication: Current) -> StoreInfo:
-    return served_info(read_store_info(files), publication)
+def _last_before(files: StoreFiles, current: Current, fitting: Versions) -> int:
+    earlier = [number for number in fitting if current.index is None or number < current.index]
+    if not earlier:
+        raise StoreError(
+            f"store {files.address}: no earlier index version was built of the rows that are published; "
+            f"`embedder rollback --store {files.address}` brings an earlier run's rows and index back together, "
+            "`embedder index build` makes another index of these"
+        )
+    return max(earlier)
+
+
+def _named(files: StoreFiles, current: Current, versions: Versions, fitting: Versions, number: int) -> int:
+    where = f"store {files.address}: index version {number}"
+    if number not in versions:
+        raise StoreError(f"{where} is not there; `embedder index status --store {files.address}` lists those that are")
+    if number == current.index:
+        raise StoreError(f"{where} is what is published now; name another to go back to")
+    if number not in fitting:
+        runs = [record.run_id for record in publications(files) if number in (record.index, *record.past_indexes)]
+        raise StoreError(
+            f"{where} was built of embeddings version {versions[number].embeddings_version}, and "
+            f"{current.embeddings} is published, with other rows; `embedder rollback {runs[-1] if runs else 'RUN_ID'} "
+            f"--store {files.address}` brings those rows and their index back together"
+        )
+    return number
 
 
 def rows_with_images(rows: pa.Table) -> pa.Table:

@@ -5,9 +5,10 @@ one CPU; it sends back its part, which this process keeps on its disk. So this p
 are being sent, and while merging one list.
 """
 
+import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ MAX_RETRIES = 3
 WAITING_PER_CPU = 2
 NO_PROGRESS_S = 300.0
 
-Say = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,13 @@ class ClusterGroup:
 
 
 @contextmanager
-def cluster_filler(
-    address: str | None, files: StoreFiles, rows: IndexRows, say: Say
-) -> Iterator["ClusterFiller | None"]:
+def cluster_filler(address: str | None, files: StoreFiles, rows: IndexRows) -> Iterator["ClusterFiller | None"]:
     """Function that fills an index on a cluster while the block runs; None without a cluster, or for few rows.
 
     Args:
         address: of the cluster.
         files: the store, under an address that the cluster's nodes reach.
         rows: to index.
-        say: receives progress messages.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -58,7 +56,7 @@ def cluster_filler(
     from embedder.engine.ray_session import cluster, ray_session
 
     with ray_session(address, NO_PROGRESS_S):
-        yield ClusterFiller(files, rows, cluster().num_cpus, say)
+        yield ClusterFiller(files, rows, cluster().num_cpus)
 
 
 def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[ClusterGroup]:
@@ -80,10 +78,8 @@ def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list
 class ClusterFiller:
     """Filler of indexes on a running Ray; an `index.build.Fill`."""
 
-    def __init__(
-        self, files: StoreFiles, rows: IndexRows, num_cpus: float, say: Say, rows_per_part: int = ROWS_PER_PART
-    ) -> None:
-        self.files, self.rows, self.num_cpus, self.say = files, rows, num_cpus, say
+    def __init__(self, files: StoreFiles, rows: IndexRows, num_cpus: float, rows_per_part: int = ROWS_PER_PART) -> None:
+        self.files, self.rows, self.num_cpus = files, rows, num_cpus
         self.rows_per_part = rows_per_part
 
     def __call__(self, design: Design, table: VectorTable, projection: Floats | None) -> "faiss.Index":
@@ -109,12 +105,13 @@ class ClusterFiller:
 
     def _make_parts(self, folder: Path) -> list[Path]:
         groups = plan_groups(self.rows.num_by_file(), self.rows_per_part)
-        progress, done = _Progress(sum(group.num_rows for group in groups), self.say), 0
+        num_rows, done, started_s = sum(group.num_rows for group in groups), 0, time.monotonic()
         paths = [folder / f"part-{number:06d}" for number in range(len(groups))]
         for number, content in self._parts(groups, (folder / "template").read_bytes()):
             paths[number].write_bytes(content)
             done += groups[number].num_rows
-            progress.report(done)
+            left_s = (time.monotonic() - started_s) * (num_rows - done) / max(1, done)
+            LOG.info(f"index: {done:,} of {num_rows:,} vectors in parts, about {left_s:,.0f} s left")
         return paths
 
     def _parts(self, groups: Sequence[ClusterGroup], template: bytes) -> Iterator[tuple[int, bytes]]:
@@ -143,15 +140,3 @@ def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence
         (folder / "template").write_bytes(template)
         faiss_merge.build_part(folder / "template", rows.vectors(), folder / "part")
         return (folder / "part").read_bytes()
-
-
-class _Progress:
-    """Messages after each part: the rows done, and the time left."""
-
-    def __init__(self, num_rows: int, say: Say) -> None:
-        self._num_rows, self._say = num_rows, say
-        self._started_s = time.monotonic()
-
-    def report(self, done: int) -> None:
-        left_s = (time.monotonic() - self._started_s) * (self._num_rows - done) / max(1, done)
-        self._say(f"index: {done:,} of {self._num_rows:,} vectors in parts, about {left_s:,.0f} s left")

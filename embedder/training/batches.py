@@ -1,21 +1,27 @@
-"""Batches of one epoch, cut by position in its order: a rejected item leaves its batch smaller and no other changed."""
+"""Examples in a given order, decoded or kept in memory from the epoch before, and the batches made of them.
 
-from collections.abc import Generator, Sequence
+Batches are cut by position in an epoch's order: a rejected item leaves its batch smaller and no other changed.
+"""
+
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from embedder.batch_schema import LEFT_OUT
-from embedder.training.example_cache import ExampleCache
-from embedder.training.examples import Example
+from embedder.training.config import TrainConfig
+from embedder.training.examples import Example, Tokens, examples_of
 from embedder.training.items import Items
 from embedder.training.sampler import drawn_captions, epoch_order, num_batches
 from shards.training.batch import TrainBatch
 
+Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]
+"""Turns listed items into tables of `EXAMPLES`, one row for each item, in the items' order."""
 Rejects = dict[str, tuple[str, str, str]]
 """Step, error type and error by item_id."""
 
@@ -49,6 +55,57 @@ class ExampleCounts:
         return len(self.rejects) / max(1, self.num_seen)
 
 
+@dataclass
+class ExampleCache:
+    """Source of examples, in the order asked for.
+
+    Decoded examples stay in memory as long as `cache_bytes` hold them, so that a small set is decoded once; with a
+    larger one the rest is decoded anew in each epoch. The examples are the same either way.
+
+    Attributes:
+        decode: decodes a listing.
+        image_size: side of the images, px.
+        cache_bytes: limit of the memory.
+        cached_bytes: memory in use.
+    """
+
+    decode: Decode
+    image_size: int
+    cache_bytes: int
+    cached_bytes: int = 0
+    _cache: dict[str, Example] = field(default_factory=dict)
+
+    @property
+    def num_cached(self) -> int:
+        """Examples in memory."""
+        return len(self._cache)
+
+    def examples(self, items: Items) -> Generator[Example, None, None]:
+        """One example for each item, in their order.
+
+        Raises:
+            RuntimeError: the engine gave other items than asked for, or in another order.
+        """
+        ids = items.listing["item_id"].to_pylist()
+        missing = [number for number, item_id in enumerate(ids) if item_id not in self._cache]
+        with closing(self._decoded(items.listing, missing)) as decoded:
+            for item_id in ids:
+                example = self._cache.get(item_id) or next(decoded, None)
+                if example is None or example.item_id != item_id:
+                    raise RuntimeError(f"decoding gave {example and example.item_id!r} where {item_id!r} was due")
+                if item_id not in self._cache and self.cached_bytes + example.num_bytes <= self.cache_bytes:
+                    self._cache[item_id] = example
+                    self.cached_bytes += example.num_bytes
+                yield example
+
+    def _decoded(self, listing: pa.Table, missing: list[int]) -> Generator[Example, None, None]:
+        if missing:
+            tables = self.decode(listing.take(pa.array(missing)).combine_chunks())
+            with closing(tables):
+                for table in tables:
+                    yield from examples_of(table, self.image_size)
+
+
 class Pair(NamedTuple):
     """An example with its item's numbers."""
 
@@ -70,6 +127,11 @@ class SamplerConfig:
     batch_size: int
     captions_per_image: int
     seed: int
+
+
+def sampler_of(config: TrainConfig) -> SamplerConfig:
+    """Settings of a run that decide its batches."""
+    return SamplerConfig(config.batch_size, config.captions_per_picture, config.train.seed)
 
 
 def epoch_batches(
@@ -121,17 +183,27 @@ def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> Tra
     """
     if not pairs:
         return None
-    tokens, caption_concepts = [], []
+    captions = []
     for example, key, concept in pairs:
         for number in drawn_captions(key, len(example.captions), sampler.captions_per_image, sampler.seed, epoch):
-            tokens.append(example.captions[number])
-            caption_concepts.append(concept)
+            captions.append((example.captions[number], concept))
+    return pack_batch(pairs, captions, epoch)
+
+
+def pack_batch(pairs: Sequence[Pair], captions: Sequence[tuple[Tokens, int]], epoch: int = 0) -> TrainBatch:
+    """Batch of the images of some pairs, and of captions.
+
+    Args:
+        pairs: whole examples; at least one.
+        captions: token ids of each caption, and its concept.
+        epoch: passes over the data so far.
+    """
     return TrainBatch(
         pixels=torch.from_numpy(np.stack([pair.example.pixels for pair in pairs if pair.example.pixels is not None])),
         image_concepts=torch.tensor([pair.concept for pair in pairs]),
-        token_ids=torch.from_numpy(np.concatenate(tokens)),
-        token_lengths=torch.tensor([len(each) for each in tokens]),
-        caption_concepts=torch.tensor(caption_concepts),
+        token_ids=torch.from_numpy(np.concatenate([tokens for tokens, _ in captions])),
+        token_lengths=torch.tensor([len(tokens) for tokens, _ in captions]),
+        caption_concepts=torch.tensor([concept for _, concept in captions]),
         image_keys=torch.tensor([pair.key for pair in pairs]),
         epoch=epoch,
     )

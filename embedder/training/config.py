@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from embedder.config import ConfigSection, DecodeConfig, Engine, SourceConfig, describe, load_as
+from embedder.config import ConfigSection, DecodeConfig, Engine, SourceConfig, check_source_names, describe, load_as
 from embedder.training.tokenizer import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.ranges import LayerRange
@@ -108,9 +108,8 @@ class TrainConfig(ConfigSection):
             raise ValueError("`tokenizer` goes with [architecture]; a model folder has its own")
         if not self.source:
             raise ValueError("no [[source]]; name at least one place with images and captions")
+        check_source_names(self.source)
         names = [source.name for source in self.source]
-        if len(names) > 1 and (None in names or len(set(names)) < len(names)):
-            raise ValueError("several [[source]] entries need a `name` each, all different: it stands before the ids")
         if self.validation.source is not None and self.validation.source not in names:
             raise ValueError(f"validation.source is {self.validation.source!r}; the sources are {names}")
         if self.validation.source is not None and len(names) < 2:

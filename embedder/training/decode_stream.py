@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from embedder.engine.block_size import FEW_ITEMS
-from embedder.engine.choose_engine import DECODED_PER_S, EngineChoice
+from embedder.engine.choose_engine import EngineChoice
 from embedder.engine.local import ahead
 from embedder.engine.resources import decode_cpus
+from embedder.training.batches import Decode
 from embedder.training.config import TrainConfig
-from embedder.training.example_cache import Decode
 from embedder.training.examples import ExampleSpec, decode_examples
 from embedder.training.rank_batches import decode_share
-from shards.planning.costs import STARTUP_S
+from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -44,7 +44,7 @@ def choose_decode_engine(config: TrainConfig, num_items: int, num_cpus: int, *, 
         return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
     if not has_ray:
         return EngineChoice("local", "Ray is not installed")
-    decode_s = num_items / (DECODED_PER_S * num_cpus)
+    decode_s = num_items * IMAGE_DECODE_S / num_cpus
     work = f"{num_items:,} images are about {decode_s:.0f} s of decoding"
     if decode_s < STARTUP_S:
         return EngineChoice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
@@ -65,12 +65,9 @@ def decode_stream(config: TrainConfig, spec: ExampleSpec, choice: EngineChoice) 
     """
     num_items = FEW_ITEMS if config.decode.items_per_task == "auto" else config.decode.items_per_task
     if choice.engine == "local":
-
-        def decode_locally(listing: pa.Table) -> Generator[pa.Table, None, None]:
-            blocks = _blocks(listing, num_items)
-            return ahead(table for block in blocks for table in decode_examples(block, spec=spec))
-
-        yield decode_locally
+        yield lambda listing: ahead(
+            table for block in _blocks(listing, num_items) for table in decode_examples(block, spec=spec)
+        )
         return
     from embedder.engine.ray_session import ray_session
 

@@ -87,13 +87,9 @@ def _tools_for(spec: ExampleSpec) -> tuple[ItemReader, CaptionEncoder]:
 def decode_examples(listing: pa.Table, *, spec: ExampleSpec) -> Iterator[pa.Table]:
     """Decode listed items, in their order, into tables of EXAMPLES."""
     reader, encoder = _tools_for(spec)
-    for table in reader.decode(listing, _never):
+    for table in reader.decode(listing, lambda: False):
         rows = [_example_row(row, encoder, spec) for row in table.drop_columns(["trace"]).to_pylist()]
         yield pa.Table.from_pylist([row for row in rows if row is not None], EXAMPLES)
-
-
-def _never() -> bool:
-    return False
 
 
 def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec) -> dict[str, Any] | None:

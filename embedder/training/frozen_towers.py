@@ -1,17 +1,16 @@
 """Projections only: the frozen towers run once over all items, and epochs go over their outputs."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import torch
 
-from embedder.training.batches import ExampleCounts, Pair, SamplerConfig, numbered_pairs
-from embedder.training.example_cache import ExampleCache
+from embedder.training.batches import ExampleCache, ExampleCounts, SamplerConfig, numbered_pairs, pack_batch
 from embedder.training.items import Items
 from embedder.training.sampler import Keys, drawn_captions, epoch_order, num_batches
-from shards.training.batch import FeatureBatch, TrainBatch
+from shards.training.batch import FeatureBatch
 from shards.training.trainer import Trainer
 
 
@@ -59,28 +58,19 @@ def run_towers(
         whole = [(position, pair) for position, pair in group if pair.example.is_pair]
         if not whole:
             continue
-        features = trainer.tower_features(_all_captions([pair for _, pair in whole]))
+        pairs = [pair for _, pair in whole]
+        all_captions = [(caption, pair.concept) for pair in pairs for caption in pair.example.captions]
+        features = trainer.tower_features(pack_batch(pairs, all_captions))
         rows[[position for position, _ in whole]] = np.arange(len(sizes) - 1, len(sizes) - 1 + len(whole))
         images.append(features.image_features.cpu())
         captions.append(features.caption_features.cpu())
-        sizes.extend(len(pair.example.captions) for _, pair in whole)
+        sizes.extend(len(pair.example.captions) for pair in pairs)
     width = trainer.config.vision.width, trainer.config.text.hidden_size
     return Features(
         rows,
         torch.cat(images) if images else torch.empty(0, width[0]),
         torch.cat(captions) if captions else torch.empty(0, width[1]),
         np.cumsum(sizes),
-    )
-
-
-def _all_captions(pairs: Sequence[Pair]) -> TrainBatch:
-    captions = [(caption, pair.concept) for pair in pairs for caption in pair.example.captions]
-    return TrainBatch(
-        pixels=torch.from_numpy(np.stack([pair.example.pixels for pair in pairs if pair.example.pixels is not None])),
-        image_concepts=torch.tensor([pair.concept for pair in pairs]),
-        token_ids=torch.from_numpy(np.concatenate([caption for caption, _ in captions])),
-        token_lengths=torch.tensor([len(caption) for caption, _ in captions]),
-        caption_concepts=torch.tensor([concept for _, concept in captions]),
     )
 
 
@@ -99,14 +89,13 @@ def feature_batches(
     order = epoch_order(items.keys, sampler.seed, epoch)
     for number in range(first, num_batches(len(items), sampler.batch_size)):
         positions = order[number * sampler.batch_size : (number + 1) * sampler.batch_size]
-        yield number, _feature_batch(items, features, positions[features.rows[positions] >= 0], sampler, epoch)
+        whole = positions[features.rows[positions] >= 0]
+        yield number, _feature_batch(items, features, whole, sampler, epoch) if len(whole) else None
 
 
 def _feature_batch(
     items: Items, features: Features, positions: Keys, sampler: SamplerConfig, epoch: int
-) -> FeatureBatch | None:
-    if not len(positions):
-        return None
+) -> FeatureBatch:
     captions: list[int] = []
     caption_concepts: list[int] = []
     for position in positions:

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
-from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.listing import list_sources
 from embedder.training.config import TrainConfig
@@ -50,20 +49,16 @@ def list_items(config: TrainConfig) -> Items:
     """
     columns = {*config.texts, *config.tag_sets, *({config.concept} - set(OWN_COLUMNS))}
     own = (str(Path(config.out).expanduser().absolute()),)
-    tables = list(list_sources([_carrying(source, columns) for source in config.source], own=own))
+    sources = [
+        source.model_copy(update={"carryover": (*source.carryover, *sorted(columns - set(source.carryover)))})
+        for source in config.source
+    ]
+    tables = list(list_sources(sources, own=own))
     if not any(table.num_rows for table in tables):
         paths = ", ".join(source.path for source in config.source)
         raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
     listing = pa.concat_tables(tables).combine_chunks()
-    ids = listing["item_id"].to_pylist()
-    concepts = _concepts(listing, config.concept)
-    return Items(listing, _keys(ids), _keys(concepts))
-
-
-def _carrying(source: SourceConfig, columns: set[str]) -> SourceConfig:
-    """Source that also carries the columns that training reads."""
-    carryover = (*source.carryover, *sorted(columns - set(source.carryover)))
-    return source.model_copy(update={"carryover": carryover})
+    return Items(listing, _keys(listing["item_id"].to_pylist()), _keys(_concepts(listing, config.concept)))
 
 
 def _concepts(listing: pa.Table, column: str) -> list[str]:

@@ -4,20 +4,20 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from embedder.engine.choose_engine import EngineChoice
 from embedder.errors import RunFailedError, SourceError
-from embedder.training.batches import ExampleCounts
 from embedder.training.config import TrainConfig
-from embedder.training.curves import draw_curves
-from embedder.training.outputs import Outputs
+from embedder.training.examples import ExampleSpec
+from embedder.training.items import Items
+from embedder.training.outputs import Outputs, draw_curves
 from embedder.training.progress import TrainProgress, to_plain
-from embedder.training.sampler import num_batches
 from embedder.training.validation import ValidationRecall
 from shards.training.checkpoint import save_checkpoint
-from shards.training.trainer import StepMetrics
+from shards.training.trainer import StepMetrics, Trainer
 
 LOG = logging.getLogger(__name__)
 DRAW_EVERY_S = 20.0  # the curves take half a second
@@ -46,90 +46,82 @@ class TrainingBackend(Protocol):
         """
 
 
-class OnStep(Protocol):
-    """Function that shows progress."""
+OnStep = Callable[[int, int, float, float | None], None]
+"""Shows one step: the number of steps so far, the passes over the data so far, the step's loss, and the latest R@10 on
+held-out items, None before the first measurement."""
 
-    def __call__(self, num_steps_done: int, epoch: int, loss: float, r_at_10: float | None) -> None:
-        """Show one step.
-
-        Args:
-            num_steps_done: steps so far.
-            epoch: passes over the data so far.
-            loss: of the step.
-            r_at_10: latest R@10 on held-out items; None before the first measurement.
-        """
+ShowSteps = Callable[[int, int], AbstractContextManager[OnStep]]
+"""Function from the steps of a whole run and those done before to a block, which receives each step."""
 
 
-class TrainingListener(Protocol):
-    """Receiver of a training run's messages and progress."""
-
-    def say(self, message: str) -> None:
-        """Receive one line."""
-
-    def steps(self, num_steps: int, num_done: int) -> AbstractContextManager[OnStep]:
-        """Show progress while the block runs; gives the function to call after each step.
-
-        Args:
-            num_steps: of the whole run.
-            num_done: before this session.
-        """
+def no_steps(num_steps: int, num_done: int) -> AbstractContextManager[OnStep]:
+    """Show nothing; a `ShowSteps`."""
+    return nullcontext(lambda num_steps_done, epoch, loss, r_at_10: None)
 
 
-class LogListener:
-    """Listener that logs messages and shows no progress."""
-
-    def say(self, message: str) -> None:
-        """Log one line."""
-        LOG.info(message)
-
-    def steps(self, num_steps: int, num_done: int) -> AbstractContextManager[OnStep]:
-        """Show nothing; see `TrainingListener.steps`."""
-        return nullcontext(lambda num_steps_done, epoch, loss, r_at_10: None)
-
-
-class TrainingStop:
-    """Request to stop, set by a signal."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def request_stop(self) -> None:
-        """End after the step in flight."""
-        self.requested = True
-
-
-@dataclass
-class Loop:
-    """One run of the loop; `progress` and the trainer may come from a checkpoint.
+@dataclass(frozen=True)
+class PreparedTraining:
+    """Inputs and state of a run.
 
     Attributes:
         config: the run.
-        trainer: this process's, or a group of workers.
-        steps: takes the steps of an epoch.
-        num_items: items to train on.
-        measure: R@k on held-out items; None where there are none.
-        outputs: files of the run.
+        outputs: its files.
+        train: items to train on.
+        held_out: items to measure on.
+        trainer: takes the steps; with several workers it only writes files.
+        spec: of the decode tasks.
         progress: so far.
         identity: what a resumption must have in common with it.
-        on_step: called after each step.
-        say: receives progress messages.
-        stop: whether the run should end.
+        choice: the engine that decodes.
     """
 
     config: TrainConfig
+    outputs: Outputs
+    train: Items
+    held_out: Items
+    trainer: Trainer
+    spec: ExampleSpec
+    progress: TrainProgress
+    identity: dict[str, Any]
+    choice: EngineChoice
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Backend of the loop and its functions.
+
+    Attributes:
+        trainer: one trainer, or a group of workers.
+        steps: takes the steps of an epoch.
+        measure: R@k on held-out items; None where there are none.
+        device: for the report.
+    """
+
     trainer: TrainingBackend
     steps: Steps
-    num_items: int
     measure: Callable[[], ValidationRecall] | None
-    outputs: Outputs
-    progress: TrainProgress
-    identity: dict[str, object]
-    on_step: OnStep
-    say: Callable[[str], None]
-    stop: TrainingStop
-    _began_s: float = field(init=False, default=0.0)
-    _saved_s: float = field(init=False, default=0.0)
-    _drawn_s: float = field(init=False, default=0.0)
+    device: str
+
+
+class Loop:
+    """One run of the loop; its progress and the trainer may come from a checkpoint."""
+
+    def __init__(
+        self, prepared: PreparedTraining, setup: TrainingSetup, on_step: OnStep, is_stopped: Callable[[], bool]
+    ) -> None:
+        """Take over what the run works with.
+
+        Args:
+            prepared: the run.
+            setup: what takes its steps.
+            on_step: called after each step.
+            is_stopped: whether the run is to end after the step in flight.
+        """
+        self.config, self.outputs, self.progress = prepared.config, prepared.outputs, prepared.progress
+        self.prepared, self.setup, self.trainer = prepared, setup, setup.trainer
+        self.on_step, self.is_stopped = on_step, is_stopped
+        self._began_s = time.monotonic() - self.progress.elapsed_s
+        self._saved_s = self._drawn_s = time.monotonic()
 
     def run(self) -> None:
         """Train to the last step, or until asked to stop; either way models, checkpoint and curves are there.
@@ -139,14 +131,12 @@ class Loop:
             SourceError: no item has both an image and a caption.
             shards.ModelError: the loss is no finite number.
         """
-        self._began_s = time.monotonic() - self.progress.elapsed_s
-        self._drawn_s = time.monotonic()
         self._save()  # so that there is something to resume, whenever a crash comes
-        while not self._is_done() and not self.stop.requested:
+        while not self._is_done() and not self.is_stopped():
             self._epoch()
             self._check_rejects()
         self._finish()
-        if self.stop.requested and not self._is_done():
+        if self.is_stopped() and not self._is_done():
             raise RunFailedError(
                 f"stopped on request after step {self.trainer.num_steps_done:,} of {self.config.train.num_steps:,}; "
                 f"models are in {self.outputs.root}, and the same command with --resume goes on"
@@ -158,20 +148,21 @@ class Loop:
     def _epoch(self) -> None:
         progress, before = self.progress, self.trainer.num_steps_done
         is_whole = progress.next_batch == 0
-        with closing(self.steps(progress.epoch, progress.next_batch)) as steps:
+        with closing(self.setup.steps(progress.epoch, progress.next_batch)) as steps:
             for number, metrics in steps:
                 if metrics is not None:
                     self._step(metrics)
                 progress.next_batch = number + 1
-                self._save_if_due()
-                if self._is_done() or self.stop.requested:
+                if time.monotonic() - self._saved_s >= self.config.checkpoint_every_s:
+                    self._save()
+                if self._is_done() or self.is_stopped():
                     return
         progress.epoch, progress.next_batch = progress.epoch + 1, 0
         if is_whole and self.trainer.num_steps_done == before:
             self._check_rejects()
             raise SourceError(
-                f"none of {self.num_items:,} items has both an image and a caption; name `columns.caption` or "
-                "`texts`, or put .txt files beside the images"
+                f"none of {len(self.prepared.train):,} items has both an image and a caption; name `columns.caption` "
+                "or `texts`, or put .txt files beside the images"
             )
 
     def _step(self, metrics: StepMetrics) -> None:
@@ -190,12 +181,12 @@ class Loop:
         """Measure on held-out items, and keep the model where it is the best so far."""
         if self.progress.counts.num_seen >= MIN_SEEN:
             self._check_rejects()
-        if self.measure is None:
+        if self.setup.measure is None:
             return
-        found = {"step": self.trainer.num_steps_done, **asdict(self.measure())}
+        found = {"step": self.trainer.num_steps_done, **asdict(self.setup.measure())}
         self.progress.latest = found
         is_best = self.progress.best is None or found["r_at_10"] > self.progress.best["r_at_10"]
-        self.say(f"step {found['step']:,}: {describe(found)}{', the best so far' if is_best else ''}")
+        LOG.info(f"step {found['step']:,}: {describe(found)}{', the best so far' if is_best else ''}")
         self._log({"kind": "validation", **found, "is_best": is_best})
         if is_best:
             self.progress.best = found
@@ -207,30 +198,20 @@ class Loop:
         self.trainer.export(self.outputs.model, self.outputs.root.name, replace=True)
 
     def _draw(self) -> None:
-        draw_curves(self.outputs.curves, self.outputs.read_metrics(), f"{self.outputs.root.name}: {self._what()}")
+        train, num_items = self.config.train, len(self.prepared.train)
+        title = f"{train.loss} loss, {train.what}, {num_items:,} items, batches of {self.config.batch_size}"
+        draw_curves(self.outputs.curves, self.outputs.read_metrics(), f"{self.outputs.root.name}: {title}")
         self._drawn_s = time.monotonic()
-
-    def _what(self) -> str:
-        train = self.config.train
-        return f"{train.loss} loss, {train.what}, {self.num_items:,} items, batches of {self.config.batch_size}"
-
-    def _save_if_due(self) -> None:
-        if time.monotonic() - self._saved_s >= self.config.checkpoint_every_s:
-            self._save()
 
     def _save(self) -> None:
         self.progress.elapsed_s = time.monotonic() - self._began_s
-        state = {"trainer": self.trainer.state_dict(), "standing": to_plain(self.progress), "identity": self.identity}
-        save_checkpoint(self.outputs.checkpoint, state)
-        self._write_rejects(self.progress.counts)
-        self._saved_s = time.monotonic()
-
-    def _write_rejects(self, counts: ExampleCounts) -> None:
+        state = {"trainer": self.trainer.state_dict(), "standing": to_plain(self.progress)}
+        save_checkpoint(self.outputs.checkpoint, state | {"identity": self.prepared.identity})
+        rejects = sorted(self.progress.counts.rejects.items())
         names = ("item_id", "step", "error_type", "error")
-        rows = (
-            dict(zip(names, (item_id, *counts.rejects[item_id]), strict=True)) for item_id in sorted(counts.rejects)
-        )
+        rows = (dict(zip(names, (item_id, *problem), strict=True)) for item_id, problem in rejects)
         self.outputs.write_lines(self.outputs.rejects, rows)
+        self._saved_s = time.monotonic()
 
     def _check_rejects(self) -> None:
         counts, limit = self.progress.counts, self.config.max_reject_fraction
@@ -256,14 +237,3 @@ def describe(found: dict[str, Any]) -> str:
         f"R@1 {found['r_at_1']:.3f}, R@5 {found['r_at_5']:.3f}, R@10 {found['r_at_10']:.3f} on "
         f"{found['num_pictures']:,} held-out images by {found['num_queries']:,} captions"
     )
-
-
-def epochs_of(num_steps: int, num_items: int, batch_size: int) -> float:
-    """Passes over the data.
-
-    Args:
-        num_steps: steps taken.
-        num_items: items to train on.
-        batch_size: items of a step.
-    """
-    return num_steps / num_batches(num_items, batch_size)

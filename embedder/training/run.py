@@ -1,6 +1,8 @@
 """`embedder train`: list, split, prepare the model and the decoding, run the loop, report."""
 
+import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -19,24 +21,25 @@ from embedder.engine.resources import Available
 from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError
 from embedder.sources.fetch import Fetcher, FetchError
-from embedder.steps.item_decoder import DecodeSpec
 from embedder.training.backends import training_setup
-from embedder.training.batches import ExampleCounts, numbered_pairs
+from embedder.training.batches import Decode, ExampleCache, ExampleCounts, numbered_pairs
 from embedder.training.config import TrainConfig
 from embedder.training.decode_stream import choose_decode_engine, decode_stream
-from embedder.training.example_cache import Decode, ExampleCache
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
 from embedder.training.items import Items, list_items, split_items
-from embedder.training.loop import LogListener, Loop, TrainingListener, TrainingStop, epochs_of
+from embedder.training.loop import Loop, PreparedTraining, ShowSteps, no_steps
 from embedder.training.outputs import Outputs
 from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of
-from embedder.training.setup import PreparedTraining
+from embedder.training.sampler import num_batches
 from embedder.training.tokenizer import train_tokenizer
+from embedder.training.train_worker import allocate_workers
 from embedder.training.validation import Validation
-from embedder.training.worker_resources import allocate_workers
+from shards.config import TextConfig
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.training.checkpoint import load_checkpoint
 from shards.training.trainer import Trainer
+
+LOG = logging.getLogger(__name__)
 
 
 class TrainReport(BaseModel):
@@ -76,13 +79,13 @@ class TrainReport(BaseModel):
     """Inside the loop, sessions before a resumption included."""
 
 
-def train(config: TrainConfig, listener: TrainingListener | None = None, *, resume: bool = False) -> TrainReport:
+def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = no_steps) -> TrainReport:
     """Train a model as `embedder train` does; the files below `config.out` are listed in `embedder.training.outputs`.
 
     Args:
         config: the run.
-        listener: receives messages and progress; by default messages are logged.
         resume: go on from the checkpoint in `out`.
+        show_steps: display of the progress.
 
     Raises:
         ConfigError: there is a checkpoint without `resume`, or none with it, or it is of another run.
@@ -91,23 +94,18 @@ def train(config: TrainConfig, listener: TrainingListener | None = None, *, resu
         RunFailedError: a signal came, or more than `max_reject_fraction` was rejected.
     """
     started_s = time.monotonic()
-    listener = listener or LogListener()
-    _use_threads(config)
+    torch.set_num_threads(config.num_threads or hardware.num_cpus())
     outputs = Outputs(config.out)
     _check_out(outputs, resume)
     train_items, held_out = split_items(list_items(config), config)
     with outputs.locked():
         prepared = _prepare(config, outputs, train_items, held_out, resume)
-        listener.say(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
-        listener.say(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
-        cache, device = _run(prepared, listener)
+        LOG.info(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
+        LOG.info(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
+        cache, device = _run(prepared, show_steps)
         report = _report(prepared, cache, device, time.monotonic() - started_s)
         outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
         return report
-
-
-def _use_threads(config: TrainConfig) -> None:
-    torch.set_num_threads(config.num_threads or hardware.num_cpus())
 
 
 def _check_out(outputs: Outputs, resume: bool) -> None:
@@ -154,16 +152,16 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
     """Trainer of the model, and settings of the decode tasks."""
     device = _device(config)
-    if config.architecture is None:
+    if (architecture := config.architecture) is None:
         model = open_model(str(config.model))
         _check_layers(config, model)
         trainer = Trainer(model.folder, config.train, device=device)
-        return trainer, _spec(config, decode_spec(RunConfig(decode=config.decode), model))
-    tokenizer_json = _tokenizer(config, outputs, items)
-    model_config = config.architecture.as_model()
-    fresh = Model(str(outputs.root), outputs.root, model_config, tokenizer_json, fingerprint="")
-    trainer = Trainer(model_config, config.train, device=device, tokenizer_json=tokenizer_json)
-    return trainer, _spec(config, decode_spec(RunConfig(decode=config.decode), fresh))
+    else:
+        tokenizer_json = _tokenizer(config, architecture.text, outputs, items)
+        model = Model(str(outputs.root), outputs.root, architecture.as_model(), tokenizer_json, fingerprint="")
+        trainer = Trainer(model.config, config.train, device=device, tokenizer_json=tokenizer_json)
+    decode = decode_spec(RunConfig(decode=config.decode), model)
+    return trainer, ExampleSpec(decode, config.texts, config.tag_sets)
 
 
 def _check_layers(config: TrainConfig, model: Model) -> None:
@@ -196,11 +194,7 @@ def _device(config: TrainConfig) -> str:
     return config.device
 
 
-def _spec(config: TrainConfig, decode: DecodeSpec) -> ExampleSpec:
-    return ExampleSpec(decode, config.texts, config.tag_sets)
-
-
-def _tokenizer(config: TrainConfig, outputs: Outputs, items: Items) -> str:
+def _tokenizer(config: TrainConfig, text_tower: TextConfig, outputs: Outputs, items: Items) -> str:
     """Tokeniser given, or one trained on the captions; kept in the run's folder.
 
     Raises:
@@ -215,90 +209,67 @@ def _tokenizer(config: TrainConfig, outputs: Outputs, items: Items) -> str:
         except OSError as error:
             raise ConfigError(f"tokenizer {config.tokenizer}: {error.strerror}; give a tokenizer.json") from None
     else:
-        captions = list(captions_of(items, config))
+        captions = list(_captions(items, config))
         if not captions:
             raise SourceError(
                 "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside images"
             )
-        vocab_size = config.architecture.text.vocab_size if config.architecture else 0
-        text = train_tokenizer(captions, vocab_size)
-    if config.architecture is not None:
-        where = config.tokenizer or "the tokeniser made from the captions"
-        check_tokenizer(parse_tokenizer(text, where), config.architecture.text, where)
+        text = train_tokenizer(captions, text_tower.vocab_size)
+    where = config.tokenizer or "the tokeniser made from the captions"
+    check_tokenizer(parse_tokenizer(text, where), text_tower, where)
     outputs.write_text(outputs.tokenizer, text)
     return text
 
 
-def captions_of(items: Items, config: TrainConfig) -> Iterator[str]:
+def _captions(items: Items, config: TrainConfig) -> Iterator[str]:
     """Captions of the items, as they will be tokenised; a caption file that can't be read gives none."""
     columns = ["caption", "caption_uri", *(CARRIED + name for name in (*config.texts, *config.tag_sets))]
     with Fetcher() as fetcher:
         for row in items.listing.select(columns).to_pylist():
-            yield from _texts_of(row, config, fetcher)
+            yield from as_texts(row["caption"])
+            if row["caption_uri"] is not None:
+                with suppress(FetchError):  # the decode step meets it again, and rejects the item
+                    yield fetcher.read_caption(row["caption_uri"])
+            for name in config.texts:
+                yield from as_texts(row[CARRIED + name])
+            for name in config.tag_sets:
+                yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
 
 
-def _texts_of(row: dict[str, Any], config: TrainConfig, fetcher: Fetcher) -> Iterator[str]:
-    yield from as_texts(row["caption"])
-    if row["caption_uri"] is not None:
-        with suppress(FetchError):  # the decode step meets it again, and rejects the item
-            yield fetcher.read_caption(row["caption_uri"])
-    for name in config.texts:
-        yield from as_texts(row[CARRIED + name])
-    for name in config.tag_sets:
-        yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
-
-
-def _run(prepared: PreparedTraining, listener: TrainingListener) -> tuple[ExampleCache, str]:
+def _run(prepared: PreparedTraining, show_steps: ShowSteps) -> tuple[ExampleCache, str]:
     """Run the loop; gives the cache of examples and the device, for the report."""
     config, trainer, progress = prepared.config, prepared.trainer, prepared.progress
     image_size = trainer.config.preprocess.image_size
     with decode_stream(config, prepared.spec, prepared.choice) as decode:
-        validation = _validation(prepared.held_out, decode, image_size, progress.counts, listener)
+        validation = _validation(prepared.held_out, decode, image_size, progress.counts)
         cache = ExampleCache(decode, image_size, config.cache_bytes)
+        stop = threading.Event()
         with (
-            stop_on_signals((stop := TrainingStop()).request_stop, listener.say),
-            listener.steps(config.train.num_steps, trainer.num_steps_done) as on_step,
-            training_setup(prepared, cache, validation, lambda: stop.requested, listener.say) as setup,
+            stop_on_signals(stop.set),
+            show_steps(config.train.num_steps, trainer.num_steps_done) as on_step,
+            training_setup(prepared, cache, validation, stop.is_set) as setup,
         ):
-            loop = Loop(
-                config=config,
-                trainer=setup.trainer,
-                steps=setup.steps,
-                num_items=len(prepared.train),
-                measure=setup.measure,
-                outputs=prepared.outputs,
-                progress=progress,
-                identity=prepared.identity,
-                on_step=on_step,
-                say=listener.say,
-                stop=stop,
-            )
-            loop.run()
-    _export_delta(prepared)
+            Loop(prepared, setup, on_step, stop.is_set).run()
+    if config.train.what == "layers":
+        shutil.rmtree(prepared.outputs.delta, ignore_errors=True)
+        trainer.export_delta(prepared.outputs.delta, prepared.outputs.root.name)
     return cache, setup.device
 
 
-def _validation(
-    held_out: Items, decode: Decode, image_size: int, counts: ExampleCounts, listener: TrainingListener
-) -> Validation | None:
+def _validation(held_out: Items, decode: Decode, image_size: int, counts: ExampleCounts) -> Validation | None:
     """Decode the held-out items, once; None where there are none that are whole."""
     cache = ExampleCache(decode, image_size, cache_bytes=0)
     with closing(numbered_pairs(held_out, cache, counts)) as pairs:
         whole = [pair for pair in pairs if pair.example.is_pair]
     if not whole:
-        listener.say("no whole item is held out: no R@k is measured, and the last model is the one that is kept")
+        LOG.info("no whole item is held out: no R@k is measured, and the last model is the one that is kept")
         return None
     return Validation(whole)
 
 
-def _export_delta(prepared: PreparedTraining) -> None:
-    if prepared.config.train.what == "layers":
-        shutil.rmtree(prepared.outputs.delta, ignore_errors=True)
-        prepared.trainer.export_delta(prepared.outputs.delta, prepared.outputs.root.name)
-
-
 def _report(prepared: PreparedTraining, cache: ExampleCache, device: str, wall_s: float) -> TrainReport:
     config, outputs, progress = prepared.config, prepared.outputs, prepared.progress
+    num_steps = prepared.trainer.num_steps_done
     return TrainReport(
         model=str(outputs.model),
         last=str(outputs.last),
@@ -314,8 +285,8 @@ def _report(prepared: PreparedTraining, cache: ExampleCache, device: str, wall_s
         num_held_out=len(prepared.held_out),
         num_rejected=len(progress.counts.rejects),
         num_unpaired=len(progress.counts.unpaired),
-        num_steps=prepared.trainer.num_steps_done,
-        num_epochs=epochs_of(prepared.trainer.num_steps_done, len(prepared.train), config.batch_size),
+        num_steps=num_steps,
+        num_epochs=num_steps / num_batches(len(prepared.train), config.batch_size),
         best=progress.best,
         latest=progress.latest,
         num_cached=cache.num_cached,

@@ -37,25 +37,14 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = VOCABULARY) -> st
     Returns:
         The content of a tokenizer.json.
     """
-    tokenizer = _empty_tokenizer()
-    words = count_words(tokenizer, captions)
-    scores = learn_pieces(words, max(vocab_size - len(SPECIAL_TOKENS), 1))
-    return _finish(tokenizer, sorted(scores.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _empty_tokenizer() -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    return tokenizer
-
-
-def _finish(tokenizer: Any, pieces: list[tuple[str, float]]) -> str:
-    from tokenizers import models, processors
-
+    scores = learn_pieces(count_words(tokenizer, captions), max(vocab_size - len(SPECIAL_TOKENS), 1))
+    pieces = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     vocabulary = [*((token, 0.0) for token in SPECIAL_TOKENS), *pieces]
     tokenizer.model = models.Unigram(vocabulary, SPECIAL_TOKENS.index("<unk>"), False)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))

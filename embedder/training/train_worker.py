@@ -1,5 +1,7 @@
 """One of several training workers: a replica of the trainer in a process of its own, with its share of the stream.
 
+Each reserves its resources, and those that all of them need together are looked at before anything starts.
+
 `embedder.training.worker_group` starts them as Ray's actors and calls their methods.
 """
 
@@ -16,13 +18,15 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, and not in the list of exports
 
-from embedder.training.batches import ExampleCounts, Pair, SamplerConfig, make_batch
+from embedder.engine.resources import TOLERANCE, Available, decode_cpus
+from embedder.errors import ConfigError
+from embedder.training.batches import ExampleCounts, Pair, make_batch, sampler_of
+from embedder.training.config import TrainConfig
 from embedder.training.rank_batches import take_share
 from embedder.training.validation import Validation, ValidationRecall
 from shards.config import ModelConfig
 from shards.training.batch import TrainBatch
 from shards.training.group import ProcessGroup
-from shards.training.settings import TrainSettings
 from shards.training.trainer import StepMetrics, Trainer
 
 BLOCKS_AHEAD = 2  # decoded shares that are fetched before they are asked for
@@ -31,32 +35,69 @@ THIS_MACHINE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class TrainWorkerSpec:
-    """Settings of a worker; equal for all of them.
+class WorkerResources:
+    """Requests of the workers and of one decode task.
+
+    Workers start first and hold what they asked for, so a CPU must be left to decode with, or the run waits for ever.
 
     Attributes:
-        model: whose weights come with `join`, so that no worker needs the model's folder.
-        settings: of the trainer.
-        sampler: decides the batches.
-        device: torch device.
-        num_threads: of torch.
-        timeout_s: nothing that is done together may take longer, the starts of processes aside.
+        num_workers: processes that train together.
+        num_cpus: of each worker; a share to reserve, and no limit.
+        num_gpus: of each worker.
+        num_threads: torch threads of each worker.
+        decode_cpus: of one decode task.
     """
 
-    model: ModelConfig
-    settings: TrainSettings
-    sampler: SamplerConfig
-    device: str
+    num_workers: int
+    num_cpus: float
+    num_gpus: float
     num_threads: int
-    timeout_s: float
+    decode_cpus: float
+
+    @property
+    def device(self) -> str:
+        """Torch device of a worker; Ray shows it only the GPU that it reserved."""
+        return "cuda" if self.num_gpus > 0 else "cpu"
+
+
+def allocate_workers(config: TrainConfig, available: Available) -> WorkerResources:
+    """Share out the CPUs and GPUs, and refuse what could not run.
+
+    Raises:
+        ConfigError: there are too few; the message says what to change.
+    """
+    num_workers, decode = config.num_workers, decode_cpus(config.decode, available)
+    is_on_gpus = config.device == "cuda" or (config.device == "auto" and available.num_gpus > 0)
+    if is_on_gpus and available.num_gpus < num_workers:
+        raise ConfigError(
+            f"num_workers = {num_workers}: each takes one GPU, and there are {available.num_gpus:g}; "
+            'lower num_workers, or write device = "cpu"'
+        )
+    share = (available.num_cpus - decode) / num_workers
+    if share < TOLERANCE:
+        raise ConfigError(
+            f"num_workers = {num_workers}: one decode task takes {decode:g} CPUs of {available.num_cpus:g}, and the "
+            "workers would wait for ever; lower decode.num_cpus"
+        )
+    num_threads = config.num_threads or max(1, int(share))
+    return WorkerResources(num_workers, min(num_threads, share), 1.0 if is_on_gpus else 0.0, num_threads, decode)
 
 
 class TrainWorker:
     """Actor of one worker; its methods are called in the same order on all of them."""
 
-    def __init__(self, rank: int, size: int, spec: TrainWorkerSpec) -> None:
-        self.rank, self.size, self.spec = rank, size, spec
-        torch.set_num_threads(spec.num_threads)
+    def __init__(self, rank: int, config: TrainConfig, model: ModelConfig, resources: WorkerResources) -> None:
+        """Begin without weights, which come with `join`, so that no worker needs the model's folder.
+
+        Args:
+            rank: number of this worker.
+            config: the run.
+            model: configuration of the model.
+            resources: of all workers.
+        """
+        self.rank, self.config, self.model, self.resources = rank, config, model, resources
+        self._timeout = timedelta(seconds=config.no_progress_timeout_s + START_TIMEOUT_S)
+        torch.set_num_threads(resources.num_threads)
 
     def address(self) -> str:
         """Address of this worker's machine."""
@@ -91,17 +132,14 @@ class TrainWorker:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it need not be reached from outside
         if self.rank > 0:
             self._store = TCPStore(host, port, timeout=self._timeout)
-        backend = "nccl" if self.spec.device == "cuda" else "gloo"
+        device, size = self.resources.device, self.resources.num_workers
+        backend = "nccl" if device == "cuda" else "gloo"
         distributed.init_process_group(
-            backend, store=self._store, rank=self.rank, world_size=self.size, timeout=self._timeout
+            backend, store=self._store, rank=self.rank, world_size=size, timeout=self._timeout
         )
         self._group = ProcessGroup()
-        self.trainer = Trainer(self.spec.model, self.spec.settings, device=self.spec.device, group=self._group)
+        self.trainer = Trainer(self.model, self.config.train, device=device, group=self._group)
         self.trainer.load_state_dict(unpacked(state))
-
-    @property
-    def _timeout(self) -> timedelta:
-        return timedelta(seconds=self.spec.timeout_s + START_TIMEOUT_S)
 
     def listen(self, share: Any) -> None:
         """Take batches from this share (a Ray Data iterator) of a stream of `decode_share` from now on."""
@@ -115,16 +153,16 @@ class TrainWorker:
         if block is None:
             raise RuntimeError(f"the stream ended before batch {batch} of epoch {epoch}")
         counts = ExampleCounts(num_items=block.num_rows)
-        pairs = take_share(block, (epoch, batch, self.rank), self.spec.model.preprocess.image_size, counts)
+        pairs = take_share(block, (epoch, batch, self.rank), self.model.preprocess.image_size, counts)
         if not self._group.total(len(pairs), self.trainer.device):
             return None, counts
         return self.trainer.step(self._batch(pairs, epoch)), counts
 
     def _batch(self, pairs: list[Pair], epoch: int) -> TrainBatch:
-        made = make_batch(pairs, self.spec.sampler, epoch)
+        made = make_batch(pairs, sampler_of(self.config), epoch)
         if made is not None:
             return made
-        side, none = self.spec.model.preprocess.image_size, torch.empty(0, dtype=torch.int64)
+        side, none = self.model.preprocess.image_size, torch.empty(0, dtype=torch.int64)
         return TrainBatch(torch.empty(0, side, side, 3, dtype=torch.uint8), none, none.int(), none, none, none, epoch)
 
     def hold_out(self, validation: Validation) -> None:

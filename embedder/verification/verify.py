@@ -10,7 +10,7 @@ the dtype.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,19 +19,17 @@ import pyarrow.compute as pc
 
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
-from embedder.engine.int8_check import stage_threads
-from embedder.engine.job import Model, decode_spec, make_plan, open_model, rows_per_batch
+from embedder.engine.job import Model, decode_spec, make_plan, open_model, rows_per_batch, stage_threads
 from embedder.errors import SourceError
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
 from shards.costs import Dtype, weight_bytes
-from shards.plan import ShardPlan, ShardSpec
-from shards.ranges import whole_model
+from shards.ranges import ShardSpec, whole_model
 from shards.training.metrics import retrieval_at
 
 if TYPE_CHECKING:
@@ -99,8 +97,8 @@ class Verification:
     num_rejected: int
     num_pairs: int
     comparisons: tuple[VectorComparison, ...]
-    precisions: tuple[Precision, ...] = ()
-    gain: "Int8Benefit | None" = None
+    precisions: tuple[Precision, ...]
+    gain: "Int8Benefit | None"
 
     @property
     def failures(self) -> list[str]:
@@ -139,44 +137,37 @@ def verify(
     runner = _Runner(config, model, device)
     whole = whole_model(model.config)
 
-    expected = runner.run(rows, [whole], "float32", UnsplitStage)
-    found = runner.run(rows, [stage.spec for stage in plan.stages], config.dtype)
+    specs = tuple(stage.spec for stage in plan.stages)
+    expected, _ = runner.run(rows, [whole], "float32", UnsplitStage)
+    found, _ = runner.run(rows, specs, config.dtype)
     limit = LIMITS[config.dtype]
     limit = Limit(_either(max_difference, limit.max_difference), _either(min_cosine, limit.min_cosine))
-    comparisons = _compare(found.vectors, UNSPLIT, expected.vectors, limit)
+    comparisons = _compare(found, UNSPLIT, expected, limit)
     if config.dtype != "float32":
-        one = runner.run(rows, [whole], config.dtype)
-        comparisons += _compare(found.vectors, f"one shard, {config.dtype}", one.vectors, CUT_LIMIT)
-    verification = Verification(
+        one, _ = runner.run(rows, [whole], config.dtype)
+        comparisons += _compare(found, f"one shard, {config.dtype}", one, CUT_LIMIT)
+    precisions, gain = [], None
+    if config.dtype == "int8":
+        from shards.int8_benefit import measure_int8_benefit
+
+        precisions = [_precision(runner, rows, specs, dtype, expected) for dtype in COMPARED]
+        gain = measure_int8_benefit(model.folder, device, num_threads=stage_threads(config))
+    return Verification(
         model_fingerprint=model.fingerprint,
         dtype=config.dtype,
         device=device,
-        plan=tuple(stage.spec for stage in plan.stages),
+        plan=specs,
         num_rows=sum(table.num_rows for table in rows),
         num_rejected=sum(table.num_rows - table["error_type"].null_count for table in rows),
-        num_pairs=int(_is_pair(expected.vectors).sum()),
+        num_pairs=int(_is_pair(expected).sum()),
         comparisons=tuple(comparisons),
-    )
-    if config.dtype != "int8":
-        return verification
-    from shards.int8_benefit import measure_int8_benefit
-
-    precisions = tuple(_precision(runner, rows, plan, dtype, expected.vectors) for dtype in COMPARED)
-    return replace(
-        verification,
-        precisions=precisions,
-        gain=measure_int8_benefit(model.folder, device, num_threads=stage_threads(config)),
+        precisions=tuple(precisions),
+        gain=gain,
     )
 
 
 def _either(given: float | None, usual: float | None) -> float | None:
     return usual if given is None else given
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    vectors: Embedded
-    row_s: float
 
 
 @dataclass(frozen=True)
@@ -189,25 +180,24 @@ class _Runner:
 
     def run(
         self, rows: Sequence[pa.Table], specs: Iterable[ShardSpec], dtype: str, kind: type[Stage] = Stage
-    ) -> _Outcome:
+    ) -> tuple[Embedded, float]:
+        """Vectors of the rows, and seconds of all stages for one row."""
         tables = list(rows)
-        for index, spec in enumerate(specs):
-            stage = kind(self._stage_spec(index, spec, dtype))
-            stage(tables[0])  # the first call of a process is slower, and `row_s` is that of the others
+        for index, shard in enumerate(specs):
+            spec = StageSpec(
+                index=index,
+                model=self.model.uri,
+                shard=shard,
+                dtype=dtype,
+                device=self.device,
+                num_threads=stage_threads(self.config),
+                batch_sizes=(rows_per_batch(self.config),),
+            )
+            stage = kind(spec)
+            stage(tables[0])  # the first call of a process is slower, and the time is that of the others
             tables = [stage(table) for table in tables]
             del stage
-        return _Outcome(_vectors(tables), _row_s(tables))
-
-    def _stage_spec(self, index: int, shard: ShardSpec, dtype: str) -> StageSpec:
-        return StageSpec(
-            index=index,
-            model=self.model.uri,
-            shard=shard,
-            dtype=dtype,
-            device=self.device,
-            num_threads=stage_threads(self.config),
-            batch_sizes=(rows_per_batch(self.config),),
-        )
+        return _vectors(tables), _row_s(tables)
 
 
 def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
@@ -260,31 +250,26 @@ def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) 
 
 
 def _precision(
-    runner: _Runner, rows: Sequence[pa.Table], plan: ShardPlan, dtype: Dtype, expected: Embedded
+    runner: _Runner, rows: Sequence[pa.Table], specs: Sequence[ShardSpec], dtype: Dtype, expected: Embedded
 ) -> Precision:
     """Run the plan in a dtype, and compare its vectors with the unsplit towers'.
 
     Args:
         runner: of the stages.
         rows: decoded.
-        plan: the cut.
+        specs: the stages' layers.
         dtype: compute dtype.
         expected: the unsplit towers' vectors.
     """
-    specs = [stage.spec for stage in plan.stages]
-    outcome = runner.run(rows, specs, dtype)
-    angles = {
-        side: cosines(outcome.vectors[side].values, expected[side].values)
-        for side in SIDES
-        if len(expected[side].values)
-    }
+    found, row_s = runner.run(rows, specs, dtype)
+    angles = {side: cosines(found[side].values, expected[side].values) for side in SIDES if len(expected[side].values)}
     return Precision(
         dtype=dtype,
         weight_bytes=sum(weight_bytes(runner.model.config, spec, dtype) for spec in specs),
-        row_s=outcome.row_s,
+        row_s=row_s,
         least_cosine={side: float(values.min()) for side, values in angles.items()},
         mean_cosine={side: float(values.mean()) for side, values in angles.items()},
-        recall_at_10=_recall(outcome.vectors),
+        recall_at_10=_recall(found),
     )
 
 

@@ -4,14 +4,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import psutil
+
+from harness import EMBEDDER, descendants, kill_all, title
 
 RUN_TIMEOUT_S = 240.0
 LOOK_S = 0.001
@@ -38,20 +39,22 @@ class Kill:
         return f"{self.engine}: {self.what}, {self.moment}"
 
 
-MOMENTS = (
-    "at any time",
-    "after a part file",
-    "after the order",
-    "after the commit of embeddings",
-    "after the commit of items",
-    "while the index is built",
-    "after the run's record",
-    "after the swap",
-)
+MOMENTS = {
+    "at any time": "",
+    "after a part file": "runs/*/journal/*.json",
+    "after the order": "runs/*/publication.json",
+    "after the commit of embeddings": "embeddings/_delta_log/*.json",
+    "after the commit of items": "items/_delta_log/*.json",
+    "while the index is built": "index/*",
+    "after the run's record": "runs/*/published.json",
+    "after the swap": "CURRENT.json",
+}
+"""Moments of a run, and the files of the store that appear or change then."""
+
 AT_ONCE = "as soon as it is there"
 SHORT_LIVED = ("decode worker", "decoding child")  # all is decoded before the first part file is written
 RAY_PROCESSES = {
-    "driver": None,
+    "driver": "",
     "stage actor": "ray::MapWorker(MapBatches(Stage",
     "decode worker": "ray::MapBatches(decode",
     "write worker": "ray::Write",
@@ -70,7 +73,7 @@ def plan_kills(num: int, rng: Random) -> list[Kill]:
     local = []
     for number in range(num - num_ray):
         is_child = number % 10 == 9
-        moment = AT_ONCE if is_child else MOMENTS[number % len(MOMENTS)]
+        moment = AT_ONCE if is_child else list(MOMENTS)[number % len(MOMENTS)]
         local.append(Kill("local", "decoding child" if is_child else "driver", moment))
     plan = [*ray, *local]
     rng.shuffle(plan)
@@ -87,19 +90,28 @@ class Victim:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start it; what it says goes into a file, which no orphan can hold open."""
-        command = [sys.executable, "-m", "embedder", "refresh", str(self.config)]
+        command = [*EMBEDDER, "refresh", str(self.config)]
         with self.log.open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log)
 
     def disturb(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int]:
-        """Run it and kill; says whether there was something to kill in time, and the exit code."""
+        """Run it and kill; says whether there was something to kill in time, and the exit code.
+
+        Args:
+        kill: whom, and when.
+        rng: of the moment.
+        typical_s: seconds of a run.
+        """
         process = self.start()
         family: dict[int, psutil.Process] = {}
         try:
             is_killed = self._kill_when(process, kill, self._trigger(kill.moment, rng, typical_s), family)
             code = process.wait(RUN_TIMEOUT_S)
         finally:
-            end_all([*family.values(), psutil.Process(process.pid)] if process.poll() is None else family.values())
+            # What a killed run leaves behind: the daemons of its Ray would notice only after a while.
+            kill_all(family.values())
+            if process.poll() is None:
+                process.kill()
         return is_killed, code
 
     def _kill_when(
@@ -110,7 +122,8 @@ class Victim:
             if reached():
                 known = {each.pid: each for each in descendants(process.pid)}
                 family.update(known)
-                pid = process.pid if kill.what == "driver" else find(known.values(), RAY_PROCESSES[kill.what] or "")
+                named = (each.pid for each in known.values() if RAY_PROCESSES[kill.what] in title(each))
+                pid = process.pid if kill.what == "driver" else next(named, None)
                 if pid is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -125,56 +138,14 @@ class Victim:
         if moment == "at any time":
             at_s = time.monotonic() + typical_s * rng.uniform(0.3, 1.0)
             return lambda: time.monotonic() >= at_s
-        if moment == "after a part file":
-            wanted = rng.randint(1, 3)
-            return self._more("runs/*/journal/*.json", wanted)
-        if moment == "after the swap":
-            before = self._current_stamp()
-            return lambda: self._current_stamp() != before
-        pattern = {
-            "after the order": "runs/*/publication.json",
-            "after the commit of embeddings": "embeddings/_delta_log/*.json",
-            "after the commit of items": "items/_delta_log/*.json",
-            "while the index is built": "index/*",
-            "after the run's record": "runs/*/published.json",
-        }[moment]
-        return self._more(pattern, 1)
+        wanted = rng.randint(1, 3) if moment == "after a part file" else 1
+        before = self._stamps(MOMENTS[moment])
+        return lambda: len(self._stamps(MOMENTS[moment]) - before) >= wanted
 
-    def _more(self, pattern: str, num: int) -> Reached:
-        before = set(self._stamps(pattern))
-        return lambda: len(set(self._stamps(pattern)) - before) >= num
-
-    def _stamps(self, pattern: str) -> Iterator[tuple[str, int]]:
+    def _stamps(self, pattern: str) -> set[tuple[str, int]]:
+        """Files of the store, with the times of their last change."""
+        found = set()
         for path in self.store.glob(pattern):
             with contextlib.suppress(OSError):
-                yield str(path), path.stat().st_mtime_ns if path.is_file() else 0
-
-    def _current_stamp(self) -> int:
-        try:
-            return (self.store / "CURRENT.json").stat().st_mtime_ns
-        except OSError:
-            return 0
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    """All processes that a run has started."""
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def find(processes: Iterator[psutil.Process], text: str) -> int | None:
-    """One whose command line has the text."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            if text in " ".join(process.cmdline()):
-                return process.pid
-    return None
-
-
-def end_all(processes: Iterator[psutil.Process]) -> None:
-    """End what a killed run has left behind: the daemons of its Ray, which would notice only after a while."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+                found.add((str(path), path.stat().st_mtime_ns if path.is_file() else 0))
+        return found

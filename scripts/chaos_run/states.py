@@ -3,11 +3,12 @@
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from delta_rows import delta_rows
 from deltalake.exceptions import TableNotFoundError
 
@@ -23,7 +24,6 @@ MIN_COSINE = 0.9999
 EXACT = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
 ITEM_FACTS = ("content_version", "state", "size_bytes", "modified", "num_vectors")
 
-Key = tuple[str, int]
 Fingerprint = frozenset[tuple[str, int, str]]
 """What tells two states apart: item, segment and content of each row."""
 
@@ -38,49 +38,35 @@ def state_of(store: Path) -> Fingerprint:
     return fingerprint(embedder.open_store(store).to_arrow(["item_id", "segment", "content_version"]))
 
 
-@dataclass
-class Difference:
-    """How a store differs from an undisturbed one."""
-
-    num_rows: int = 0
-    lost: list[Any] = field(default_factory=list)
-    duplicated: list[Any] = field(default_factory=list)
-    differing: list[Any] = field(default_factory=list)
-
-
-def compare(store: Path, undisturbed: Path) -> Difference:
-    """Compare rows and items of two stores: keys, versions, fingerprints, vectors."""
+def compare(store: Path, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
+    """Compare rows and items of two stores: keys, versions, fingerprints, vectors; gives the number of rows, too."""
     found, expected = embedder.open_store(store), embedder.open_store(undisturbed)
-    rows, others = found.to_arrow().to_pylist(), expected.to_arrow().to_pylist()
-    difference = Difference(num_rows=len(rows))
-    by_key = _keyed(rows, difference)
-    wanted = _keyed(others, Difference())
-    difference.lost += wanted.keys() - by_key.keys()
-    difference.differing += by_key.keys() - wanted.keys()
-    difference.differing += [key for key in wanted.keys() & by_key.keys() if not _same(by_key[key], wanted[key])]
-    items, other_items = ({row["item_id"]: row for row in each.items().to_pylist()} for each in (found, expected))
-    if len(items) != found.items().num_rows:
-        difference.duplicated.append("items")
-    difference.lost += other_items.keys() - items.keys()
-    difference.differing += items.keys() - other_items.keys()
-    difference.differing += [
-        key
-        for key in items.keys() & other_items.keys()
-        if any(items[key][name] != other_items[key][name] for name in ITEM_FACTS)
-    ]
-    return difference
+    rows = found.to_arrow()
+    difference: dict[str, list[Any]] = {"lost": [], "duplicated": [], "differing": []}
+    for ours, theirs, key, facts in (
+        (rows, expected.to_arrow(), ("item_id", "segment"), EXACT),
+        (found.items(), expected.items(), ("item_id",), ITEM_FACTS),
+    ):
+        by_key, wanted = _by_key(ours, key), _by_key(theirs, key)
+        difference["duplicated"] += [key for key, rows_of in by_key.items() if len(rows_of) > 1]
+        difference["lost"] += wanted.keys() - by_key.keys()
+        difference["differing"] += by_key.keys() - wanted.keys()
+        common = wanted.keys() & by_key.keys()
+        difference["differing"] += [key for key in common if not _same(by_key[key][-1], wanted[key][-1], facts)]
+    return rows.num_rows, difference
 
 
-def _keyed(rows: list[dict[str, Any]], difference: Difference) -> dict[Key, dict[str, Any]]:
-    counts = Counter((row["item_id"], row["segment"]) for row in rows)
-    difference.duplicated += [key for key, num in counts.items() if num > 1]
-    return {(row["item_id"], row["segment"]): row for row in rows}
+def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        found.setdefault(tuple(row[name] for name in key), []).append(row)
+    return found
 
 
-def _same(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    if any(row[name] != other[name] for name in EXACT):
+def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
+    if any(row[name] != other[name] for name in facts):
         return False
-    return all(_same_vector(row[name], other[name]) for name in ("image_embedding", "text_embedding"))
+    return all(_same_vector(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding"))
 
 
 def _same_vector(vector: list[float] | None, other: list[float] | None) -> bool:

@@ -16,22 +16,13 @@ STYLES = ("twemoji", "openmoji", "fluent-flat", "fluent-modern")
 HELD_OUT_EVERY = 8
 
 
-@dataclass(frozen=True)
-class Concepts:
-    """What is known of each concept in words: caption, tags, and the two groups that it stands in."""
-
-    hexcodes: list[str]
-    captions: list[str]
-    tags: list[tuple[str, ...]]
-    groups: list[tuple[str, ...]]
-
-    def __len__(self) -> int:
-        return len(self.hexcodes)
+Concept = dict[str, Any]
+"""What is known of a concept in words: `hexcode`, `caption`, `tags`, and `groups`, the two that it stands in."""
 
 
 @dataclass(frozen=True)
 class Drawings:
-    """Pictures: uint8 (N, H, H, 3), and which concept (place in `Concepts`) and item each is; int64 (N,)."""
+    """Images: uint8 (N, H, H, 3), and which concept (place among all) and item each is; int64 (N,)."""
 
     pixels: torch.Tensor
     concepts: torch.Tensor
@@ -45,24 +36,29 @@ class Drawings:
         return Drawings(self.pixels[places], self.concepts[places], self.keys[places])
 
 
-def read_concepts(data: Path) -> Concepts:
+def read_concepts(data: Path) -> list[Concept]:
     """Every concept of the training styles, ordered by code; no column but these is opened."""
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, Concept] = {}
     for style in STYLES:
         columns = ["hexcode", "caption", "tags", "group", "subgroup"]
         for row in pq.read_table(data / f"{style}.parquet", columns=columns).to_pylist():
-            known.setdefault(row["hexcode"], row)
-    rows = [known[hexcode] for hexcode in sorted(known)]
-    return Concepts(
-        [row["hexcode"] for row in rows],
-        [row["caption"] for row in rows],
-        [tuple(row["tags"] or ()) for row in rows],
-        [(row["group"].replace("-", " "), row["subgroup"].replace("-", " ")) for row in rows],
-    )
+            groups = [row[name].replace("-", " ") for name in ("group", "subgroup")]
+            known.setdefault(row["hexcode"], row | {"tags": row["tags"] or [], "groups": groups})
+    return [known[hexcode] for hexcode in sorted(known)]
 
 
-def read_drawings(data: Path, styles: tuple[str, ...], concepts: Concepts, image_size: int, work: Path) -> Drawings:
-    """Decode pictures of concepts that training knows through the pipeline's own door; once, then from `work`."""
+def read_drawings(
+    data: Path, styles: tuple[str, ...], concepts: list[Concept], image_size: int, work: Path
+) -> Drawings:
+    """Decode images of concepts that training knows in the pipeline's own sandbox; once, then from `work`.
+
+    Args:
+        data: folder of the styles' tables.
+        styles: to read.
+        concepts: that training knows.
+        image_size: side of the square.
+        work: folder that keeps what was decoded.
+    """
     cache = work / f"{'+'.join(styles)}-{image_size}.npz"
     if not cache.exists():
         _decode(data, styles, concepts, image_size, cache)
@@ -70,15 +66,15 @@ def read_drawings(data: Path, styles: tuple[str, ...], concepts: Concepts, image
     return Drawings(*(torch.from_numpy(arrays[name]) for name in ("pixels", "concepts", "keys")))
 
 
-def _decode(data: Path, styles: tuple[str, ...], concepts: Concepts, image_size: int, cache: Path) -> None:
-    fit = ResizeSpec(image_size, resize="squash", interpolation="bicubic", reduced_decode=True)
-    places = {hexcode: place for place, hexcode in enumerate(concepts.hexcodes)}
+def _decode(data: Path, styles: tuple[str, ...], concepts: list[Concept], image_size: int, cache: Path) -> None:
+    resize = ResizeSpec(image_size, mode="squash", interpolation="bicubic", reduced_decode=True)
+    places = {concept["hexcode"]: place for place, concept in enumerate(concepts)}
     pixels, found, keys = [], [], []
-    with SandboxedDecoder() as door:
+    with SandboxedDecoder() as sandbox:
         for style in styles:
             for row in pq.read_table(data / f"{style}.parquet", columns=["item_id", "hexcode", "image"]).to_pylist():
                 if row["hexcode"] in places:
-                    pixels.append(door.image(row["image"], fit))
+                    pixels.append(sandbox.image(row["image"], resize))
                     found.append(places[row["hexcode"]])
                     keys.append(item_key(row["item_id"]))
     np.savez(cache, pixels=np.stack(pixels), concepts=np.array(found), keys=np.array(keys))

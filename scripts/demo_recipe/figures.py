@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from demo_recipe.drawings import STYLES, Concepts, Drawings, read_drawings
+from demo_recipe.drawings import STYLES, Concept, Drawings, read_drawings
 from demo_recipe.texts import encode_texts
 from embedder.steps.captions import CaptionEncoder
 from shards.training.metrics import best_ranks
@@ -17,12 +17,19 @@ from shards.training.trainer import Trainer
 KS = (1, 5, 10)
 
 
-def figures_on(style: str, folder: Path, data: Path, concepts: Concepts, work: Path) -> dict[str, Any]:
-    """R@k by caption, by unseen tags, and picture to picture.
+def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], work: Path) -> dict[str, Any]:
+    """R@k by caption, by unseen tags, and image to image.
 
-    Texts are ranked against all pictures of the style; R@k counts queries whose own picture is among the best k. Of
-    the unseen tags, those of one concept are one query, joined by commas. Pictures are also ranked against all training
+    Texts are ranked against all images of the style; R@k counts queries whose own image is among the best k. Of
+    the unseen tags, those of one concept are one query, joined by commas. Images are also ranked against all training
     drawings: whether one of the first k concepts is theirs; and so are plain pixels, 18 x 18.
+
+    Args:
+        style: that no training saw.
+        folder: of the model.
+        data: folder of the styles' tables.
+        concepts: that training knows.
+        work: folder that keeps what was decoded.
     """
     trainer = Trainer(folder, TrainSettings(ema_decay=0))
     preprocess = trainer.config.preprocess
@@ -30,13 +37,13 @@ def figures_on(style: str, folder: Path, data: Path, concepts: Concepts, work: P
     test = read_drawings(data, (style,), concepts, preprocess.image_size, work)
     train = read_drawings(data, STYLES, concepts, preprocess.image_size, work)
     rows = pq.read_table(data / f"{style}.parquet", columns=["caption", "openmoji_tags", "group"]).to_pylist()
-    pictures, numbers = trainer.encode_images(test.pixels).numpy(), np.arange(len(rows))
+    images, numbers = trainer.encode_images(test.pixels).numpy(), np.arange(len(rows))
     is_flag = np.array([row["group"] == "flags" for row in rows])
     tags = [", ".join(row["openmoji_tags"] or ()) for row in rows]
     has_tags = np.array([bool(text) for text in tags])
 
     def ranks_of(texts: list[str], asks: Any) -> Any:
-        return best_ranks(encode_texts(trainer, encoder, texts).numpy(), numbers[asks], pictures, numbers)
+        return best_ranks(encode_texts(trainer, encoder, texts).numpy(), numbers[asks], images, numbers)
 
     by_caption = ranks_of([row["caption"] for row in rows], slice(None))
     by_tags = ranks_of([text for text in tags if text], has_tags)
@@ -47,7 +54,7 @@ def figures_on(style: str, folder: Path, data: Path, concepts: Concepts, work: P
         "caption, no flags": recalls(by_caption[~is_flag]),
         "unseen tags": recalls(by_tags),
         "unseen tags, no flags": recalls(by_tags[~is_flag[has_tags]]),
-        "picture to picture": recalls(concept_ranks(pictures, test, embeddings, train)),
+        "picture to picture": recalls(concept_ranks(images, test, embeddings, train)),
         "picture to picture, pixels 18 x 18": recalls(
             concept_ranks(plain_pixels(test), test, plain_pixels(train), train)
         ),
@@ -68,7 +75,14 @@ def plain_pixels(drawings: Drawings) -> Any:
 
 
 def concept_ranks(queries: Any, test: Drawings, candidates: Any, train: Drawings) -> Any:
-    """For each query, how many other concepts have a drawing as near as the best of its own, or nearer."""
+    """For each query, how many other concepts have a drawing as near as the best of its own, or nearer.
+
+    Args:
+        queries: vectors of the test's drawings; float32 (Q, E).
+        test: the drawings asked with.
+        candidates: vectors of the training drawings; float32 (N, E).
+        train: those drawings.
+    """
     scores = torch.from_numpy(queries @ candidates.T)
     best = torch.full((len(scores), int(train.concepts.max()) + 1), -torch.inf)
     best.scatter_reduce_(1, train.concepts[None].expand(len(scores), -1), scores, "amax")

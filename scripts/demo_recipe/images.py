@@ -1,25 +1,23 @@
-"""Phase 1: the ViT learns to tell the concepts apart over all styles; small pictures first, then larger ones."""
+"""Phase 1: the ViT learns to tell the concepts apart over all styles; small images first, then larger ones."""
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from demo_recipe.drawings import STYLES, Concepts, Drawings, hold_out, read_drawings
-from demo_recipe.log import log
+from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, read_drawings
+from demo_recipe.training import scaled, train
 from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
 from shards.training.batch import TrainBatch
-from shards.training.checkpoint import load_checkpoint, save_checkpoint
 from shards.training.export import export_model
 from shards.training.metrics import retrieval_at
 from shards.training.settings import AugmentSettings, TrainSettings
 from shards.training.trainer import Trainer
 
 BATCH_SIZE = 128
-LOG_STEPS, CHECKPOINT_STEPS = 50, 500
+CHECKPOINT_STEPS = 500
 POSITIONS = "vision.pos_embed"
 
 CONFIG = ModelConfig(
@@ -81,100 +79,68 @@ SMALL = TrainSettings(
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """Pictures of one size, and how they are learnt from."""
-
-    image_size: int
-    settings: TrainSettings
-
-    def config(self) -> ModelConfig:
-        """The model at this size."""
-        sized = {"image_size": self.image_size}
-        return CONFIG.model_copy(
-            update={
-                "vision": CONFIG.vision.model_copy(update=sized),
-                "preprocess": CONFIG.preprocess.model_copy(update=sized),
-            }
-        )
-
-
-PARTS = (
-    Part(48, SMALL),
-    Part(
-        64,
-        SMALL.model_copy(
-            update={
-                "learning_rate": 6e-4,
-                "final_learning_rate": 0.0,
-                "num_steps": 2000,
-                "patch_dropout": 0.3,
-                "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
-            }
-        ),
+PARTS = {
+    48: SMALL,
+    64: SMALL.model_copy(
+        update={
+            "learning_rate": 6e-4,
+            "final_learning_rate": 0.0,
+            "num_steps": 2000,
+            "patch_dropout": 0.3,
+            "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
+        }
     ),
-)
+}
+"""Size of the images -> how they are learnt from, in this order."""
 
 
-def train_pictures(data: Path, concepts: Concepts, work: Path, seed: int, share: float) -> Trainer:
-    """Train part after part; each begins with the averaged weights of the one before, fitted to its size."""
+def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
+    """Train part after part; each begins with the averaged weights of the one before, fitted to its size.
+
+    Args:
+        data: folder of the styles' tables.
+        concepts: to tell apart.
+        work: folder of checkpoints.
+        seed: that everything follows from.
+        share: of the steps.
+    """
     trainer = None
-    for part in PARTS:
-        trainer = _begin(part, scaled(part.settings, len(concepts), seed, share), trainer, work)
-        drawings = read_drawings(data, STYLES, concepts, part.image_size, work)
-        _train(trainer, f"pictures-{part.image_size}", *hold_out(drawings), work)
+    for image_size, settings in PARTS.items():
+        trainer = _begin(image_size, scaled(settings, len(concepts), seed, share), trainer, work)
+        learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, image_size, work))
+        checkpoint = work / f"pictures-{image_size}.pt"
+        judge = partial(_recall, trainer, held_out)
+        train(trainer, checkpoint, CHECKPOINT_STEPS, partial(_batch, learnt, seed=seed), judge)
     if trainer is None:
         raise ValueError("the recipe has no part")
     return trainer
 
 
-def scaled(settings: TrainSettings, num_concepts: int, seed: int, share: float) -> TrainSettings:
-    """The settings for this data and seed, and for a share of the steps."""
-    num_steps = max(1, round(settings.num_steps * share))
-    warmup_steps = min(settings.warmup_steps, num_steps)
-    changes = {"num_concepts": num_concepts, "seed": seed, "num_steps": num_steps, "warmup_steps": warmup_steps}
-    return settings.model_copy(update=changes)
+def config_of(image_size: int) -> ModelConfig:
+    """The model at a size of images."""
+    sized = {"image_size": image_size}
+    parts = {"vision": CONFIG.vision, "preprocess": CONFIG.preprocess}
+    return CONFIG.model_copy(update={name: part.model_copy(update=sized) for name, part in parts.items()})
 
 
-def _begin(part: Part, settings: TrainSettings, before: Trainer | None, work: Path) -> Trainer:
-    """A trainer of the part: afresh, or where the part before ended, or at its own last checkpoint."""
-    config = part.config()
+def _begin(image_size: int, settings: TrainSettings, before: Trainer | None, work: Path) -> Trainer:
+    """A trainer of the part: afresh, or where the part before ended."""
+    config = config_of(image_size)
     if before is None:
-        trainer = Trainer(config, settings)
-    else:
-        start = export_model(
-            work / f"start-{part.image_size}", config, fitted_positions(before.weights(), config), None, replace=True
-        )
-        trainer = Trainer(start, settings)
-        trainer.objective.set_prototypes(before.objective.prototypes.detach())
-    checkpoint = work / f"pictures-{part.image_size}.pt"
-    if checkpoint.exists():
-        trainer.load_state_dict(load_checkpoint(checkpoint))
-        log(f"{checkpoint.name}: going on at step {trainer.num_steps_done}")
+        return Trainer(config, settings)
+    weights = fitted_positions(before.weights(), config)
+    trainer = Trainer(export_model(work / f"start-{image_size}", config, weights, None, replace=True), settings)
+    trainer.objective.set_prototypes(before.objective.prototypes.detach())
     return trainer
 
 
 def fitted_positions(weights: Mapping[str, torch.Tensor], config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The weights with position embeddings resampled to the model's picture size."""
+    """The weights with position embeddings resampled to the model's image size."""
     from timm.layers import resample_abs_pos_embed
 
     side = config.vision.image_size // config.vision.patch_size
     positions = resample_abs_pos_embed(weights[POSITIONS], [side, side], num_prefix_tokens=0)
     return {**weights, POSITIONS: positions}
-
-
-def _train(trainer: Trainer, name: str, train: Drawings, held_out: Drawings, work: Path) -> None:
-    began, settings = time.monotonic(), trainer.settings
-    while trainer.num_steps_done < settings.num_steps:
-        metrics = trainer.step(_batch(train, trainer.num_steps_done, settings.seed))
-        if metrics.step % LOG_STEPS == 0:
-            log(
-                f"{name} {metrics.step}/{settings.num_steps} loss {metrics.loss:.3f} lr {metrics.learning_rate:.5f} "
-                f"grad {metrics.grad_norm:.2f} {time.monotonic() - began:.0f} s"
-            )
-        if metrics.step % CHECKPOINT_STEPS == 0 or metrics.step == settings.num_steps:
-            save_checkpoint(work / f"{name}.pt", trainer.state_dict())
-            log(f"  held-out drawings find their concept: {_recall(trainer, held_out)}")
 
 
 def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
@@ -186,9 +152,9 @@ def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
     return TrainBatch(chosen.pixels, chosen.concepts, none.int(), none, none, chosen.keys, epoch)
 
 
-def _recall(trainer: Trainer, drawings: Drawings) -> dict[int, float]:
-    """Share of pictures that have their concept among the k nearest prototypes."""
+def _recall(trainer: Trainer, drawings: Drawings) -> str:
+    """Share of images that have their concept among the k nearest prototypes."""
     prototypes = torch.nn.functional.normalize(trainer.objective.prototypes.detach(), dim=-1).numpy()
-    pictures, numbers = trainer.encode_images(drawings.pixels).numpy(), np.arange(len(prototypes))
-    found = retrieval_at(pictures, drawings.concepts.numpy(), prototypes, numbers)
-    return {k: round(share, 3) for k, share in found.items()}
+    images, numbers = trainer.encode_images(drawings.pixels).numpy(), np.arange(len(prototypes))
+    found = retrieval_at(images, drawings.concepts.numpy(), prototypes, numbers)
+    return f"held-out drawings find their concept: { {k: round(share, 3) for k, share in found.items()} }"

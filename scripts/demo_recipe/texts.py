@@ -1,25 +1,24 @@
-"""Phase 2: the ALBERT learns to hit the middle of its concept's pictures, which stay where they are."""
+"""Phase 2: the ALBERT learns to hit the middle of its concept's images, which stay where they are."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from demo_recipe.drawings import STYLES, Concepts, Drawings, hold_out, read_drawings
-from demo_recipe.log import log
-from demo_recipe.pictures import scaled
+from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, read_drawings
+from demo_recipe.training import scaled, train
 from embedder.steps.captions import CaptionEncoder
 from embedder.training.tokenizer import train_tokenizer
 from shards.training.batch import TrainBatch
-from shards.training.checkpoint import load_checkpoint, save_checkpoint
 from shards.training.export import export_model
 from shards.training.metrics import retrieval_at
 from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 
 BATCH_SIZE = 256
-LOG_STEPS, CHECKPOINT_STEPS = 50, 200
+CHECKPOINT_STEPS = 200
 
 SETTINGS = TrainSettings(
     loss="concepts",
@@ -37,60 +36,68 @@ SETTINGS = TrainSettings(
 )
 
 
-def train_texts(pictures: Trainer, data: Path, concepts: Concepts, work: Path, seed: int, share: float) -> Trainer:
-    """Fit a fresh text tower to the pictures' tower; the trainer holds both."""
-    phrases = [text for place in range(len(concepts)) for text in words_of(concepts, place)]
-    tokenizer_json = train_tokenizer(phrases, pictures.config.text.vocab_size)
-    start = export_model(work / "start-texts", pictures.config, pictures.weights(), tokenizer_json, replace=True)
+def train_texts(images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
+    """Fit a fresh text tower to the images' tower; the trainer holds both.
+
+    Args:
+        images: of phase 1.
+        data: folder of the styles' tables.
+        concepts: that the texts are about.
+        work: folder of checkpoints.
+        seed: that everything follows from.
+        share: of the steps.
+    """
+    phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
+    tokenizer_json = train_tokenizer(phrases, images.config.text.vocab_size)
+    start = export_model(work / "start-texts", images.config, images.weights(), tokenizer_json, replace=True)
     trainer = Trainer(start, scaled(SETTINGS, len(concepts), seed, share))
-    drawings = read_drawings(data, STYLES, concepts, pictures.config.vision.image_size, work)
-    train, held_out = hold_out(drawings)
-    trainer.objective.set_prototypes(centroids(pictures, train, len(concepts)))
-    checkpoint = work / "texts.pt"
-    if checkpoint.exists():
-        trainer.load_state_dict(load_checkpoint(checkpoint))
-        log(f"{checkpoint.name}: going on at step {trainer.num_steps_done}")
-    writer = TextWriter(concepts, CaptionEncoder(tokenizer_json, pictures.config.preprocess.max_caption_tokens))
-    _train(trainer, writer, held_out, checkpoint)
+    drawings = read_drawings(data, STYLES, concepts, images.config.vision.image_size, work)
+    learnt, held_out = hold_out(drawings)
+    trainer.objective.set_prototypes(centroids(images, learnt, len(concepts)))
+    writer = TextWriter(concepts, CaptionEncoder(tokenizer_json, images.config.preprocess.max_caption_tokens))
+    vectors = trainer.encode_images(held_out.pixels).numpy()
+    judge = partial(_recall, trainer, writer, held_out, vectors)
+    train(trainer, work / "texts.pt", CHECKPOINT_STEPS, partial(writer.batch, seed=seed), judge)
     return trainer
 
 
-def words_of(concepts: Concepts, place: int) -> list[str]:
-    """Everything that is said of a concept."""
-    return [concepts.captions[place], *concepts.tags[place], *concepts.groups[place]]
-
-
 def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.Tensor:
-    """The middle of each concept's pictures; float32 (C, E), unit rows."""
+    """The middle of each concept's images; float32 (C, E), unit rows.
+
+    Args:
+        trainer: its vision tower embeds.
+        drawings: of the concepts.
+        num_concepts: C.
+    """
     embeddings = trainer.encode_images(drawings.pixels)
     sums = torch.zeros(num_concepts, embeddings.shape[1]).index_add_(0, drawings.concepts, embeddings)
     return torch.nn.functional.normalize(sums, dim=-1)
 
 
 def encode_texts(trainer: Trainer, encoder: CaptionEncoder, texts: list[str]) -> torch.Tensor:
-    """Embed texts; float32 (M, E)."""
+    """Embed texts; float32 (M, E).
+
+    Args:
+        trainer: its text tower embeds.
+        encoder: of the texts.
+        texts: M of them.
+    """
     ids = [torch.from_numpy(encoder.encode(text)) for text in texts]
     return trainer.encode_captions(torch.cat(ids), torch.tensor([len(each) for each in ids]))
 
 
-def _train(trainer: Trainer, writer: "TextWriter", held_out: Drawings, checkpoint: Path) -> None:
-    settings, pictures = trainer.settings, trainer.encode_images(held_out.pixels).numpy()
-    asked = [writer.concepts.captions[place] for place in held_out.concepts.tolist()]
-    while trainer.num_steps_done < settings.num_steps:
-        metrics = trainer.step(writer.batch(trainer.num_steps_done, settings.seed))
-        if metrics.step % LOG_STEPS == 0:
-            log(f"texts {metrics.step}/{settings.num_steps} loss {metrics.loss:.3f}")
-        if metrics.step % CHECKPOINT_STEPS == 0 or metrics.step == settings.num_steps:
-            save_checkpoint(checkpoint, trainer.state_dict())
-            numbers = np.arange(len(held_out))
-            found = retrieval_at(encode_texts(trainer, writer.encoder, asked).numpy(), numbers, pictures, numbers)
-            log(f"  captions find held-out drawings: { {k: round(share, 3) for k, share in found.items()} }")
+def _recall(trainer: Trainer, writer: "TextWriter", held_out: Drawings, vectors: np.ndarray) -> str:
+    """Share of captions that have their held-out drawing among the k nearest."""
+    asked = [writer.concepts[place]["caption"] for place in held_out.concepts.tolist()]
+    numbers = np.arange(len(held_out))
+    found = retrieval_at(encode_texts(trainer, writer.encoder, asked).numpy(), numbers, vectors, numbers)
+    return f"captions find held-out drawings: { {k: round(share, 3) for k, share in found.items()} }"
 
 
 class TextWriter:
     """Writes what people may call a concept, and says which concepts each text fits."""
 
-    def __init__(self, concepts: Concepts, encoder: CaptionEncoder) -> None:
+    def __init__(self, concepts: list[Concept], encoder: CaptionEncoder) -> None:
         self.concepts, self.encoder = concepts, encoder
         self.said: dict[str, set[int]] = {}  # who has a tag, a group, or a word in the caption
         for place in range(len(concepts)):
@@ -99,9 +106,10 @@ class TextWriter:
 
     def phrases(self, place: int) -> list[str]:
         """Tags, words of the caption, and groups; each once."""
-        words = self.concepts.captions[place].lower().replace(":", " ").replace(",", " ").split()
-        tags = [tag.lower() for tag in self.concepts.tags[place]]
-        return list(dict.fromkeys([*tags, *words, *self.concepts.groups[place]]))
+        concept = self.concepts[place]
+        words = concept["caption"].lower().replace(":", " ").replace(",", " ").split()
+        tags = [tag.lower() for tag in concept["tags"]]
+        return list(dict.fromkeys([*tags, *words, *concept["groups"]]))
 
     def batch(self, step: int, seed: int) -> TrainBatch:
         """The texts of one step; they follow from the seed and the step."""
@@ -124,7 +132,7 @@ class TextWriter:
 
     def write(self, place: int, chance: random.Random) -> tuple[str, set[int]]:
         """One text and the concepts that it fits: the caption, with some tags, or a few phrases without it."""
-        caption, tags = self.concepts.captions[place], list(self.concepts.tags[place])
+        caption, tags = self.concepts[place]["caption"], self.concepts[place]["tags"]
         kind, joint = chance.random(), chance.choice((", ", " "))
         if kind < 0.4 or not tags:
             return caption, {place}

@@ -1,84 +1,74 @@
-"""What embedding so many items takes, in all and of each kind of process."""
+"""What embedding a number of items takes, in all and of each kind of process."""
 
 import json
 import shutil
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from growth.processes import Growth, MemoryLooks, growth_by_kind, kinds
-from pipeline_bench.contestants import read_calls
-from pipeline_bench.steady import Window, last_stage_events, steady_window
-from pipeline_bench.watch import Watched, run_watched
-from pipeline_bench.workload import Workload, small_on_emoji
+from corpus import DEMO_MODEL, shipped_pairs, write_pairs
+from growth.processes import MemoryLooks, growth_by_kind, kinds
+from harness import EMBEDDER, MIB, number, run_watched, table
+from pipeline_bench.steady import last_stage_events, read_calls, steady_window
+
+COSTS = ["items", "whole ms/item", "CPU", "steady ms/item", "CPU", "peak MiB"]
+KINDS = ["kind of process", "number", "early MiB", "late MiB", "late - early", "peak MiB"]
 
 
-@dataclass(frozen=True)
-class Embedding:
-    """One run of the command.
-
-    Attributes:
-        num_items: pairs of a picture and its caption.
-        whole_ms: wall milliseconds an item, from the command's start to its end.
-        whole_cpu_ms: CPU milliseconds an item of all processes, likewise.
-        steady_ms: wall milliseconds an item between a quarter of all items and three quarters; None in too short a run.
-        steady_cpu_ms: CPU milliseconds an item, likewise.
-        peak_bytes: the most memory of all processes together, each shared page counted once (PSS).
-        by_kind: the memory of each kind of process.
-    """
-
-    num_items: int
-    whole_ms: float
-    whole_cpu_ms: float
-    steady_ms: float | None
-    steady_cpu_ms: float | None
-    peak_bytes: int
-    by_kind: dict[str, Growth]
-
-    def to_json(self) -> dict[str, Any]:
-        """All figures."""
-        return asdict(self)
-
-
-def embed_items(folder: Path, num_items: int, timeout_s: float) -> Embedding:
+def embed_items(folder: Path, num_items: int, timeout_s: float) -> dict[str, Any]:
     """Embed the shipped emoji, again and again under other names, on Ray through three stages of the shipped model.
 
+    Args:
+        folder: to work in; it is deleted.
+        num_items: pairs of an image and its caption.
+        timeout_s: of the run.
+
+    Returns:
+        Wall and CPU milliseconds an item, from the command's start to its end (`whole`), and between a quarter of all
+        items and three quarters (`steady`; None in too short a run); the most memory of all processes together, each
+        shared page counted once (PSS); and the memory of each kind of process.
+
     Raises:
-        ContestantFailed: the command did, or took too long.
+        CommandFailedError: the command failed, or took too long.
     """
-    folder.mkdir(parents=True)
-    workload = small_on_emoji(folder, num_items)
+    source = write_pairs(folder / "emoji", num_items, shipped_pairs()[:num_items])
+    program = [*EMBEDDER, "embed", str(source), "--model", str(DEMO_MODEL), "--store", str(folder / "store")]
     memory = MemoryLooks()
-    watched = run_watched(command(workload, folder / "store"), folder, timeout_s, memory)
-    found = summed_up(watched, memory, read_calls(folder / "store"), num_items)
+    watched = run_watched([*program, "--engine", "ray", "--json"], folder, timeout_s, peak_memory=memory)
+    calls = read_calls(folder / "store")
     shutil.rmtree(folder)
-    return found
-
-
-def command(workload: Workload, store: Path) -> list[str]:
-    """The command line."""
-    program = [sys.executable, "-m", "embedder", "embed", str(workload.items), "--model", str(workload.model)]
-    return [*program, "--store", str(store), "--engine", "ray", "--json"]
-
-
-def summed_up(watched: Watched, memory: MemoryLooks, calls: list[dict[str, Any]], num_items: int) -> Embedding:
-    """From what was seen to figures an item and a kind of process."""
     finished = last_stage_events(calls)
     window = steady_window(finished)
     cpu_s = watched.cpu_use.between(watched.started_s, watched.started_s + watched.wall_s)
+    steady_cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
     kind_of = kinds(memory.seen, calls, watched.pid)
-    report = json.loads(watched.last_line)
-    return Embedding(
-        num_items=num_items,
-        whole_ms=1e3 * watched.wall_s / num_items,
-        whole_cpu_ms=1e3 * cpu_s / num_items,
-        steady_ms=1e3 / window.items_per_s if window else None,
-        steady_cpu_ms=_steady_cpu_ms(watched, window),
-        peak_bytes=max(watched.peak_bytes, report["peak_memory_bytes"]),
-        by_kind=growth_by_kind(memory.looks, kind_of, finished[0][0], finished[-1][0]),
-    )
+    return {
+        "num_items": num_items,
+        "whole_ms": 1e3 * watched.wall_s / num_items,
+        "whole_cpu_ms": 1e3 * cpu_s / num_items,
+        "steady_ms": 1e3 / window.items_per_s if window else None,
+        "steady_cpu_ms": 1e3 * steady_cpu_s / window.num_items if window else None,
+        "peak_bytes": max(watched.peak_bytes, json.loads(watched.last_line)["peak_memory_bytes"]),
+        "by_kind": growth_by_kind(memory.looks, kind_of, finished[0][0], finished[-1][0]),
+    }
 
 
-def _steady_cpu_ms(watched: Watched, window: Window | None) -> float | None:
-    return 1e3 * watched.cpu_use.between(window.start_s, window.stop_s) / window.num_items if window else None
+def show_costs(runs: Sequence[dict[str, Any]]) -> None:
+    """Print one line for each number of items."""
+    rows = [COSTS]
+    for run in runs:
+        times = [run[name] for name in ("whole_ms", "whole_cpu_ms", "steady_ms", "steady_cpu_ms")]
+        rows.append([f"{run['num_items']:,}", *(number(ms, 1) for ms in times), number(run["peak_bytes"] / MIB, 0)])
+    table(rows)
+
+
+def show_kinds(run: dict[str, Any]) -> None:
+    """Print one line for each kind of process of a run."""
+    print(f"\n{run['num_items']:,} items: medians of the second and of the last quarter of the time")
+    rows = [KINDS]
+    for kind, found in run["by_kind"].items():
+        early, late = found["early"], found["late"]
+        sizes = (early, late, None if early is None or late is None else late - early, found["peak"])
+        shown = [number(None if size is None else size / MIB, 0) for size in sizes]
+        rows.append([kind, str(found["num_processes"]), *shown])
+    table(rows)

@@ -1,27 +1,70 @@
-"""A folder of many names, and a store that has all of them published, although no model ever saw them.
+"""What listing many names and comparing them with a store takes: the commands that do it, each in its own process.
 
-Started as a program of its own (`python -m growth.names SOURCE STORE`), it publishes what it lists in SOURCE.
+The store has all names published, although no model ever saw them: `python -m growth.names CONFIG` publishes what the
+configuration lists.
 """
 
+import json
 import os
+import resource
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from embedder.batch_schema import DECODED, VECTOR
-from embedder.config import RunConfig, load_config
-from embedder.ingest.inputs import open_inputs
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import publish
-from embedder.store.runs import start_run
-from embedder.store.store_info import bind_store
+from corpus import DEMO_MODEL, write_config
+from embedder.batch_schema import VECTOR
+from embedder.config import load_config
+from harness import EMBEDDER, MIB, CommandFailedError, environment, peak_rss_bytes, show
 
-MODEL = Path(__file__).parents[2] / "embedder" / "demo_model"
 PER_FOLDER = 1000
 CONTENT = b"\0"
 CHANGED_CONTENT = b"\0\0"  # of another size, whatever the clock says
+CHANGED_EVERY = 100
+LOOK_EVERY_S = 0.05
+COLUMNS = {
+    "names": "{num_names:,}",
+    "what": "{what}",
+    "wall s": "{wall_s:,.1f}",
+    "CPU s": "{cpu_s:,.1f}",
+    "CPU us/name": "{us:,.1f}",
+    "peak MiB": "{mib:,.0f}",
+}
+
+
+def measure_names(root: Path, num_names: int) -> list[dict[str, Any]]:
+    """List names that are all new, publish them, list them unchanged, and with 1 % changed.
+
+    Returns:
+        What each command took: wall and CPU seconds, and the most memory that it held (resident set size).
+
+    Raises:
+        CommandFailedError: a command failed, or did not find what there is.
+    """
+    source = root / "names"
+    write_names(source, num_names)
+    config = write_config(root / "nightly.toml", DEMO_MODEL, root / "store", source)
+    refresh = [*EMBEDDER, "refresh", str(config), "--json"]
+    taken = []
+
+    def run(what: str, command: Sequence[str]) -> dict[str, Any]:
+        figures, found = take(command)
+        taken.append({"num_names": num_names, "what": what, **figures})
+        return found
+
+    check(to_embed(run("all new, --dry-run", [*refresh, "--dry-run"])) == {"new": num_names}, "all names are new")
+    run("publish", [sys.executable, "-m", "growth.names", str(config)])
+    check(run("unchanged", refresh)["num_unchanged"] == num_names, "nothing has changed")
+    num_changed = change_names(source, CHANGED_EVERY)
+    found = run("1 % changed, --dry-run", [*refresh, "--dry-run"])
+    check(to_embed(found) == {"content changed": num_changed}, "one in a hundred has changed")
+    return taken
 
 
 def write_names(folder: Path, num_names: int) -> None:
@@ -36,7 +79,7 @@ def write_names(folder: Path, num_names: int) -> None:
 
 
 def change_names(folder: Path, every: int) -> int:
-    """Give every so many-th name a file of its own with another content; returns how many there are."""
+    """Give every `every`-th name a file of its own with another content; returns how many there are."""
     names = (path for inside in sorted(folder.iterdir()) for path in sorted(inside.iterdir()))
     changed = list(islice(names, 0, None, every))
     for path in changed:
@@ -45,30 +88,63 @@ def change_names(folder: Path, every: int) -> int:
     return len(changed)
 
 
-def publish_names(config: RunConfig) -> None:
+def publish_names(config: Path) -> None:
     """Publish what is listed as if it had been embedded: parts as small as a run makes them, vectors of one number."""
-    inputs = open_inputs(config)
-    bind_store(inputs.files, inputs.info)
-    run = start_run(inputs.files, inputs.info, pa.schema([]))
-    of_model, of_preprocessing = inputs.info.model_fingerprint, inputs.info.preprocess_fingerprint
-    stamp = RunMetadata(run.run_id, run.session, of_model, of_preprocessing, pa.schema([]))
-    for task, start in enumerate(range(0, inputs.listing.num_rows, config.rows_per_part)):
-        write_part(inputs.files, stamp, task, as_embedded(inputs.listing.slice(start, config.rows_per_part)))
-    publish(run, stamp, lambda version: None)
+    from published_rows import as_embedded, publish_rows
+
+    from embedder.ingest.inputs import open_inputs
+
+    inputs = open_inputs(load_config(config))
+    rows, step = inputs.listing.num_rows, inputs.config.rows_per_part
+    slices = (inputs.listing.slice(start, step) for start in range(0, rows, step))
+    ones = pa.scalar([1.0], VECTOR)
+    parts = (as_embedded(each, pa.repeat(ones, each.num_rows), "0" * 32) for each in slices)
+    publish_rows(inputs.files, inputs.info, parts)
 
 
-def as_embedded(listed: pa.Table) -> pa.Table:
-    """Listed items as the last stage hands them to the writer."""
-    made = {"segment": 0, "modality": "image", "content_version": "0" * 32, "num_vectors": 1, "attempts": 1}
-    types = {**{field.name: field.type for field in DECODED}, "attempts": pa.int32()}
-    columns = {name: listed[name] for name in ("item_id", "source", "uri", "size_bytes", "modified", "caption")}
-    for name, kind in types.items():
-        columns[name] = pa.repeat(pa.scalar(made.get(name), kind), listed.num_rows)
-    columns["image_embedding"] = pa.repeat(pa.scalar([1.0], VECTOR), listed.num_rows)
-    columns["text_embedding"] = pa.nulls(listed.num_rows, VECTOR)
-    return pa.table(columns)
+def take(command: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Run a command to its end, and ask the kernel what it took; gives the JSON of its last line, too.
+
+    Raises:
+        CommandFailedError: it failed.
+    """
+    before_s, started_s, peak_bytes = children_cpu_s(), time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed, text=True, env=environment())
+        while process.poll() is None:
+            # `ru_maxrss` is no less than the memory of this process, of which that one is a copy at first.
+            peak_bytes = max(peak_bytes, peak_rss_bytes(process.pid))
+            time.sleep(LOOK_EVERY_S)
+        wall_s = time.perf_counter() - started_s
+        check(process.returncode == 0, f"{' '.join(command)} succeeds")
+        printed.seek(0)
+        last_line = printed.read().rstrip().rpartition("\n")[2]
+    found = json.loads(last_line) if last_line.startswith("{") else {}
+    return {"wall_s": wall_s, "cpu_s": children_cpu_s() - before_s, "peak_bytes": peak_bytes}, found
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def to_embed(found: dict[str, Any]) -> dict[str, int]:
+    """How many items a dry run would embed, by reason."""
+    return {each["reason"]: each["num_items"] for each in found["reasons"]}
+
+
+def check(holds: bool, promise: str) -> None:
+    """End with what does not hold."""
+    if not holds:
+        raise CommandFailedError(f"it does not hold that {promise}")
+
+
+def show_names(taken: Sequence[dict[str, Any]]) -> None:
+    """Print one line for each command over each number of names."""
+    rows = [row | {"us": 1e6 * row["cpu_s"] / row["num_names"], "mib": row["peak_bytes"] / MIB} for row in taken]
+    show(rows, COLUMNS)
 
 
 if __name__ == "__main__":
-    source, store = sys.argv[1:]
-    publish_names(load_config(overrides={"model": str(MODEL), "store": store, "source": [{"path": source}]}))
+    publish_names(Path(sys.argv[1]))

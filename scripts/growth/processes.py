@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 
 from embedder.engine import hardware
-from embedder.engine.cpu_use import Identity
-from embedder.engine.monitor import PeakMemory
+from embedder.engine.monitor import Identity, PeakMemory
+from harness import title
 
 COMMAND, DAEMONS, TASKS, WORKERS, OTHERS = "command", "Ray's daemons", "tasks", "other workers", "others"
 STEPS_IN_TASKS = ("decode", "write")
@@ -44,7 +44,7 @@ class MemoryLooks(PeakMemory):
         for process in processes:
             try:
                 identity = process.pid, process.create_time()
-                self.seen[identity] = Seen(process.ppid(), " ".join(process.cmdline()).strip()[:TITLE_CHARACTERS])
+                self.seen[identity] = Seen(process.ppid(), title(process)[:TITLE_CHARACTERS])
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             held[identity] = hardware.pss_bytes([process])
@@ -80,29 +80,12 @@ def _kind(identity: Identity, seen: Mapping[Identity, Seen], by_pid: Mapping[int
     return WORKERS if process.title.startswith("ray::") else OTHERS
 
 
-@dataclass(frozen=True)
-class Growth:
-    """The memory of one kind of process, in bytes: medians early and late in the run; None without a look then.
-
-    Attributes:
-        num_processes: that there ever were.
-        early: in the second quarter of the time.
-        late: in the last quarter.
-        peak: of all looks.
-    """
-
-    num_processes: int
-    early: int | None
-    late: int | None
-    peak: int
-
-
 def growth_by_kind(
     looks: Sequence[tuple[float, Mapping[Identity, int]]],
     kind_of: Mapping[Identity, str],
     start_s: float,
     stop_s: float,
-) -> dict[str, Growth]:
+) -> dict[str, dict[str, int | None]]:
     """What each kind of process held, those of one kind together.
 
     Args:
@@ -110,17 +93,21 @@ def growth_by_kind(
         kind_of: of `kinds`.
         start_s: Unix time from which the run was at work.
         stop_s: Unix time until which it was.
+
+    Returns:
+        Of each kind the number of processes that there ever were, and their memory in bytes: the medians of the second
+        quarter of the time (`early`) and of the last (`late`), None without a look then; and the peak of all looks.
     """
     quarter_s = (stop_s - start_s) / 4
     found = {}
     for kind in sorted(set(kind_of.values())):
         held = [(at_s, sum(size for who, size in look.items() if kind_of[who] == kind)) for at_s, look in looks]
-        found[kind] = Growth(
-            num_processes=list(kind_of.values()).count(kind),
-            early=_median_between(held, start_s + quarter_s, start_s + 2 * quarter_s),
-            late=_median_between(held, start_s + 3 * quarter_s, stop_s),
-            peak=max((size for _, size in held), default=0),
-        )
+        found[kind] = {
+            "num_processes": list(kind_of.values()).count(kind),
+            "early": _median_between(held, start_s + quarter_s, start_s + 2 * quarter_s),
+            "late": _median_between(held, start_s + 3 * quarter_s, stop_s),
+            "peak": max((size for _, size in held), default=0),
+        }
     return found
 
 

@@ -1,4 +1,4 @@
-"""Pictures and videos made to be as bad as the formats allow: bombs, lies about size, playlists, endless clips."""
+"""Images and videos made to be as bad as the formats allow: bombs, lies about size, playlists, endless clips."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from hostile.good_files import encode
+from corpus import encode
 
 Make = Callable[[Path], None]
 """Fills an empty folder with one case."""
@@ -27,8 +27,8 @@ def media_cases(good: Good) -> Iterator[tuple[str, Make]]:
     for name, content in contents(good):
         yield name, writer(name, content)
     yield "endless video.mkv", endless_video
-    yield "video with years between frames.mkv", lambda folder: sparse_times(folder / "years.mkv")
-    yield "huge sparse picture.jpg", lambda folder: sparse_file(folder / "huge.jpg", good["plain.jpg"], 1 << 40)
+    yield "video with years between frames.mkv", lambda folder: video(folder / "years.mkv", [0, 1, 10**7, 3 * 10**7])
+    yield "huge sparse image.jpg", lambda folder: sparse_file(folder / "huge.jpg", good["plain.jpg"], 1 << 40)
     yield "huge sparse video.mp4", lambda folder: sparse_file(folder / "huge.mp4", good["clip.mp4"], 1 << 40)
     yield "playlist beside what it names", playlist
 
@@ -43,10 +43,10 @@ def writer(name: str, content: Callable[[], bytes] | bytes) -> Make:
 def contents(good: Good) -> Iterator[tuple[str, Callable[[], bytes] | bytes]]:
     jpeg, mp4 = good["plain.jpg"], good["clip.mp4"]
     yield "bomb of 60,000 x 60,000.png", png_bomb
-    yield "bomb just below the pixel limit.png", lambda: encode(Image.new("1", (9990, 9990)), "PNG")
+    yield "bomb just below the pixel limit.png", lambda: encode(Image.new("1", (9990, 9990)))
     yield "bomb in a text chunk.png", lambda: text_bomb(good["rgba.png"])
     yield "bomb in a profile.png", lambda: text_bomb(good["rgba.png"], b"iCCP", b"p\0\0")
-    yield "wide as a street.png", lambda: encode(Image.new("L", (1_000_000, 1)), "PNG")
+    yield "wide as a street.png", lambda: encode(Image.new("L", (1_000_000, 1)))
     yield "high as a tower.gif", lambda: encode(Image.new("L", (1, 65_000)), "GIF")
     yield "ten thousand frames.gif", many_frames
     yield "huge logical screen.gif", good["animated.gif"][:6] + b"\xff\xff\xff\xff" + good["animated.gif"][10:]
@@ -168,10 +168,6 @@ def wide_video(mp4: bytes) -> bytes:
 def endless_video(folder: Path) -> None:
     """Four hours, and a header that gives no length, as of a recording that still goes on."""
     video(folder / "endless.mkv", range(0, ENDLESS_S), {"live": "1"})
-
-
-def sparse_times(path: Path) -> None:
-    video(path, [0, 1, 10**7, 3 * 10**7])
 
 
 def video(path: Path, times_s: range | list[int], options: dict[str, str] | None = None) -> None:

@@ -1,6 +1,5 @@
 """Captions, names, links and tars made to be as bad as the formats allow."""
 
-import io
 import json
 import os
 import socket
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hostile.crafted_media import Good, Make, writer
-from hostile.good_files import add
+from hostile.good_files import tar_of
 
 LONG_NAME = "n" * 240
 
@@ -23,7 +22,7 @@ def source_cases(good: Good) -> Iterator[tuple[str, Make]]:
     for name, make in (("link out of the root", link_out), ("link to itself", link_loop), ("pipe", pipe)):
         yield name, make
     yield "socket", unix_socket
-    yield "folder that looks like a picture", lambda folder: (folder / "folder.jpg").mkdir()
+    yield "folder that looks like an image", lambda folder: (folder / "folder.jpg").mkdir()
     yield "folder as deep as can be", lambda folder: (folder / "/".join(["d"] * 200)).mkdir(parents=True)
     for name, content in tars(good):
         yield f"tar: {name}", writer("shard.tar", content)
@@ -60,12 +59,12 @@ def captions() -> dict[str, bytes]:
     }
 
 
-def caption_case(picture: bytes, name: str, content: bytes) -> Make:
-    """The caption alone, and beside a picture, which it must not cost."""
+def caption_case(image: bytes, name: str, content: bytes) -> Make:
+    """The caption alone, and beside an image, which it must not cost."""
 
     def make(folder: Path) -> None:
         stem, _, suffix = name.rpartition(".")
-        (folder / f"{stem} pair.jpg").write_bytes(picture)
+        (folder / f"{stem} pair.jpg").write_bytes(image)
         (folder / f"{stem} pair.{suffix}").write_bytes(content)
         (folder / name).write_bytes(content)
 
@@ -96,9 +95,9 @@ def names() -> list[bytes]:
     ]
 
 
-def named_case(name: bytes, picture: bytes) -> Make:
+def named_case(name: bytes, image: bytes) -> Make:
     def make(folder: Path) -> None:
-        Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_bytes(picture)  # noqa: PTH118 - bytes
+        Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_bytes(image)  # noqa: PTH118 - bytes
 
     return make
 
@@ -130,49 +129,30 @@ def unix_socket(folder: Path) -> None:
 
 
 def tars(good: Good) -> Iterator[tuple[str, bytes]]:
-    picture = good["plain.jpg"]
+    image = good["plain.jpg"]
     yield (
         "members that climb",
-        tar({"../../escape.jpg": picture, "/etc/absolute.jpg": picture, "a/../../b.jpg": picture}),
+        tar({"../../escape.jpg": image, "/etc/absolute.jpg": image, "a/../../b.jpg": image}),
     )
-    yield "one name three times", tar_list([("a.jpg", picture)] * 3)
-    yield "a tar in a tar in a tar", nested(good["shard.tar"])
-    yield "links and devices", special_members()
+    yield "one name three times", tar_of(*[("a.jpg", image, {})] * 3)
+    yield "a tar in a tar in a tar", tar({"inner.tar": tar({"innermost.tar": good["shard.tar"]})})
+    kinds = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE, "char": tarfile.CHRTYPE, "fifo": tarfile.FIFOTYPE}
+    special = ((f"{name}.jpg", b"", {"type": kind, "linkname": "/etc/passwd"}) for name, kind in kinds.items())
+    yield "links and devices", tar_of(*special)
     yield "ten thousand empty members", tar({f"{number}.jpg": b"" for number in range(10_000)})
     yield "size beyond the end", lie(good["shard.tar"], b"77777777777\0")
     yield "size of 2^63", lie(good["shard.tar"], b"\x80" + b"\0" * 3 + b"\x7f" + b"\xff" * 7)
     yield "size below zero", lie(good["shard.tar"], b"\xff" * 12)
     yield "size that is no number", lie(good["shard.tar"], b"size, please")
-    yield "a name of a megabyte", tar({"n" * 1_000_000 + ".jpg": picture})
-    yield "names that are none", tar({"": picture, ".": picture, "./": picture, "\n": picture, "a//b.jpg": picture})
+    yield "a name of a megabyte", tar({"n" * 1_000_000 + ".jpg": image})
+    yield "names that are none", tar({"": image, ".": image, "./": image, "\n": image, "a//b.jpg": image})
     yield "nothing but zeros", bytes(10_240)
     yield "only half a block", good["shard.tar"][:300]
-    yield "headers that claim gigabytes", claiming_header()
+    yield "headers that claim gigabytes", lie(tar_of(("x", b"", {"type": tarfile.XHDTYPE})), b"77777777777\0")
 
 
 def tar(members: dict[str, bytes]) -> bytes:
-    return tar_list(list(members.items()))
-
-
-def tar_list(members: list[tuple[str, bytes]]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as file:
-        for name, content in members:
-            add(file, name, content)
-    return out.getvalue()
-
-
-def nested(inner: bytes) -> bytes:
-    return tar({"inner.tar": tar({"innermost.tar": inner})})
-
-
-def special_members() -> bytes:
-    out = io.BytesIO()
-    kinds = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE, "char": tarfile.CHRTYPE, "fifo": tarfile.FIFOTYPE}
-    with tarfile.open(fileobj=out, mode="w") as file:
-        for name, kind in kinds.items():
-            add(file, f"{name}.jpg", b"", type=kind, linkname="/etc/passwd")
-    return out.getvalue()
+    return tar_of(*((name, content, {}) for name, content in members.items()))
 
 
 def lie(content: bytes, size: bytes) -> bytes:
@@ -182,13 +162,6 @@ def lie(content: bytes, size: bytes) -> bytes:
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header) + content[512:]
-
-
-def claiming_header() -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as file:
-        add(file, "x", b"", type=tarfile.XHDTYPE)
-    return lie(out.getvalue(), b"77777777777\0")
 
 
 def tables() -> dict[str, bytes]:

@@ -1,21 +1,20 @@
-"""Good files of every accepted format, small, made of the shipped pictures: what the mutator starts from."""
+"""Good files of every accepted format, small, made of the shipped images: what the mutator starts from."""
 
 import csv
 import io
 import json
 import tarfile
 import tempfile
-from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, ImageCms
 
-DEMO = Path(__file__).parents[2] / "embedder" / "demo_data" / "noto.tar"
-NUM_PICTURES = 3
+from corpus import encode, read_shipped, write_clip
+
+NUM_IMAGES = 3
 SIZE = (128, 96)
 CLIPS = {"mp4": "mpeg4", "h264.mp4": "libx264", "mkv": "libx264", "webm": "libvpx", "vp9.webm": "libvpx-vp9"} | {
     "avi": "mpeg4",
@@ -27,38 +26,27 @@ FORMAT_OF = {"mkv": "matroska"}
 
 def good_files() -> dict[str, bytes]:
     """File content by name; the suffix tells what it is."""
-    pictures, captions = shipped()
-    files = encoded_pictures(pictures)
+    images, captions = (each[:NUM_IMAGES] for each in read_shipped())
+    files = encoded_images([Image.open(io.BytesIO(image)).convert("RGBA").resize(SIZE) for image in images])
     files |= {f"clip.{name}": clip(codec, name.rpartition(".")[2]) for name, codec in CLIPS.items()}
     files["caption.txt"] = captions[0].encode()
     files["caption.json"] = json.dumps({"caption": captions[1], "tags": ["a", "b"]}).encode()
-    files["shard.tar"] = tar_of(files, captions)
+    members = [("clip.mp4", files["clip.mp4"], {})]
+    for key, caption in enumerate(captions):
+        members.append((f"{key}.jpg", files["plain.jpg"], {}))
+        members.append((f"{key}.json", json.dumps({"caption": caption}).encode(), {}))
+    files["shard.tar"] = tar_of(*members)
     return files | tables(files, captions)
 
 
-def shipped() -> tuple[list[Image.Image], list[str]]:
-    """Some pictures and captions of the demo."""
-    pictures, captions = [], []
-    with tarfile.open(DEMO) as tar:
-        for member in tar:
-            content = tar.extractfile(member).read()
-            if member.name.endswith(".png") and len(pictures) < NUM_PICTURES:
-                pictures.append(Image.open(io.BytesIO(content)).convert("RGBA").resize(SIZE))
-            elif member.name.endswith(".json") and len(captions) < NUM_PICTURES:
-                captions.append(json.loads(content)["caption"])
-            if len(pictures) == len(captions) == NUM_PICTURES:
-                break
-    return pictures, captions
-
-
-def encoded_pictures(pictures: list[Image.Image]) -> dict[str, bytes]:
-    """The pictures in every format that is embedded, and in some of its variants."""
-    rgba = pictures[0]
+def encoded_images(images: list[Image.Image]) -> dict[str, bytes]:
+    """The images in every format that is embedded, and in some of its variants."""
+    rgba = images[0]
     rgb, grey = rgba.convert("RGB"), rgba.convert("L")
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "a camera"
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    animation = {"save_all": True, "append_images": [each.convert("RGB") for each in pictures[1:]], "duration": 80}
+    animation = {"save_all": True, "append_images": [each.convert("RGB") for each in images[1:]], "duration": 80}
     return {
         "plain.jpg": encode(rgb, "JPEG"),
         "progressive.jpg": encode(rgb, "JPEG", progressive=True, exif=exif, icc_profile=profile),
@@ -80,55 +68,36 @@ def encoded_pictures(pictures: list[Image.Image]) -> dict[str, bytes]:
     }
 
 
-def encode(picture: Image.Image, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return file.getvalue()
-
-
-def clip(codec: str, kind: str, num_frames: int = 24, rate: int = 8) -> bytes:
+def clip(codec: str, kind: str) -> bytes:
     """A short clip that changes with time."""
+    frames = [np.full((48, 64, 3), 10 * number, np.uint8) for number in range(24)]
+    for pixels in frames:
+        pixels[:24, :32] = (200, 30, 90)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"clip.{kind}"
-        with av.open(str(path), "w", format=FORMAT_OF.get(kind, kind)) as container:
-            stream = container.add_stream(codec, rate=Fraction(rate))
-            stream.width, stream.height = 64, 48
-            stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-            stream.thread_count = 1
-            for number in range(num_frames):
-                pixels = np.full((48, 64, 3), 10 * number, np.uint8)
-                pixels[:24, :32] = (200, 30, 90)
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-            container.mux(stream.encode())
+        write_clip(path, frames, codec, FORMAT_OF.get(kind, kind))
         return path.read_bytes()
 
 
-def tar_of(files: dict[str, bytes], captions: list[str]) -> bytes:
-    """A WebDataset tar: pictures with captions, and a clip."""
+def tar_of(*members: tuple[str, bytes, dict[str, object]]) -> bytes:
+    """A tar of members: name, content, and changes of the header."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for key, caption in enumerate(captions):
-            add(tar, f"{key}.jpg", files["plain.jpg"])
-            add(tar, f"{key}.json", json.dumps({"caption": caption}).encode())
-        add(tar, "clip.mp4", files["clip.mp4"])
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content, changes in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for key, value in changes.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(content))
     return out.getvalue()
 
 
-def add(tar: tarfile.TarFile, name: str, content: bytes, **changes: object) -> None:
-    """Add a member; `changes` are set on its header."""
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    for key, value in changes.items():
-        setattr(info, key, value)
-    tar.addfile(info, io.BytesIO(content))
-
-
 def tables(files: dict[str, bytes], captions: list[str]) -> dict[str, bytes]:
-    """Rows with pictures or captions, in each format of tables."""
+    """Rows with images or captions, in each format of tables."""
     rows = [{"id": f"r{number}", "caption": caption} for number, caption in enumerate(captions)]
-    pictures = pa.array([files["plain.jpg"], files["rgba.png"], None], pa.binary())
+    images = pa.array([files["plain.jpg"], files["rgba.png"], None], pa.binary())
     parquet, text = io.BytesIO(), io.StringIO()
-    pq.write_table(pa.Table.from_pylist(rows).append_column("image", pictures), parquet)
+    pq.write_table(pa.Table.from_pylist(rows).append_column("image", images), parquet)
     writer = csv.DictWriter(text, ["id", "caption"])
     writer.writeheader()
     writer.writerows(rows)

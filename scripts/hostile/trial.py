@@ -3,14 +3,14 @@
 import multiprocessing
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from peak_rss import peak_rss_bytes
-
+from corpus import DEMO_MODEL
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.media.limits import DecodeLimits
@@ -18,13 +18,14 @@ from embedder.media.resize import ResizeSpec
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.item_decoder import DecodeSpec
+from harness import peak_rss_bytes
 
-MODEL = Path(__file__).parents[2] / "embedder" / "demo_model"
 MEMORY_BYTES = 1 << 30
-# What one file may take: a picture, or a segment; a whole video. The rest of the 30 s is for listing and hashing.
+# What one file may take: an image, or a segment; a whole video. The rest of the 30 s is for listing and hashing.
 TIMEOUT_S, VIDEO_TIMEOUT_S = 10.0, 20.0
 HUNG_S = 120.0  # then the whole process is given up
 MAX_ERROR_CHARACTERS = 2000
+JUDGED = ["item_id", "modality", "num_vectors", "step", "error_type", "error"]
 TABLE_SUFFIXES = {".parquet": Columns(id="id", image="image", caption="caption")} | dict.fromkeys(
     (".csv", ".jsonl"), Columns(id="id", caption="caption")
 )
@@ -35,9 +36,7 @@ class Outcome:
     """What became of one input: its items counted by state, or why the source as a whole was refused."""
 
     name: str
-    num_embedded: int = 0
-    num_partly: int = 0
-    num_rejected: int = 0
+    states: Counter[str] = field(default_factory=Counter)
     refused: str | None = None
     reasons: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -48,7 +47,7 @@ class Outcome:
     @property
     def num_items(self) -> int:
         """Items that the input held."""
-        return self.num_embedded + self.num_partly + self.num_rejected
+        return self.states.total()
 
 
 class Trials:
@@ -88,9 +87,9 @@ class Trials:
 
 def _serve(connection: Connection) -> None:
     spec = DecodeSpec(
-        fit=ResizeSpec(image_size=64, resize="crop", interpolation="bicubic", reduced_decode=True),
+        resize=ResizeSpec(image_size=64, mode="crop", interpolation="bicubic", reduced_decode=True),
         limits=DecodeLimits(timeout_s=TIMEOUT_S, video_timeout_s=VIDEO_TIMEOUT_S, memory_bytes=MEMORY_BYTES),
-        tokenizer_json=(MODEL / "tokenizer.json").read_text(encoding="utf-8"),
+        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"),
         max_caption_tokens=32,
         segment_s=5.0,
         frames_per_segment=2,
@@ -131,18 +130,17 @@ def _source(folder: Path) -> SourceConfig:
 
 
 def _decoded(reader: ItemReader, listing: Any) -> Iterator[dict[str, Any]]:
-    columns = ["item_id", "modality", "num_vectors", "step", "error_type", "error", "content_version"]
     for table in reader.decode(listing, lambda: False):
-        yield from table.select(columns).to_pylist()
+        yield from table.select(JUDGED).to_pylist()
 
 
 def _judge(outcome: Outcome, listed: list[dict[str, Any]], rows: Iterator[dict[str, Any]]) -> None:
     """Count items by state; each must be finished once, with a vector or with a reason."""
     finished: dict[str, dict[str, Any]] = {}
-    num_vectors: dict[str, int] = {}
+    num_vectors: Counter[str] = Counter()
     for row in rows:
         key = row["item_id"]
-        num_vectors[key] = num_vectors.get(key, 0) + (row["modality"] is not None)
+        num_vectors[key] += row["modality"] is not None
         if row["num_vectors"] is not None:
             if key in finished:
                 outcome.faults.append(f"{key!r} was finished twice")
@@ -157,14 +155,11 @@ def _judge(outcome: Outcome, listed: list[dict[str, Any]], rows: Iterator[dict[s
 
 def _count(outcome: Outcome, key: str, row: dict[str, Any]) -> None:
     if row["error_type"] is None:
-        outcome.num_embedded += 1
+        outcome.states["embedded"] += 1
         if row["num_vectors"] == 0:
             outcome.faults.append(f"{key!r} has neither vectors nor a reason")
         return
-    if row["num_vectors"]:
-        outcome.num_partly += 1
-    else:
-        outcome.num_rejected += 1
+    outcome.states["embedded_in_part" if row["num_vectors"] else "rejected"] += 1
     outcome.reasons.append(row["error_type"])
     _check_reason(outcome, key, f"{row['step']}: {row['error_type']}: {row['error']}")
 

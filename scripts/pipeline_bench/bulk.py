@@ -7,59 +7,47 @@ before the next begins, memory (and, beyond Ray's share of it, the disk) grows w
 """
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline_bench.task import VECTORS_FOLDER, FinishLog, Task, read_finished
-from pipeline_bench.vectors import SIDES, check_equal, read_files
-from pipeline_bench.watch import run_watched
-from pipeline_bench.workload import Workload
-from retrieval_bench.measures import table
+from harness import MIB, run_watched, table
+from pipeline_bench.task import SIDES, VECTORS_FOLDER, Task, note_finished, read_finished
+from pipeline_bench.vectors import check_equal, read_files
 
 WAYS = ("streaming", "bulk")
 NUM_STAGES = 3
 
 
-@dataclass(frozen=True)
-class Way:
-    """How one of the two went: seconds from start to end, and peak memory of all processes (PSS)."""
+def compare_bulk(name: str, task: Task, folder: Path, timeout_s: float) -> dict:
+    """Run both, check that their vectors are equal, and print what each took.
 
-    whole_s: float
-    first_s: float
-    peak_bytes: int
+    Args:
+        name: of the workload.
+        task: model and items.
+        folder: to make, for the results.
+        timeout_s: seconds of one run.
 
-
-def compare_bulk(workload: Workload, folder: Path, dtype: str, timeout_s: float) -> dict:
-    """Run both, and check that their vectors are equal."""
+    Returns:
+        Of each way seconds from start to end and to the first items, and peak memory of all processes (PSS).
+    """
     ways, vectors = {}, {}
-    for name in WAYS:
-        out = folder / name
-        out.mkdir(parents=True)
-        task = Task(str(workload.model), str(workload.items), str(out), dtype, workload.num_distinct)
-        watched = run_watched([sys.executable, "-m", "pipeline_bench.bulk", name, task.to_json()], out, timeout_s)
-        vectors[name] = read_files(out)
-        first_s = read_finished(out)[0][0] - watched.started_s
-        ways[name] = asdict(Way(watched.wall_s, first_s, watched.peak_bytes))
-    check_equal(vectors)
-    return {"workload": workload.name, "num_items": workload.num_items} | ways
-
-
-def show_bulk(found: dict) -> None:
-    """Print both."""
-    print(f"\n{found['workload']}, {found['num_items']:,} pairs through {NUM_STAGES} stages on Ray\n")
     rows = [["", "first s", "whole s", "peak MiB"]]
-    for name in WAYS:
-        way = found[name]
-        rows.append([name, f"{way['first_s']:.1f}", f"{way['whole_s']:.1f}", f"{way['peak_bytes'] / 2**20:,.0f}"])
+    for way in WAYS:
+        out = folder / way
+        out.mkdir(parents=True)
+        command = [sys.executable, "-m", "pipeline_bench.bulk", way, replace(task, out=str(out)).to_json()]
+        watched = run_watched(command, out, timeout_s)
+        vectors[way] = read_files(out)
+        first_s = read_finished(out)[0][0] - watched.started_s
+        ways[way] = {"whole_s": watched.wall_s, "first_s": first_s, "peak_bytes": watched.peak_bytes}
+        rows.append([way, f"{first_s:.1f}", f"{watched.wall_s:.1f}", f"{watched.peak_bytes / MIB:,.0f}"])
+    check_equal(vectors)
+    print(f"\n{name}, {task.num_items:,} pairs through {NUM_STAGES} stages on Ray\n")
     table(rows)
-
-
-def main() -> None:
-    way, task = sys.argv.pop(1), Task.from_command_line()
-    run(task, keep_all=way == "bulk")
+    return {"workload": name, "num_items": task.num_items} | ways
 
 
 def run(task: Task, *, keep_all: bool) -> None:
@@ -78,8 +66,8 @@ def run(task: Task, *, keep_all: bool) -> None:
     config, model = predictor.config, predictor.model
     plan = make_plan(config, model)
     allocation = allocate(config, cluster(), plan.stages)
-    pictures = [str(picture) for picture in task.pictures()]
-    dataset = ray.data.from_items([{"image": picture, "caption": caption_of(picture)} for picture in pictures])
+    captions = {str(image): image.with_suffix(".txt").read_text(encoding="utf-8") for image in task.images()}
+    dataset = ray.data.from_items([{"image": image, "caption": caption} for image, caption in captions.items()])
     decode = partial(decode_columns, spec=decode_spec(config, model), image="image", caption="caption")
     dataset = dataset.map_batches(decode, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus)
     dataset = dataset.materialize() if keep_all else dataset
@@ -92,18 +80,14 @@ def run(task: Task, *, keep_all: bool) -> None:
     ray.shutdown()
 
 
-def caption_of(picture: str) -> str:
-    return Path(picture).with_suffix(".txt").read_text(encoding="utf-8")
-
-
 def noted(table: pa.Table, *, out: str) -> pa.Table:
     """Note when rows came out of the last stage; their ids and vectors."""
     if table.num_rows == 0:
         return table
-    FinishLog(out).note(table.num_rows)
-    ids = [Path(picture).name for picture in table["carried:image"].to_pylist()]
+    note_finished(out, table.num_rows)
+    ids = [Path(image).name for image in table["carried:image"].to_pylist()]
     return pa.table({"item_id": ids} | {side: table[side] for side in SIDES})
 
 
 if __name__ == "__main__":
-    main()
+    run(Task.from_command_line(), keep_all=sys.argv[1] == "bulk")

@@ -1,46 +1,36 @@
-"""The contest: every contestant embeds the same items in a process of its own, in turns; medians of the rounds."""
+"""The contest: every contestant embeds the same items in a process of its own, in turns; medians of the rounds.
+
+Then the table, and what bounds each number.
+"""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipeline_bench.steady import steady_window, step_shares
-from pipeline_bench.task import Event
-from pipeline_bench.vectors import Vectors, check_equal
-from pipeline_bench.watch import run_watched
+import embedder
+from harness import MIB, number, run_watched, table
+from pipeline_bench.contestants import NAMES, Contestant
+from pipeline_bench.steady import last_stage_events, read_calls, steady_window, step_shares
+from pipeline_bench.task import read_finished
+from pipeline_bench.vectors import Vectors, check_equal, from_table, read_files
 
+BUSY = 0.9  # of all cores: then they are the bound
+LIMITS = (NAMES["limit"], NAMES["processes"])
+RATIOS = {
+    "three stages over the loop": ("ray3", "loop"),
+    "three stages over the limit": ("ray3", "limit"),
+    "three stages over one": ("ray3", "ray1"),
+    "local over the loop": ("local", "loop"),
+    "three stages over Ray Data in fp32": ("ray3", "raydata32"),
+    "three stages over Ray Data": ("ray3", "raydata"),
+    "three stages over Daft": ("ray3", "daft"),
+}
+"""Of steady rates."""
 
-@dataclass(frozen=True)
-class Result:
-    """What a contestant left behind.
-
-    Attributes:
-        finished: when its items were finished.
-        vectors: of all items.
-        calls: measurements of its steps, where it has any.
-    """
-
-    finished: list[Event]
-    vectors: Vectors
-    calls: Sequence[dict[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """Who takes part.
-
-    Attributes:
-        name: for the table.
-        command: the command line that embeds all items and leaves its results in a folder.
-        read: reads them.
-    """
-
-    name: str
-    command: Callable[[Path], Sequence[str]]
-    read: Callable[[Path], Result]
+HEADING = ["", "items/s", "of limit", "of loop", "CPU ms/item", "cores", "first s", "whole s", "peak MiB", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -81,11 +71,11 @@ class Standing:
         values = [getattr(turn, name) for turn in self.turns]
         return None if None in values else float(median(values))
 
-    def shares(self) -> dict[str, tuple[float, float]]:
+    def shares(self) -> dict[str, tuple[float, ...]]:
         """Of each step, medians of its share of the time and of its CPU."""
         found = [turn.shares for turn in self.turns]
         steps = [step for step in found[0] if all(step in shares for shares in found)]
-        return {step: tuple(float(median(each[step][k] for each in found)) for k in (0, 1)) for step in steps}  # type: ignore[misc]
+        return {step: tuple(float(median(each[step][k] for each in found)) for k in (0, 1)) for step in steps}
 
     def to_json(self) -> dict[str, Any]:
         """Medians, and every round."""
@@ -99,46 +89,130 @@ def hold(
     folder: Path,
     num_rounds: int,
     timeout_s: float,
-    say: Callable[[str], None],
 ) -> dict[str, Standing]:
-    """Run all rounds.
+    """Run all rounds, and print a line about each run.
 
     Each round begins with another contestant, so that none always follows the same one.
 
+    Args:
+        contestants: who takes part.
+        folder: for the results, which are deleted.
+        num_rounds: how often each runs.
+        timeout_s: seconds of one run.
+
     Raises:
-        ContestantFailed: one of them did.
-        UnequalVectors: they did not compute the same.
+        CommandFailedError: one of them failed.
+        UnequalVectorsError: they did not compute the same.
     """
     turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
     cosines = dict.fromkeys(turns, 1.0)
-    for number in range(num_rounds):
+    for round_ in range(num_rounds):
         vectors: dict[str, Vectors] = {}
-        first = number % len(contestants)
+        first = round_ % len(contestants)
         for contestant in [*contestants[first:], *contestants[:first]]:
-            turn, vectors[contestant.name] = take_turn(contestant, folder / f"{number}-{contestant.name}", timeout_s)
+            turn, vectors[contestant.name] = take_turn(contestant, folder / f"{round_}-{contestant.name}", timeout_s)
             turns[contestant.name].append(turn)
             rate = "too short" if turn.items_per_s is None else f"{turn.items_per_s:,.1f} items/s"
-            say(f"  round {number + 1} of {num_rounds}: {contestant.name}: {rate}, {turn.whole_s:.1f} s in all")
+            print(
+                f"  round {round_ + 1} of {num_rounds}: {contestant.name}: {rate}, {turn.whole_s:.1f} s in all",
+                flush=True,
+            )
         least = check_equal({name: vectors[name] for name in turns})
         cosines = {name: min(cosines[name], least[name]) for name in turns}
     return {name: Standing(tuple(each), cosines[name]) for name, each in turns.items()}
 
 
 def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn, Vectors]:
-    """Run one contestant once; its files are deleted."""
+    """Run one contestant once; its files are deleted.
+
+    Args:
+        contestant: who runs.
+        out: folder of its results, to make.
+        timeout_s: of the run.
+    """
     out.mkdir(parents=True)
-    watched = run_watched(contestant.command(out), out, timeout_s)
-    result = contestant.read(out)
+    watched = run_watched(contestant.command(out), out, timeout_s, checkout=contestant.checkout)
+    calls = []
+    if contestant.has_store:
+        calls = read_calls(out / "store")
+        finished, vectors = last_stage_events(calls), from_table(embedder.open_store(out / "store").to_arrow())
+    else:
+        finished, vectors = read_finished(out), read_files(out)
     shutil.rmtree(out)
-    window = steady_window(result.finished)
+    window = steady_window(finished)
     cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
     turn = Turn(
         items_per_s=window.items_per_s if window else None,
         cpu_ms=1e3 * cpu_s / window.num_items if window else None,
         cores=cpu_s / window.wall_s if window else None,
-        first_s=result.finished[0][0] - watched.started_s,
+        first_s=finished[0][0] - watched.started_s,
         whole_s=watched.wall_s,
         peak_bytes=watched.peak_bytes,
-        shares=step_shares(result.calls, window) if window else {},
+        shares=step_shares((call for call in calls if "load" not in call["step"]), window) if window else {},
     )
-    return turn, result.vectors
+    return turn, vectors
+
+
+def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
+    """Print the table, then a line for each contestant.
+
+    Args:
+        title: of the workload.
+        standings: by name.
+        num_cores: of this machine.
+        item_flops: floating-point operations of both towers for one pair.
+    """
+    print(f"\n{title}\n")
+    limit, loop = (_rate_of(standings, key) for key in ("limit", "loop"))
+    table([HEADING, *(_row(name, standing, limit, loop) for name, standing in standings.items())])
+    print("\nwhat bounds them")
+    for name in standings:
+        print(f"  {name}: {bound(name, standings, num_cores, item_flops)}", flush=True)
+
+
+def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
+    """The ratios of steady rates that can be made."""
+    pairs = {what: (_rate_of(standings, a), _rate_of(standings, b)) for what, (a, b) in RATIOS.items()}
+    return {what: a / b for what, (a, b) in pairs.items() if a and b}
+
+
+def _rate_of(standings: Mapping[str, Standing], key: str) -> float | None:
+    """Steady items a second of a contestant; None where it took no part or ran too briefly."""
+    return standings[NAMES[key]].median("items_per_s") if NAMES[key] in standings else None
+
+
+def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> str:
+    """What the steady rate of a contestant is limited by, with the figures that show it.
+
+    Args:
+        name: the contestant.
+        standings: of all.
+        num_cores: of this machine.
+        item_flops: floating-point operations of both towers for one pair.
+    """
+    standing = standings[name]
+    rate, cpu_ms, cores = (standing.median(figure) for figure in ("items_per_s", "cpu_ms", "cores"))
+    if rate is None or cpu_ms is None or cores is None:
+        return "too short to tell"
+    if cores >= BUSY * num_cores:
+        parts = [f"the cores, {cores:.2f} of {num_cores} busy, {cpu_ms:.1f} ms of CPU an item"]
+    else:
+        parts = [f"waiting: {cores:.2f} of {num_cores} cores busy, {cpu_ms:.1f} ms of CPU an item"]
+    # Of the two limits, the one that wastes less in waiting for its threads.
+    forward = [standings[limit].median("cpu_ms") for limit in LIMITS if limit in standings]
+    forward_ms = min((each for each in forward if each), default=None)
+    if name in LIMITS:
+        parts.append(f"{item_flops * rate / 1e9:,.0f} GFLOP/s at {item_flops / 1e9:.2f} GFLOP an item")
+    elif forward_ms:
+        parts.append(f"{cpu_ms - forward_ms:+.1f} ms beside the limit's {forward_ms:.1f}")
+    shares = [f"{step} {wall:.0%} of the time (CPU {cpu:.2f})" for step, (wall, cpu) in standing.shares().items()]
+    return "; ".join([*parts, *(["inside " + ", ".join(shares)] if shares else [])])
+
+
+def _row(name: str, standing: Standing, limit: float | None, loop: float | None) -> list[str]:
+    rate = standing.median("items_per_s")
+    over = [f"{rate / other:.2f}" if rate and other else "-" for other in (limit, loop)]
+    figures = (("cpu_ms", 1), ("cores", 2), ("first_s", 1), ("whole_s", 1))
+    shown = [number(standing.median(figure), digits) for figure, digits in figures]
+    peak = number((standing.median("peak_bytes") or 0) / MIB, 0)
+    return [name, number(rate, 1), *over, *shown, peak, f"{standing.least_cosine:.5f}"]

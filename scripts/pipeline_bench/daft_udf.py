@@ -3,7 +3,7 @@
     python -m pipeline_bench.daft_udf TASK      # with this project's shards on Python's path
 
 Decoding is a UDF of its own, so that it runs beside the model; Daft's own decoder and resize give other pixels. The
-vectors of a row come back as one list, the picture's before the caption's.
+vectors of a row come back as one list, the image's before the caption's.
 """
 
 import io
@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from daft import DataType, Series, col
 
-from pipeline_bench.task import VECTORS_FOLDER, FinishLog, Task
+from pipeline_bench.task import VECTORS_FOLDER, Task, note_finished
 
 
 @daft.cls
 class Decode:
-    """Bytes of a picture, and its path, beside which the caption stands -> pixels and token ids."""
+    """Bytes of an image, and its path, beside which the caption stands -> pixels and token ids."""
 
     def __init__(self, task: Task) -> None:
         from pipeline_bench.plain import PlainDecoder
@@ -41,7 +41,7 @@ class Embed:
     def __init__(self, task: Task) -> None:
         from pipeline_bench.plain import load_whole
 
-        self.task, self.log = task, FinishLog(task.out)
+        self.task = task
         self.model = load_whole(task.model, task.dtype, task.num_threads)
         self.side = self.model.config.preprocess.image_size
 
@@ -56,7 +56,7 @@ class Embed:
         rows = np.frombuffer(b"".join(pixels.to_pylist()), np.uint8).reshape(shape)
         batch = packed_batch(rows.copy(), [np.frombuffer(ids, np.int32) for ids in token_ids.to_pylist()])
         both = np.concatenate(embed_batch(self.model, batch), axis=1)
-        self.log.note(len(both))
+        note_finished(self.task.out, len(both))
         offsets = np.arange(0, both.size + 1, both.shape[1])
         return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(both.reshape(-1)))
 
@@ -66,7 +66,7 @@ def main() -> None:
     in_batches = daft.method.batch(return_dtype=DataType.list(DataType.float32()), batch_size=task.batch_size)
     Embed.embed = in_batches(Embed.embed)  # type: ignore[method-assign]  # the batch size is known only now
     decode, embed = Decode(task), daft.cls(max_concurrency=1)(Embed)(task)
-    paths = [str(picture) for picture in task.pictures()]
+    paths = [str(image) for image in task.images()]
     frame = daft.from_pydict({"path": paths, "item_id": [Path(path).name for path in paths]})
     frame = frame.with_column("pair", decode.pair(col("path").download(), col("path")))
     frame = frame.with_column("vectors", embed.embed(col("pair")["pixels"], col("pair")["token_ids"]))

@@ -1,16 +1,29 @@
-"""Decoding, tokenising and the whole model as a script would have them: no child process, no stages, no Ray.
+"""The whole model as a script would have it: no child process, no stages, no Ray; and two contestants made of it.
+
+    python -m pipeline_bench.plain limit TASK      # forward passes alone, all inputs decoded in memory before the first
+    python -m pipeline_bench.plain loop TASK       # a careful script: `DataLoader` workers decode, Parquet at the end
+
+The limit runs in processes that share the cores, or in one. One process with all threads waits at the end of each
+operation for its slowest thread; processes of one thread each never do, and can be faster. The pipeline may win by that
+as well, so both are measured. Freed memory is kept, as the stages do it: this is what the hardware allows, not what a
+script would reach.
 
 `B` pairs, `S` side of the square, `T` tokens of all captions, `E` embedding size.
 """
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer
+from torch.utils.data import DataLoader, Dataset
 
+from pipeline_bench.task import Task, note_finished, write_vectors
 from shards.activations import Batch, TowerState
 from shards.config import TOKENIZER_FILE, load_model_config
 from shards.ranges import whole_model
@@ -19,11 +32,12 @@ from shards.shard import Shard, load_shard
 Pair = tuple[np.ndarray, np.ndarray]
 """Pixels uint8 (S, S, 3), token ids int32 (T,)."""
 
+PREFETCH = 4  # batches that each worker of the loop may be ahead
 REDUCTION_MARGIN = 2  # a JPEG may be decoded at a scale that keeps twice the target, as the pipeline does
 
 
 class PlainDecoder:
-    """Files of a pair -> pixels and token ids, for models that squash pictures to a square."""
+    """Files of a pair -> pixels and token ids, for models that squash images to a square."""
 
     def __init__(self, model: str | Path) -> None:
         config = load_model_config(model).preprocess
@@ -34,21 +48,27 @@ class PlainDecoder:
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(config.max_caption_tokens)
 
-    def __call__(self, picture: Path) -> Pair:
-        """Read and decode one pair, whose caption stands beside its picture."""
-        return self.pixels(picture), self.token_ids(picture.with_suffix(".txt").read_text(encoding="utf-8"))
+    def __call__(self, image: Path) -> Pair:
+        """Read and decode one pair, whose caption stands beside its image."""
+        return self.pixels(image), self.token_ids(image.with_suffix(".txt").read_text(encoding="utf-8"))
 
     def pixels(self, source: object) -> np.ndarray:
-        """Decode a picture's file or open stream; uint8 (S, S, 3)."""
-        with Image.open(source) as picture:  # type: ignore[arg-type]  # a path or a stream
-            picture.draft(None, (REDUCTION_MARGIN * self.side,) * 2)
-            upright = ImageOps.exif_transpose(picture)
+        """Decode an image's file or open stream; uint8 (S, S, 3)."""
+        with Image.open(source) as image:  # type: ignore[arg-type]  # a path or a stream
+            image.draft(None, (REDUCTION_MARGIN * self.side,) * 2)
+            upright = ImageOps.exif_transpose(image)
             squashed = upright.convert("RGB").resize((self.side,) * 2, self.filter, reducing_gap=REDUCTION_MARGIN)
         return np.array(squashed)
 
     def token_ids(self, caption: str) -> np.ndarray:
         """Tokenise; int32 (T,)."""
         return np.array(self.tokenizer.encode(caption).ids, np.int32)
+
+
+@cache
+def decoder_of(model: str) -> PlainDecoder:
+    """The process's decoder, for tasks that are plain functions: the tokeniser is read once."""
+    return PlainDecoder(model)
 
 
 def as_batch(pairs: Sequence[Pair]) -> Batch:
@@ -69,13 +89,120 @@ def packed_batch(pixels: np.ndarray, token_ids: Sequence[np.ndarray]) -> Batch:
 
 
 def load_whole(model: str, dtype: str, num_threads: int) -> Shard:
-    """The whole model in one piece, and as many threads for it."""
+    """The whole model in one piece, and as many threads for it.
+
+    Args:
+        model: model folder.
+        dtype: compute dtype.
+        num_threads: of torch in this process.
+    """
     torch.set_num_threads(num_threads)
     return load_shard(model, whole_model(load_model_config(model)), dtype=dtype)
 
 
 def embed_batch(model: torch.nn.Module, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of the pictures and of the captions; float32 (B, E) each."""
+    """Vectors of the images and of the captions; float32 (B, E) each."""
     with torch.inference_mode():
         encoded = model(batch)
     return encoded.vision.values.float().numpy(), encoded.text.values.float().numpy()
+
+
+def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]]) -> None:
+    """Embed batches of named pairs, and write their vectors into one file.
+
+    Args:
+        task: model, dtype, threads and folder of the results.
+        name: of the file.
+        batches: names and inputs.
+    """
+    model = load_whole(task.model, task.dtype, task.num_threads)
+    ids, images, texts = [], [], []
+    for names, batch in batches:
+        image, text = embed_batch(model, batch)
+        note_finished(task.out, len(names))
+        ids.extend(names)
+        images.append(image)
+        texts.append(text)
+    if ids:
+        write_vectors(task.out, name, ids, np.concatenate(images), np.concatenate(texts))
+
+
+class Pairs(Dataset):
+    """Decodes a pair when it is asked for."""
+
+    def __init__(self, model: str, images: list[Path]) -> None:
+        self.decode, self.images = PlainDecoder(model), images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[str, Pair]:
+        return self.images[index].name, self.decode(self.images[index])
+
+
+def collate(rows: list[tuple[str, Pair]]) -> tuple[list[str], Batch]:
+    return [name for name, _ in rows], as_batch([pair for _, pair in rows])
+
+
+def run_loop(task: Task, images: list[Path]) -> None:
+    """Embed the pairs of these images."""
+    loader = DataLoader(
+        Pairs(task.model, images),
+        batch_size=task.batch_size,
+        num_workers=task.num_workers,
+        prefetch_factor=PREFETCH if task.num_workers else None,
+        collate_fn=collate,
+    )
+    embed_all(task, "all", loader)
+
+
+def decoded(task: Task, num_pairs: int) -> list[Pair]:
+    """The first pairs."""
+    decode = PlainDecoder(task.model)
+    return [decode(image) for image in task.images()[:num_pairs]]
+
+
+def run_limit(task: Task) -> int:
+    """Embed all pairs, decoded before, in `num_workers` processes; gives the exit code."""
+    pairs = decoded(task, task.num_distinct)
+    children = []
+    for number in range(1, task.num_workers):
+        pid = os.fork()  # before this process has started any thread of torch
+        if pid == 0:
+            embed_share(task, pairs, number)
+            os._exit(0)
+        children.append(pid)
+    embed_share(task, pairs, 0)
+    return int(any(os.waitpid(pid, 0)[1] for pid in children))
+
+
+def embed_share(task: Task, pairs: list[Pair], number: int) -> None:
+    """Embed the batches of one of `num_workers` processes, which take turns.
+
+    Args:
+        task: of all processes.
+        pairs: every distinct one.
+        number: of this process, from 0.
+    """
+    from embedder.compat.malloc import keep_freed_memory
+
+    keep_freed_memory()
+    names = [image.name for image in task.images()]
+
+    def batches() -> Iterator[tuple[list[str], Batch]]:
+        for start in range(number * task.batch_size, len(names), task.num_workers * task.batch_size):
+            mine = names[start : start + task.batch_size]
+            yield mine, as_batch([pairs[at % len(pairs)] for at in range(start, start + len(mine))])
+
+    embed_all(task, str(number), batches())
+
+
+def main() -> None:
+    task = Task.from_command_line()
+    if sys.argv[1] == "limit":
+        sys.exit(run_limit(task))
+    run_loop(task, task.images())
+
+
+if __name__ == "__main__":
+    main()

@@ -8,45 +8,26 @@ decoding, a plain function of a row, into the actor behind it.
 """
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embedder.engine.ray_session import start_ray
-from pipeline_bench.task import VECTORS_FOLDER, FinishLog, Task
+from pipeline_bench.task import SIDES, VECTORS_FOLDER, Task, note_finished
 
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]
 
 
-class Decode:
-    """Bytes of a picture -> pixels, and the caption beside it -> token ids."""
+def decode(row: Row, *, model: str) -> Row:
+    """Bytes of an image -> pixels, and the caption beside it -> token ids."""
+    from pipeline_bench.plain import decoder_of
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def pair(self, row: Row) -> Row:
-        """Decode one pair."""
-        decode, path = decoder_of(self.task.model), Path(row["path"])
-        caption = path.with_suffix(".txt").read_text(encoding="utf-8")
-        return {
-            "item_id": path.name,
-            "pixels": decode.pixels(io.BytesIO(row["bytes"])),
-            "token_ids": decode.token_ids(caption),
-        }
-
-
-_decoders: dict[str, Any] = {}
-
-
-def decoder_of(model: str) -> Any:
-    """The process's decoder: a task is a plain function, and reads the tokeniser once."""
-    if model not in _decoders:
-        from pipeline_bench.plain import PlainDecoder
-
-        _decoders[model] = PlainDecoder(model)
-    return _decoders[model]
+    decoder, path = decoder_of(model), Path(row["path"])
+    token_ids = decoder.token_ids(path.with_suffix(".txt").read_text(encoding="utf-8"))
+    return {"item_id": path.name, "pixels": decoder.pixels(io.BytesIO(row["bytes"])), "token_ids": token_ids}
 
 
 class Embed:
@@ -64,15 +45,15 @@ class Embed:
         else:
             self.model = load_whole(task.model, task.dtype, task.num_threads)
         torch.set_num_threads(task.num_threads)
-        self.log = FinishLog(task.out)
+        self.out = task.out
 
     def __call__(self, batch: Columns) -> Columns:
         """Both vectors of each pair."""
         from pipeline_bench.plain import embed_batch, packed_batch
 
         images, texts = embed_batch(self.model, packed_batch(np.array(batch["pixels"]), list(batch["token_ids"])))
-        self.log.note(len(images))
-        return {"item_id": batch["item_id"], "image_embedding": images, "text_embedding": texts}
+        note_finished(self.out, len(images))
+        return {"item_id": batch["item_id"], **dict(zip(SIDES, (images, texts), strict=True))}
 
 
 def main() -> None:
@@ -81,8 +62,8 @@ def main() -> None:
     import ray
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    pictures = [str(picture) for picture in task.pictures()]
-    dataset = ray.data.read_binary_files(pictures, include_paths=True).map(Decode(task).pair)
+    images = [str(image) for image in task.images()]
+    dataset = ray.data.read_binary_files(images, include_paths=True).map(partial(decode, model=task.model))
     embedded = dataset.map_batches(
         Embed,
         fn_constructor_args=(task,),

@@ -1,9 +1,13 @@
-"""From when items were finished to items a second, start-up and drain left out. Pure."""
+"""From when items were finished to items a second, start-up and drain left out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from embedder.store.files import StoreFiles
+from embedder.store.journal import read_entries
+from embedder.store.runs import all_runs
 from pipeline_bench.task import Event
 
 FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items
@@ -49,12 +53,15 @@ def steady_window(finished: Sequence[Event]) -> Window | None:
     return None
 
 
-def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
-    """When the last stage of a run handed on its batches.
+def read_calls(store: Path) -> list[dict[str, Any]]:
+    """Measurements of the steps of a store's only run (`embedder.store.step_metrics.Measurement`)."""
+    files = StoreFiles(str(store))
+    (run,) = all_runs(files)
+    return [call for entry in read_entries(files, run.run_id) for call in entry.trace]
 
-    Args:
-        calls: measurements of a run's steps (`embedder.store.step_metrics.Measurement`).
-    """
+
+def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
+    """When the last stage of a run handed on its batches, from the measurements of its steps."""
     stages = [call for call in calls if call["step"].startswith("stage ")]
     last = max((call["step"] for call in stages), key=lambda step: int(step.split()[1]))
     ends = ((call["started_s"] + call["wall_s"], call["num_rows"]) for call in stages if call["step"] == last)

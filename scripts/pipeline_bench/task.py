@@ -1,4 +1,4 @@
-"""What a contestant's process is told, and what it leaves behind: vectors, and when they were finished.
+"""What a contestant's process receives, and what it leaves behind: vectors, and when they were finished.
 
 Imports neither this project's application nor Ray, so that a contestant may run in an environment of its own.
 """
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 FINISHED_FILE = "finished.txt"
 VECTORS_FOLDER = "vectors"
+SIDES = ("image_embedding", "text_embedding")
 SUFFIXES = (".jpg", ".png")
 
 Event = tuple[float, int]
@@ -24,14 +25,15 @@ Event = tuple[float, int]
 
 @dataclass(frozen=True)
 class Task:
-    """What a contestant is told.
+    """Model and items of one contestant's run, and with which numbers it runs.
 
     Attributes:
         model: model folder.
-        items: folder of pairs.
-        out: folder to leave the results in.
-        dtype: compute dtype.
+        items: folder of files `000000.jpg` with `000000.txt`.
+        num_items: pairs in it.
         num_distinct: pairs after which the contents begin anew.
+        dtype: compute dtype.
+        out: folder to leave the results in.
         batch_size: items of one forward pass.
         num_threads: torch threads of one process that runs the model.
         num_workers: processes that decode, or for the limit, that run the model.
@@ -39,37 +41,32 @@ class Task:
 
     model: str
     items: str
-    out: str
-    dtype: str
+    num_items: int
     num_distinct: int
+    dtype: str
+    out: str = ""
     batch_size: int = 32
     num_threads: int = 1
     num_workers: int = 1
 
     @staticmethod
     def from_command_line() -> "Task":
-        """The task that this process was started with."""
-        return Task(**json.loads(sys.argv[1]))
+        """The task that this process was started with, its last argument."""
+        return Task(**json.loads(sys.argv[-1]))
 
     def to_json(self) -> str:
         """What `from_command_line` reads."""
         return json.dumps(asdict(self))
 
-    def pictures(self) -> list[Path]:
-        """The pictures of all pairs, in the order of their names."""
+    def images(self) -> list[Path]:
+        """The images of all pairs, in the order of their names."""
         return sorted(path for path in Path(self.items).iterdir() if path.suffix in SUFFIXES)
 
 
-class FinishLog:
-    """Notes when items were finished; several processes may write into one."""
-
-    def __init__(self, out: str | Path) -> None:
-        self._path = Path(out) / FINISHED_FILE
-
-    def note(self, num_items: int) -> None:
-        """So many more items are finished now."""
-        with self._path.open("a") as file:
-            file.write(f"{time.time():.6f} {num_items}\n")  # one small write at the end: none falls into another
+def note_finished(out: str | Path, num_items: int) -> None:
+    """Note that further items are finished now; several processes may write into one file."""
+    with (Path(out) / FINISHED_FILE).open("a") as file:
+        file.write(f"{time.time():.6f} {num_items}\n")  # one small write at the end: none falls into another
 
 
 def read_finished(out: Path) -> list[Event]:
@@ -78,24 +75,21 @@ def read_finished(out: Path) -> list[Event]:
     return sorted((float(time_s), int(number)) for time_s, number in map(str.split, lines))
 
 
-def vector_table(ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> pa.Table:
-    """Columns item_id, image_embedding and text_embedding (`list<float>`).
+def write_vectors(out: str | Path, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
+    """Write one Parquet file of the results, with columns item_id, image_embedding and text_embedding.
 
     Args:
-        ids: names of the pictures' files.
+        out: folder of the results.
+        name: of the file.
+        ids: names of the images' files.
         images: float32 (N, E).
         texts: float32 (N, E).
     """
-    columns = {"image_embedding": images, "text_embedding": texts}
-    vectors = {
-        name: pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
-        for name, values in columns.items()
-    }
-    return pa.table({"item_id": list(ids)} | vectors)
-
-
-def write_vectors(task: Task, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
-    """Write one Parquet file of the results."""
-    folder = Path(task.out) / VECTORS_FOLDER
+    folder = Path(out) / VECTORS_FOLDER
     folder.mkdir(exist_ok=True)
-    pq.write_table(vector_table(ids, images, texts), folder / f"{name}.parquet", use_dictionary=["item_id"])
+    vectors = {
+        side: pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
+        for side, values in zip(SIDES, (images, texts), strict=True)
+    }
+    table = pa.table({"item_id": list(ids)} | vectors)
+    pq.write_table(table, folder / f"{name}.parquet", use_dictionary=["item_id"])

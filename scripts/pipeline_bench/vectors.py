@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline_bench.task import VECTORS_FOLDER
+from pipeline_bench.task import SIDES, VECTORS_FOLDER
 
 MIN_COSINE = 0.999
-SIDES = ("image_embedding", "text_embedding")
 
 
-class UnequalVectors(Exception):
+class UnequalVectorsError(Exception):
     """Contestants that are measured against each other did not compute the same."""
 
 
@@ -62,14 +61,14 @@ def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
         The least cosine of each.
 
     Raises:
-        UnequalVectors: ids differ, a cosine lies below 0.999, or a vector is nearer to another item's.
+        UnequalVectorsError: ids differ, a cosine lies below 0.999, or a vector is nearer to another item's.
     """
     (first, reference), *_ = vectors.items()
     least = {}
     for name, other in vectors.items():
         if other.ids != reference.ids:
             missing = len(set(reference.ids) - set(other.ids))
-            raise UnequalVectors(
+            raise UnequalVectorsError(
                 f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
             )
         pairs = ((reference.images, other.images), (reference.texts, other.texts))
@@ -80,15 +79,17 @@ def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
 def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
     """The least cosine of rows of the same number; (N, E) each."""
     if a.shape != b.shape:
-        raise UnequalVectors(f"{who}: shapes {a.shape} and {b.shape}")
+        raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
     cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     least = float(cosines.min())
     if not least >= MIN_COSINE:  # a NaN is no success
-        raise UnequalVectors(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
+        raise UnequalVectorsError(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
     neighbours = np.roll(a, 1, axis=0)
     differs = np.linalg.norm(neighbours - a, axis=1) > 0
     is_nearer = np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)
     if (is_nearer & differs).any():
         row = int((is_nearer & differs).argmax())
-        raise UnequalVectors(f"{who}: row {row} is nearer to another item's vector than to its own: is the order kept?")
+        raise UnequalVectorsError(
+            f"{who}: row {row} is nearer to another item's vector than to its own: is the order kept?"
+        )
     return least

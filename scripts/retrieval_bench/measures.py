@@ -1,12 +1,7 @@
-"""Time of searches and memory of processes, measured alike for every contestant."""
+"""Recall and time of searches, measured alike for every contestant."""
 
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import numpy as np
@@ -51,20 +46,3 @@ def latencies_ms(contestants: Mapping[str, Find], queries: np.ndarray) -> dict[s
                 find(queries[number : number + 1])
                 times[name][number] = (time.perf_counter() - started) * 1000
     return times
-
-
-def in_process(program: Sequence[str | Path], timeout_s: float = 3600.0) -> dict:
-    """Run a command of this benchmark in a process of its own; gives the JSON of its last line."""
-    scripts = str(Path(__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([scripts, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout_s, env=environment)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def table(rows: Sequence[Sequence[object]]) -> None:
-    """Print rows, the first as a heading, in columns."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    sys.stdout.flush()

@@ -10,30 +10,30 @@ from index.manifest import Manifest
 from index.search import open_index
 from index.update import update_index
 from index.vectors import Rows
-from retrieval_bench.build_ours import blocks, ids
 from retrieval_bench.comparison import exact_rows
 from retrieval_bench.measures import K, recall
+from retrieval_bench.processes import blocks, ids
 
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
 
 
-def compare_update(folder: Path, num_pictures: int) -> dict:
+def compare_update(folder: Path, num_images: int) -> dict:
     """Add a tenth, remove a twentieth; neither time counts tuning, both count saving and the exact answers."""
-    num_added, num_removed = num_pictures // 10, num_pictures // 20
-    stop = num_pictures + num_added
+    num_added, num_removed = num_images // 10, num_images // 20
+    stop = num_images + num_added
     before = folder / "index" / "000001"
-    removed = np.random.default_rng(4).choice(num_pictures, num_removed, replace=False)
-    mask = np.zeros(num_pictures, dtype=bool)
+    removed = np.random.default_rng(4).choice(num_images, num_removed, replace=False)
+    mask = np.zeros(num_images, dtype=bool)
     mask[removed] = True
     print(f"updating: {num_added:,} added, {num_removed:,} removed", flush=True)
-    added = blocks(folder / "pictures.npy", num_pictures, stop)
+    added = blocks(folder, np.arange(num_images, stop))
     updated = update_index(
-        before, folder / "index" / "000002", added, ids(num_pictures, stop), mask, embeddings_version=2
+        before, folder / "index" / "000002", added, ids(num_images, stop), mask, embeddings_version=2
     )
     left = np.flatnonzero(~np.pad(mask, (0, num_added)))
     print(f"building {updated.design} of the same {len(left):,} rows", flush=True)
     rebuilt = build_index(
-        chosen_blocks(folder / "pictures.npy", left),
+        blocks(folder, left),
         ids(0, stop).take(pa.array(left)),
         folder / "index" / "000003",
         kind=updated.design,
@@ -41,12 +41,11 @@ def compare_update(folder: Path, num_pictures: int) -> dict:
         **MODEL,
     )
     queries = np.load(folder / "held_out.npy")
-    recalls = recalls_of(folder, stop, left, queries)
     found = {
         "update_s": untuned_s(updated),
         "rebuild_s": untuned_s(rebuilt),
         "times_faster": untuned_s(rebuilt) / untuned_s(updated),
-        **recalls,
+        **recalls_of(folder, stop, left, queries),
         "update_steps_s": updated.steps_s,
         "rebuild_steps_s": rebuilt.steps_s,
     }
@@ -63,18 +62,12 @@ def untuned_s(manifest: Manifest) -> float:
     return manifest.build_s - manifest.steps_s["tune"] - manifest.steps_s.get("choose", 0.0)
 
 
-def chosen_blocks(path: Path, rows: Rows):
-    """Some rows of an array file, block by block."""
-    for start in range(0, len(rows), 65_536):
-        yield np.load(path, mmap_mode="r")[rows[start : start + 65_536]]
-
-
 def recalls_of(folder: Path, stop: int, left: Rows, queries: np.ndarray) -> dict[str, float]:
     """Recall of the updated and of the rebuilt index on held-out captions, against brute force over the same rows."""
-    pictures = np.load(folder / "pictures.npy", mmap_mode="r")
+    images = np.load(folder / "images.npy", mmap_mode="r")
     kept = folder / "kept"
     kept.mkdir()
-    np.save(kept / "pictures.npy", pictures[:stop][left])
+    np.save(kept / "images.npy", images[:stop][left])
     exact = left[exact_rows(kept, len(left), queries)]
     found = {}
     for name, version in (("updated", 2), ("rebuilt", 3)):

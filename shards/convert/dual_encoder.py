@@ -9,20 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, VisionConfig, describe, load_model_config, read_json
-from shards.convert.albert import import_text_config
-from shards.convert.image_processor import PROCESSOR_FILE, export_processor, import_processor
-from shards.convert.key_mapping import IGNORED, their_names, uses_new_names
-from shards.convert.tokenisers import (
+from shards.config import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    ModelConfig,
+    describe,
+    find_model_folder,
+    load_model_config,
+    read_json,
+)
+from shards.convert.preprocessing import (
+    PROCESSOR_FILE,
     TOKENIZER_CONFIG_FILE,
+    export_processor,
     export_tokenizer_config,
+    import_processor,
     import_tokenizer,
     max_caption_tokens,
 )
+from shards.convert.transformers_towers import (
+    IGNORED,
+    import_text_config,
+    import_vit_config,
+    their_names,
+    uses_new_names,
+)
 from shards.errors import ModelError
-from shards.model_folder import find_model_folder
-from shards.saving import staged_folder, write_weights
-from shards.tensor_shapes import LOGIT_SCALE, Shape, model_shapes
+from shards.saving import staged_folder, staged_model, write_weights
+from shards.tensor_shapes import LOGIT_SCALE, model_shapes
 from shards.weights import find_weights
 
 if TYPE_CHECKING:
@@ -30,16 +44,6 @@ if TYPE_CHECKING:
 
 MODEL_TYPE = "vision-text-dual-encoder"
 
-_OUR_ACTIVATION = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
 _THEIR_ACTIVATION = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 
@@ -57,10 +61,8 @@ def import_vision_text_dual_encoder(src: str | Path, out: str | Path, *, name: s
     folder = find_model_folder(src)
     config = _import_config(folder, name or Path(src).name)
     tokenizer = import_tokenizer(folder, config.text)
-    with staged_folder(Path(out)) as stage:
+    with staged_model(Path(out), config, tokenizer) as stage:
         write_weights(stage, _import_tensors(find_weights(folder), config))
-        (stage / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
-        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     return config
 
 
@@ -91,7 +93,7 @@ def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None
 
 def _import_config(folder: Path, name: str) -> ModelConfig:
     path = folder / CONFIG_FILE
-    tree = read_json(path, "give the folder of a saved VisionTextDualEncoderModel")
+    tree: dict[str, Any] = read_json(path, "give the folder of a saved VisionTextDualEncoderModel")
     if tree.get("model_type") != MODEL_TYPE:
         raise ModelError(f"{path}: model_type = {tree.get('model_type')!r}; this import takes {MODEL_TYPE!r}")
     vision = import_vit_config(_section(tree, "vision_config", path), path)
@@ -107,51 +109,6 @@ def _import_config(folder: Path, name: str) -> ModelConfig:
         )
     except ValidationError as error:
         raise ModelError(f"{path}: {describe(error)}") from None
-
-
-def import_vit_config(tree: Mapping[str, Any], where: Path) -> VisionConfig:
-    """Read a transformers ViT's configuration; missing keys have transformers' defaults.
-
-    Raises:
-        ModelError: it is no ViT, or has something that we can't build.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import ViTConfig
-
-    if tree.get("model_type") != "vit":
-        raise ModelError(f"{where}: the vision tower is {tree.get('model_type')!r}; only 'vit' can be imported")
-    try:
-        theirs = ViTConfig.from_dict(dict(tree))
-    except StrictDataclassError as error:
-        raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
-    expected = {"num_channels": 3, "pooler_act": "tanh", "pooler_output_size": theirs.hidden_size}
-    for key, value in expected.items():
-        if getattr(theirs, key) != value:
-            raise ModelError(f"{where}: vision_config.{key} = {getattr(theirs, key)!r}; only {value!r} can be imported")
-    if theirs.hidden_act not in _OUR_ACTIVATION:
-        known = ", ".join(_OUR_ACTIVATION)
-        raise ModelError(f"{where}: vision_config.hidden_act = {theirs.hidden_act!r}; only {known} can be imported")
-    try:
-        return VisionConfig(
-            image_size=_one_side(theirs.image_size, "image_size", where),
-            patch_size=_one_side(theirs.patch_size, "patch_size", where),
-            width=theirs.hidden_size,
-            depth=theirs.num_hidden_layers,
-            num_heads=theirs.num_attention_heads,
-            mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
-            qkv_bias=theirs.qkv_bias,
-            pooler="tanh",
-            norm_eps=theirs.layer_norm_eps,
-            activation=_OUR_ACTIVATION[theirs.hidden_act],
-        )
-    except ValidationError as error:
-        raise ModelError(f"{where}: vision tower: {describe(error)}") from None
-
-
-def mlp_ratio(width: int, mlp_width: int) -> float:
-    """Compute the ratio that timm rounds to this hidden width; half a unit more where it would round below it."""
-    ratio = mlp_width / width
-    return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
 
 
 def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
@@ -214,7 +171,7 @@ def _import_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[
     names = {name: their_names(name, new=new) for name in shapes}
     _check_all_used(files, names.values())
     for name, theirs in names.items():
-        shape = _split_shape(shapes[name], len(theirs))
+        shape = shapes[name] if len(theirs) == 1 else (shapes[name][0] // len(theirs), *shapes[name][1:])
         tensors = [read_tensor(files, their, shape) for their in theirs]
         yield name, tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
@@ -226,10 +183,6 @@ def _export_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[
     for name, shape in shapes.items():
         theirs, tensor = their_names(name), read_tensor(files, name, shape)
         yield from zip(theirs, [tensor] if len(theirs) == 1 else tensor.chunk(len(theirs)), strict=True)
-
-
-def _split_shape(shape: Shape, num_parts: int) -> Shape:
-    return shape if num_parts == 1 else (shape[0] // num_parts, *shape[1:])
 
 
 def _check_all_used(files: Mapping[str, Path], used: Iterable[tuple[str, ...]]) -> None:
@@ -244,10 +197,3 @@ def _section(tree: Mapping[str, Any], key: str, where: Path) -> Mapping[str, Any
     if not isinstance(section, dict):
         raise ModelError(f"{where}: found no {key}; save the model with transformers' save_pretrained")
     return section
-
-
-def _one_side(value: Any, key: str, where: Path) -> int:
-    sides = set(value) if isinstance(value, list | tuple) else {value}
-    if len(sides) != 1:
-        raise ModelError(f"{where}: vision_config.{key} = {value!r}; only squares can be imported")
-    return int(sides.pop())

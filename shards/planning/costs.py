@@ -1,8 +1,12 @@
-"""Costs of a model on a device, and of its items on the host: seconds, measured or estimated. Pure; no torch."""
+"""Workload, and costs of a model on a device and of its items on the host: seconds, measured or estimated.
+
+Pure; no torch.
+"""
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Self
+from math import isfinite
+from typing import ClassVar, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -10,7 +14,6 @@ from shards.config import ModelConfig, TextConfig, VisionConfig, describe
 from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, text_costs, vision_costs
 from shards.errors import ModelError
 from shards.planning.devices import DeviceType
-from shards.planning.workload import DataMix
 from shards.ranges import STRICT, LayerRange
 
 Source = Literal["measured", "estimated"]
@@ -50,7 +53,15 @@ class TowerSeconds:
 
 
 class JsonText:
-    """A dataclass whose text is one JSON object, read strictly."""
+    """A dataclass whose text is one JSON object, read strictly.
+
+    Attributes:
+        text_kind: what the text holds, for messages.
+        text_cure: how to make it again.
+    """
+
+    text_kind: ClassVar[str] = "costs"
+    text_cure: ClassVar[str] = "measure again"
 
     def to_json(self) -> str:
         """Write the text of its file."""
@@ -66,7 +77,7 @@ class JsonText:
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
-            raise ModelError(f"costs: {describe(error)}; measure again") from None
+            raise ModelError(f"{cls.text_kind}: {describe(error)}; {cls.text_cure}") from None
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,36 @@ class ModelCosts(JsonText):
             text=self.text.scaled(tokens, new.layer / old.layer, 1.0),
             workspace_bytes_per_caption=round(self.workspace_bytes_per_caption * tokens),
         )
+
+
+@dataclass(frozen=True)
+class DataMix:
+    """Means over the items of a run.
+
+    Attributes:
+        images_per_item: images and video frames that an item holds.
+        captions_per_item: captions that an item holds.
+        caption_tokens: tokens of a caption, [CLS] and [SEP] included.
+
+    Raises:
+        ModelError: a mean is negative or no number, all items are empty, or captions have no token.
+    """
+
+    __pydantic_config__ = STRICT
+
+    images_per_item: float = 1.0
+    captions_per_item: float = 1.0
+    caption_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("images_per_item", "captions_per_item"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ModelError(f"mix: {name} is {value}; it is a mean, so give a number from 0 up")
+        if self.images_per_item == 0 and self.captions_per_item == 0:
+            raise ModelError("mix: items hold neither images nor captions; give one of the two a mean above 0")
+        if self.caption_tokens < 1:
+            raise ModelError(f"mix: caption_tokens is {self.caption_tokens}; a caption has at least one token")
 
 
 @dataclass(frozen=True)

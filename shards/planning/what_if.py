@@ -4,9 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from shards.errors import ModelError
-from shards.planning.planner import placed_stages
-from shards.planning.predict import PlacedStage, PlanPrediction, predict
-from shards.planning.problem import PlacementProblem, Pool
+from shards.planning.problem import PlacedStage, PlacementProblem, PlanPrediction, Pool, predict
 from shards.planning.solver.search import best_placement
 
 HOUR_S = 3600.0
@@ -79,14 +77,16 @@ def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_
         raise ModelError(
             f"what if: {num_stages} stages don't fit this fleet; `embedder plan` without --what-if says why"
         )
-    stages = placed_stages(problem, placement)
-    prediction = predict(problem, stages)
+    prediction = predict(problem, placement.stages)
     hours = (startup_s + num_items / prediction.items_per_s) / HOUR_S
     used: dict[str, float] = {}
-    for stage, load in zip(stages, prediction.loads, strict=True):
+    for stage, load in zip(placement.stages, prediction.loads, strict=True):
         busy = prediction.items_per_s * load.cpu_seconds if stage.pool.shared else stage.devices
         used[stage.pool.device.name] = used.get(stage.pool.device.name, 0.0) + busy
-    balance = _balance(problem, num_stages)
+    gpus = tuple(pool for pool in problem.pools if not pool.shared)
+    cores = _cores_for_gpus(problem, gpus, num_stages)
+    more = [*_one_more_each(problem, placement.stages, prediction), *_one_more_planned(problem, num_stages, prediction)]
+    cores_per_gpu = None if cores is None else cores / sum(pool.num for pool in gpus)
     return WhatIf(
         num_items=num_items,
         items_per_s=prediction.items_per_s,
@@ -95,45 +95,22 @@ def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_
         device_hours={pool.device.name: pool.num * hours for pool in problem.pools},
         used=used,
         cost=_cost(problem.pools, hours),
-        cores_per_gpu=balance.cores_per_gpu if balance else None,
-        cores_needed=ceil(balance.cores_needed) if balance else None,
-        decode_bound_gpus=_decode_bound_gpus(problem, balance),
+        cores_per_gpu=cores_per_gpu,
+        cores_needed=None if cores is None else ceil(cores),
+        decode_bound_gpus=int(problem.num_cores / cores_per_gpu) + 1 if problem.num_cores and cores_per_gpu else None,
         decode_share=prediction.cpu_seconds["decode"] / sum(prediction.cpu_seconds.values()),
-        one_more=(*_one_more_each(problem, stages, prediction), *_one_more_planned(problem, num_stages, prediction)),
+        one_more=tuple(more),
     )
 
 
-@dataclass(frozen=True)
-class _Balance:
-    """GPUs alone, with as many cores as they need."""
-
-    num_gpus: int
-    cores_needed: float
-
-    @property
-    def cores_per_gpu(self) -> float:
-        return self.cores_needed / self.num_gpus
-
-
-def _balance(problem: PlacementProblem, num_stages: int) -> _Balance | None:
-    """Cores that the GPUs need if all stages run on GPUs and nothing else limits them; None without GPUs."""
-    gpus = tuple(pool for pool in problem.pools if not pool.shared)
-    if not gpus:
-        return None
+def _cores_for_gpus(problem: PlacementProblem, gpus: tuple[Pool, ...], num_stages: int) -> float | None:
+    """Cores that the GPUs need if all stages run on GPUs and nothing else limits them; None where they don't fit."""
     alone = replace(problem, pools=gpus, num_cores=None)
-    placement = best_placement(alone, num_stages)
+    placement = best_placement(alone, num_stages) if gpus else None
     if placement is None:
         return None
-    prediction = predict(alone, placed_stages(alone, placement))
-    cores = prediction.items_per_s * sum(prediction.cpu_seconds.values())
-    return _Balance(sum(pool.num for pool in gpus), cores)
-
-
-def _decode_bound_gpus(problem: PlacementProblem, balance: _Balance | None) -> int | None:
-    """Number of GPUs of these types from which on the cores of this fleet don't keep up."""
-    if balance is None or problem.num_cores is None:
-        return None
-    return int(problem.num_cores / balance.cores_per_gpu) + 1
+    prediction = predict(alone, placement.stages)
+    return prediction.items_per_s * sum(prediction.cpu_seconds.values())
 
 
 def _cost(pools: tuple[Pool, ...], hours: float) -> float | None:
@@ -143,7 +120,9 @@ def _cost(pools: tuple[Pool, ...], hours: float) -> float | None:
     return sum(pool.num * (price or 0.0) * hours for pool, price in zip(pools, prices, strict=True))
 
 
-def _one_more_each(problem: PlacementProblem, stages: list[PlacedStage], prediction: PlanPrediction) -> list[OneMore]:
+def _one_more_each(
+    problem: PlacementProblem, stages: tuple[PlacedStage, ...], prediction: PlanPrediction
+) -> list[OneMore]:
     """Gain of one device more in each stage, the cut as it is."""
     found = []
     for number, stage in enumerate(stages):

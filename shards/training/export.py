@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
-from shards.delta import DELTA_FILE, DELTA_FORMAT, read_delta
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.loading import read_tensor, torch_dtype
-from shards.saving import staged_folder, write_weights
+from shards.saving import staged_folder, staged_model, write_weights
+from shards.summary import DELTA_FILE, DELTA_FORMAT, read_delta
 from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.towers import INITIAL_LOGIT_SCALE
 from shards.weights import WEIGHTS_FILE, find_weights, read_header
@@ -44,12 +44,9 @@ def export_model(
     kind = torch_dtype(dtype)
     is_replaced = replace and (folder / CONFIG_FILE).is_file()
     target = folder.with_name(f".{folder.name}.{os.getpid()}.new") if is_replaced else folder
-    with staged_folder(target) as stage:
+    with staged_model(target, config, tokenizer_json) as stage:
         names = [*model_shapes(config), *(name for name in OPTIONAL_SHAPES if name in weights)]
         write_weights(stage, ((name, weights[name].to(kind)) for name in names))
-        if tokenizer_json is not None:
-            (stage / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
-        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     if is_replaced:
         old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
         folder.rename(old)
@@ -110,17 +107,7 @@ def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path
         raise ModelError(f"{delta}: holds the tensor {unknown[0]}, which {base} doesn't have; name the right base")
     files = find_weights(base) | changed
     tokenizer = base / TOKENIZER_FILE
-    weights = {name: read_tensor(files, name, shapes[name]) for name in files}
-    return _write_in_own_dtypes(Path(folder), config, weights, tokenizer if tokenizer.is_file() else None)
-
-
-def _write_in_own_dtypes(
-    folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path | None
-) -> Path:
-    """Write tensors in the dtypes that they have."""
-    with staged_folder(folder) as stage:
-        write_weights(stage, weights.items())
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, stage / TOKENIZER_FILE)
-        (stage / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
-    return folder
+    tokenizer_json = tokenizer.read_bytes().decode() if tokenizer.is_file() else None
+    with staged_model(Path(folder), config, tokenizer_json) as stage:
+        write_weights(stage, ((name, read_tensor(files, name, shapes[name])) for name in files))
+    return Path(folder)

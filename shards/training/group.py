@@ -26,16 +26,14 @@ AnyBatch = TrainBatch | FeatureBatch
 
 
 class ProcessGroup:
-    """Rank of this process among the workers, and their collective operations, over torch's process group.
+    """Rank of this process among the workers, and their collective operations.
 
-    Args:
-        process_group: by default the one that `torch.distributed.init_process_group` made.
+    They are those of the group that `torch.distributed.init_process_group` made.
     """
 
-    def __init__(self, process_group: distributed.ProcessGroup | None = None) -> None:
-        self._group = process_group
-        self.rank = distributed.get_rank(process_group)
-        self.size = distributed.get_world_size(process_group)
+    def __init__(self) -> None:
+        self.rank = distributed.get_rank()
+        self.size = distributed.get_world_size()
 
     def gather(self, rows_RE: torch.Tensor) -> torch.Tensor:
         """Gather all workers' rows in the order of their ranks, (S, E); any number each. Own rows keep their gradient.
@@ -57,7 +55,7 @@ class ProcessGroup:
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
         sent = [has_gradient, *gradients, *(mean / self.size for mean in means)]
         summed = torch.cat([each.detach().flatten() for each in sent])
-        distributed.all_reduce(summed, group=self._group)
+        distributed.all_reduce(summed)
         is_there, *pieces = torch.split(summed, [each.numel() for each in sent])
         for parameter, num_workers, piece in zip(parameters, is_there.tolist(), pieces, strict=False):
             parameter.grad = piece.view_as(parameter) if num_workers else None
@@ -67,19 +65,19 @@ class ProcessGroup:
     def total(self, number: int, device: torch.device) -> int:
         """Sum a number over the workers."""
         summed = torch.tensor(number, device=device)
-        distributed.all_reduce(summed, group=self._group)
+        distributed.all_reduce(summed)
         return int(summed)
 
     def gather_values(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         """Gather all workers' rows without gradients, (S, ...), and the number of rows of each."""
         counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(self.size)]
-        distributed.all_gather(counts, torch.tensor([len(rows)], device=rows.device), group=self._group)
+        distributed.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
         sizes = [int(count) for count in counts]
         # Messages of all workers must have the same size.
         padded = rows.new_zeros(max(sizes), *rows.shape[1:])
         padded[: len(rows)] = rows.detach()
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        distributed.all_gather(parts, padded, group=self._group)
+        distributed.all_gather(parts, padded)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]), sizes
 
 

@@ -1,14 +1,22 @@
-"""Settings of a training run: loss, trainable parts, schedule, augmentation. Pure; imports no torch."""
+"""Settings of a training run, and what follows from them: rates of each step, tensors that learn. Pure; no torch."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.config import ModelSection
-from shards.ranges import LayerRange
+from shards.config import ModelConfig, ModelSection
+from shards.ranges import NOTHING, LayerRange
+from shards.tensor_shapes import LOGIT_SCALE
 
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
+
+# Parameters of the loss, trained beside the towers.
+LOGIT_BIAS = "logit_bias"
+PROTOTYPES = "prototypes"
+
+_NO_DECAY_TABLES = ("_token", "pos_embed", "embeddings.weight")
 
 
 class AugmentSettings(ModelSection):
@@ -40,8 +48,8 @@ class TrainSettings(ModelSection):
 
     loss: Loss = Field("clip", description="clip: softmax; siglip: sigmoid of each pair; concepts: against prototypes")
     what: What = Field("all", description="trainable part; layers: only the ranges named below")
-    vision_layers: LayerRange = Field(LayerRange(0, 0), description='ViT layers that learn with what = "layers"')
-    text_layers: LayerRange = Field(LayerRange(0, 0), description='ALBERT layers that learn with what = "layers"')
+    vision_layers: LayerRange = Field(NOTHING, description='ViT layers that learn with what = "layers"')
+    text_layers: LayerRange = Field(NOTHING, description='ALBERT layers that learn with what = "layers"')
     learning_rate: float = Field(1e-3, gt=0, description="at the end of the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, at the last step")
     weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
@@ -84,3 +92,68 @@ class TrainSettings(ModelSection):
 
 def _text(layers: LayerRange) -> str:
     return f"[{layers.start}, {layers.stop})"
+
+
+def learning_rate_at(step: int, settings: TrainSettings) -> float:
+    """Compute the learning rate: linear warm-up, then half a cosine down to the final rate, which is then kept.
+
+    With `cooldown_steps` the rate is constant in between, so that a run can be made longer without starting again.
+
+    Args:
+        step: number of steps before this one.
+        settings: rates and lengths.
+
+    Source: of the cool-down, Hu et al. 2024 (MiniCPM), "warmup-stable-decay".
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    begin = settings.warmup_steps
+    if settings.cooldown_steps is not None:
+        begin = max(begin, settings.num_steps - settings.cooldown_steps)
+    done = min(1.0, max(0.0, (step - begin) / max(1, settings.num_steps - begin)))
+    share = (1 + math.cos(math.pi * done)) / 2
+    return settings.learning_rate * (settings.final_learning_rate + (1 - settings.final_learning_rate) * share)
+
+
+def ema_decay_at(step: int, settings: TrainSettings) -> float:
+    """Compute the decay of the averaged weights at one step; lower at first, when they are still untrained.
+
+    Source: the ramp (1 + t) / (10 + t) of TensorFlow's `ExponentialMovingAverage(num_updates)`.
+    """
+    return min(settings.ema_decay, (1 + step) / (10 + step))
+
+
+def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> bool:
+    """Whether a tensor learns.
+
+    Args:
+        name: as in the model folder; or one of `LOGIT_SCALE`, `LOGIT_BIAS`, `PROTOTYPES`.
+        config: the model.
+        settings: the trainable part.
+    """
+    if name in (PROTOTYPES, LOGIT_SCALE, LOGIT_BIAS):
+        return settings.train_prototypes or name != PROTOTYPES
+    return name.startswith(_trainable_prefixes(config, settings))
+
+
+def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
+    """Prefixes of the names of the towers' tensors that learn; of an ALBERT layer, those of its group."""
+    match settings.what:
+        case "all":
+            return ("vision", "text")
+        case "vision_frozen":
+            return ("text",)
+        case "text_frozen":
+            return ("vision",)
+        case "projections":
+            return ("vision_head.projection", "text_head.projection")
+        case "layers":
+            vision, text = settings.vision_layers, settings.text_layers
+            groups = sorted({config.text.group_of(layer) for layer in range(text.start, text.stop)})
+            blocks = [f"vision.blocks.{layer}." for layer in range(vision.start, vision.stop)]
+            return (*blocks, *(f"text.encoder.albert_layer_groups.{group}." for group in groups))
+
+
+def has_decay(name: str, num_dimensions: int) -> bool:
+    """Whether weight decay applies: to matrices, not to norms, biases, tables and temperatures."""
+    return num_dimensions > 1 and name != PROTOTYPES and not name.endswith(_NO_DECAY_TABLES)

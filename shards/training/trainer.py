@@ -31,9 +31,7 @@ from shards.training.export import export_model, read_logit_scale, write_delta
 from shards.training.forward import caption_features, image_features
 from shards.training.group import ProcessGroup, gather_batch
 from shards.training.objective import Objective
-from shards.training.schedule import ema_decay_at, learning_rate_at
-from shards.training.settings import TrainSettings
-from shards.training.trainable import has_decay, is_trainable
+from shards.training.settings import TrainSettings, ema_decay_at, has_decay, is_trainable, learning_rate_at
 
 STATE_VERSION = 1
 ENCODE_ROWS = 256
@@ -216,22 +214,19 @@ class Trainer:
         }
         return found | {LOGIT_SCALE: self.objective.logit_scale.detach().cpu()}
 
-    def export(
-        self, folder: str | Path, name: str, *, dtype: str = "float32", trained: bool = True, replace: bool = False
-    ) -> Path:
+    def export(self, folder: str | Path, name: str, *, dtype: str = "float32", replace: bool = False) -> Path:
         """Write the averaged weights as a model folder that every command accepts.
 
         Args:
             folder: the folder to write; must not exist yet, or be empty, unless it may be replaced.
             name: name of the model.
             dtype: name of the stored dtype; weights are cast when they are loaded.
-            trained: `trained` of config.json.
             replace: whether an existing model folder is replaced when the new one is complete.
 
         Raises:
             ModelError: the folder isn't empty and may not be replaced.
         """
-        config = self.config.model_copy(update={"name": name, "trained": trained})
+        config = self.config.model_copy(update={"name": name, "trained": True})
         return export_model(Path(folder), config, self.weights(), self.tokenizer_json, dtype=dtype, replace=replace)
 
     def export_delta(self, folder: str | Path, name: str) -> Path:
@@ -314,14 +309,10 @@ class Trainer:
         return [parameter for _, parameter in self._named_parameters() if parameter.requires_grad]
 
     def _make_optimizer(self) -> torch.optim.AdamW:
-        decayed: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, parameter in self._named_parameters():
-            if parameter.requires_grad:
-                (decayed if has_decay(name, parameter.ndim) else others).append(parameter)
+        learning = [(name, parameter) for name, parameter in self._named_parameters() if parameter.requires_grad]
         groups = [
-            {"params": decayed, "weight_decay": self.settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": [each for name, each in learning if has_decay(name, each.ndim) == decays], "weight_decay": decay}
+            for decays, decay in ((True, self.settings.weight_decay), (False, 0.0))
         ]
         return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, self.settings.beta2))
 

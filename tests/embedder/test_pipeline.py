@@ -115,7 +115,7 @@ def test_activations_stay_raw_bytes_and_never_become_pickled_objects(make_run, t
 
 def test_a_sink_gathers_rows_before_it_writes(make_run, tmp_path):
     job, _ = planned(make_run(samples.folder(tmp_path / "in")))
-    assert PartSink(job.files, job.stamp, rows_per_part=300).min_rows_per_write == 300
+    assert PartSink(job.run.files, job.stamp, rows_per_part=300).min_rows_per_write == 300
 
 
 def test_a_dataset_gets_two_columns_and_keeps_the_others_untouched(tiny_model, ray_cluster):

@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import samples
-from embedding_runs import Quiet
 from PIL import Image
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import embedder
 from embedder.cli import app
+from embedder.cli.terminal import TerminalLog
 from embedder.config import DecodeConfig, SourceConfig
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.ingest.embed import embed
@@ -39,6 +39,7 @@ from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.observability.log import messages_to
 from embedder.sources.listing import list_sources
 from embedder.storage.model_download import resolve_model
 from embedder.store.files import StoreFiles
@@ -48,7 +49,7 @@ from shards.errors import ModelError
 from shards.shard import load_shard
 
 ROOT = Path(__file__).parents[2]
-FIT = ResizeSpec(image_size=32, resize="crop", interpolation="bilinear", reduced_decode=True)
+FIT = ResizeSpec(image_size=32, mode="crop", interpolation="bilinear", reduced_decode=True)
 SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCY"
 
 
@@ -210,9 +211,9 @@ def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run
     # Parts of one build go from its own tasks into a folder of its own, and are read before anybody else could.
     assert {where.split(":")[0] for where in reading} == {"index/faiss_build.py", "index/faiss_merge.py"}
     callers = [where for where, _, _ in calls("faiss_build.read", "faiss_build.map_file")]
-    assert {where.split(":")[0] for where in callers} == {"index/read_version.py"}
+    assert {where.split(":")[0] for where in callers} == {"index/version_files.py"}
     config = make_run(samples.folder(tmp_path / "in"))
-    embed(config, Quiet())
+    embed(config)
     (path,) = (tmp_path / "store" / "index").rglob("*.faiss")
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises((RetrievalError, EmbedderError), match="sha256|checksum"):
@@ -248,7 +249,7 @@ def test_a_member_of_a_tar_may_have_so_many_bytes_and_no_more(make_run, tmp_path
         info.size = 1 << 20
         tar.addfile(info, io.BytesIO(b"\0" * info.size))
     config = make_run(tmp_path / "a.tar", decode={"max_file_bytes": 1 << 16}, max_reject_fraction=1)
-    embed(config, Quiet())
+    embed(config)
     (row,) = embedder.open_store(config.store).rejects().to_pylist()
     assert row["error_type"] == "TooLarge"
     assert "decode.max_file_bytes" in row["error"]
@@ -304,7 +305,7 @@ def test_ray_listens_on_this_machine_alone_and_asks_for_a_token(first):
 # Secrets
 
 
-def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run, tmp_path, monkeypatch):
+def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     addresses = [
         f"https://user:{SECRET}@host/a.jpg",
@@ -318,15 +319,13 @@ def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run,
     source = {"path": str(tmp_path / "t.parquet"), "columns": columns}
     settings = {"max_reject_fraction": 1, "metrics_file": str(tmp_path / "m.prom"), "log_file": str(tmp_path / "log")}
     config = make_run([source], **settings)
-    said = []
-    watcher = Quiet()
-    watcher.say = said.append
-    embed(config, watcher)
+    with messages_to(TerminalLog()):
+        embed(config)
     told = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "t.parquet"]
     assert len(told) > 8
     assert not [path for path in told if SECRET.encode() in path.read_bytes()]
     tables = [embedder.open_store(config.store).items(), embedder.open_store(config.store).to_arrow()]
-    assert SECRET not in str([rows.to_pylist() for rows in tables]) + str(said)
+    assert SECRET not in str([rows.to_pylist() for rows in tables]) + "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("key", ["source", "store", "model"])
@@ -335,6 +334,6 @@ def test_an_address_with_credentials_is_refused_without_repeating_them(make_run,
     source = samples.folder(tmp_path / "in", num_images=1)
     config = make_run(source if key != "source" else [{"path": address}], **({key: address} if key != "source" else {}))
     with pytest.raises((EmbedderError, ModelError, RunFailedError)) as caught:
-        embed(config, Quiet())
+        embed(config)
     assert SECRET not in str(caught.value)
     assert SECRET not in repr(caught.value)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from index_samples import Build, make_images_and_captions, make_vectors
 
-from index.constraints import Constraints
+from index.choose import QueryDirections
+from index.constraints import Constraints, judge, rank
 from index.designs import Design, candidate_designs, count_lists, parse_design
 from index.errors import RetrievalError
 from index.manifest import DesignTrial
-from index.projection import QueryDirections
-from index.ranking import judge, rank
 from index.search import open_index
 
 
@@ -168,14 +167,11 @@ def test_directions_are_those_in_which_texts_vary() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_table_too_large_for_exact_search_gets_what_measures_best(
-    build: Build, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setattr("index.choose.NUM_TRIED", 2000)
     images, captions = make_images_and_captions(6000, 800)
-    said: list[str] = []
-    out, manifest = build(
-        images, queries=captions, constraints=Constraints(memory_bytes=1_000_000), num_threads=2, say=said.append
-    )
+    out, manifest = build(images, queries=captions, constraints=Constraints(memory_bytes=1_000_000), num_threads=2)
     assert manifest.memory_bytes <= 1_000_000  # whole vectors take 1.5 MB
     assert manifest.recall_at_10 >= 0.95
     assert len(manifest.trials) == len(said) - 1

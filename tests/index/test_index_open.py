@@ -65,7 +65,7 @@ def test_a_truncated_file_is_refused_before_faiss_reads(
 
 
 def test_a_large_file_is_checked_and_read_through_one_open_file(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.read_version.READ_ONCE_BYTES", 100)
+    monkeypatch.setattr("index.version_files.READ_ONCE_BYTES", 100)
     queries = make_vectors(300)[:5]
     assert open_index(version).search(queries, 1).rows[:, 0].tolist() == [0, 1, 2, 3, 4]
     flip_bit(version / "index.faiss", 500)
@@ -79,7 +79,7 @@ def test_a_file_swapped_between_check_and_read_is_not_what_is_read(
 ) -> None:
     version, _ = build()
     other, _ = build(make_vectors(300, seed=1), out=tmp_path / "other")
-    monkeypatch.setattr("index.read_version.READ_ONCE_BYTES", read_once_bytes)
+    monkeypatch.setattr("index.version_files.READ_ONCE_BYTES", read_once_bytes)
     for name in ("read", "map_file"):
         read = getattr(faiss_build, name)
 

@@ -74,15 +74,15 @@ def test_queries_of_a_kind_are_named_so_and_their_number_is_bounded(build: Build
 
 def test_what_is_learned_from_is_never_measured_on() -> None:
     table, given = make_table(make_vectors(50)), make_vectors(301, seed=6)
-    sets = split_queries(table, given, "text")
-    measured, learned = ({row.tobytes() for row in part} for part in (sets.measured.vectors, sets.learned))
+    asked, learned_from = split_queries(table, given, "text")
+    measured, learned = ({row.tobytes() for row in part} for part in (asked.vectors, learned_from))
     assert not measured & learned
     assert measured | learned == {row.tobytes() for row in given}
 
 
 def test_a_sampled_query_does_not_count_itself_as_found() -> None:
     table = make_table(make_vectors(50))
-    ground_truth = find_ground_truth(table, sampled_queries(table), brute_force)
+    ground_truth = find_ground_truth(table, sampled_queries(table))
 
     def only_itself(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores, rows = brute_force(table, queries, 1)
@@ -95,7 +95,7 @@ def test_a_sampled_query_does_not_count_itself_as_found() -> None:
 
 def test_half_of_the_neighbours_is_a_recall_of_one_half() -> None:
     table = make_table(make_vectors(500))
-    ground_truth = find_ground_truth(table, RecallQueries(make_vectors(20, seed=9), "text"), brute_force)
+    ground_truth = find_ground_truth(table, RecallQueries(make_vectors(20, seed=9), "text"))
 
     def half(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores, rows = brute_force(table, queries, 500)
@@ -108,7 +108,7 @@ def test_any_of_equal_vectors_counts_as_found() -> None:
     """Forty copies of one image: which ten of them come back does not matter."""
     copies = np.repeat(make_vectors(1), 40, axis=0)
     table = make_table(np.vstack([copies, make_vectors(60, seed=3)]))
-    ground_truth = find_ground_truth(table, RecallQueries(copies[:1], "text"), brute_force, num_kept=10)
+    ground_truth = find_ground_truth(table, RecallQueries(copies[:1], "text"), num_kept=10)
 
     def rows_from(start: int) -> float:
         answer = (np.ones((1, 10), np.float32), np.arange(start, start + 10)[None])

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from index_samples import Build, make_ids, make_images_and_captions, make_vectors
 
-from index.changes import compare_ids
 from index.constraints import Constraints
 from index.errors import RebuildNeededError, RetrievalError
+from index.ids import compare_ids
 from index.search import open_index
 from index.update import update_index
 

@@ -1,6 +1,7 @@
 """The benchmark of the pipeline: what it counts, what it refuses, and what it prints; no clock is judged."""
 
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pyarrow as pa
@@ -72,12 +73,12 @@ def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
 
 
 def test_unequal_vectors_are_refused(make_vectors):
-    from pipeline_bench.vectors import UnequalVectors, check_equal
+    from pipeline_bench.vectors import UnequalVectorsError, check_equal
 
     first = make_vectors()
     close = np.ones((5, 8), np.float32) + first.texts * 1e-3  # all within a cosine of 0.999, and yet in the wrong order
     wrong = {
-        "another picture": (first, make_vectors(images=first.images[::-1]), "cosine"),
+        "another image": (first, make_vectors(images=first.images[::-1]), "cosine"),
         "another caption": (first, make_vectors(texts=-first.texts), "cosine"),
         "nothing": (first, make_vectors(images=first.images * np.nan), "cosine"),
         "a row less": (first, make_vectors(num_items=4), "1 of the 5"),
@@ -86,12 +87,12 @@ def test_unequal_vectors_are_refused(make_vectors):
         "order": (make_vectors(texts=close), make_vectors(texts=np.roll(close, 1, axis=0)), "nearer to another"),
     }
     for name, (reference, other, message) in wrong.items():
-        with pytest.raises(UnequalVectors, match=message):
+        with pytest.raises(UnequalVectorsError, match=message):
             check_equal({"reference": reference, name: other})
 
 
 def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_path, make_vectors):
-    from pipeline_bench.task import vector_table
+    from pipeline_bench.task import write_vectors
     from pipeline_bench.vectors import read_files
 
     expected = make_vectors()
@@ -99,11 +100,12 @@ def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_p
     ids = [expected.ids[row] for row in shuffled]
     images, texts = expected.images[shuffled], expected.texts[shuffled]
     both = pa.table({"item_id": ids, "vectors": np.concatenate([images, texts], axis=1).tolist()})
-    for name, table in (("two", vector_table(ids, images, texts)), ("one", both)):
-        folder = tmp_path / name / "vectors"
-        folder.mkdir(parents=True)
-        for part in range(2):
-            pq.write_table(table.slice(3 * part, 3), folder / f"{part}.parquet")
+    (tmp_path / "one" / "vectors").mkdir(parents=True)
+    (tmp_path / "two").mkdir()
+    for part in (slice(0, 3), slice(3, 5)):
+        pq.write_table(both.slice(part.start, 3), tmp_path / "one" / "vectors" / f"{part.start}.parquet")
+        write_vectors(tmp_path / "two", str(part.start), ids[part], images[part], texts[part])
+    for name in ("two", "one"):
         found = read_files(tmp_path / name)
         assert found.ids == expected.ids
         np.testing.assert_array_equal(found.images, expected.images)
@@ -111,18 +113,18 @@ def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_p
 
 
 def test_pairs_are_repeated_without_room_on_the_disk(tmp_path):
-    from pipeline_bench.workload import write_pairs
+    from corpus import write_pairs
 
     write_pairs(tmp_path / "in", 5, [(b"a", ".jpg", "first"), (b"b", ".jpg", "second")])
-    pictures = sorted((tmp_path / "in").glob("*.jpg"))
-    assert [path.name for path in pictures] == [f"{number:06d}.jpg" for number in range(5)]
-    assert [path.read_bytes() for path in pictures] == [b"a", b"b", b"a", b"b", b"a"]
+    images = sorted((tmp_path / "in").glob("*.jpg"))
+    assert [path.name for path in images] == [f"{number:06d}.jpg" for number in range(5)]
+    assert [path.read_bytes() for path in images] == [b"a", b"b", b"a", b"b", b"a"]
     assert (tmp_path / "in" / "000003.txt").read_text() == "second"
-    assert len({path.stat().st_ino for path in pictures}) == 2
+    assert len({path.stat().st_ino for path in images}) == 2
 
 
 def test_captions_of_photographs_are_in_their_names(tmp_path):
-    from pipeline_bench.workload import read_photographs
+    from bench_pipeline import read_photographs
 
     for name in ("n01440764_tench.JPEG", "n01_great_white_shark.jpg", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
@@ -138,32 +140,25 @@ CONTESTANT = """
 import sys
 from pathlib import Path
 import numpy as np
-from pipeline_bench.task import FinishLog, Task, write_vectors
-task = Task("", "", sys.argv[1], "", 0)
-log = FinishLog(task.out)
+from pipeline_bench.task import note_finished, write_vectors
 for _ in range(8):
-    log.note(1)
+    note_finished(sys.argv[1], 1)
 rows = np.eye(8, dtype=np.float32)
-write_vectors(task, "all", [str(n) for n in range(8)], rows, np.roll(rows, int(sys.argv[2]), axis=0))
+write_vectors(sys.argv[1], "all", [str(n) for n in range(8)], rows, np.roll(rows, int(sys.argv[2]), axis=0))
 """
 
 
 def make_contestant(name, program=CONTESTANT, roll=0):
-    from pipeline_bench.contest import Contestant, Result
-    from pipeline_bench.task import read_finished
-    from pipeline_bench.vectors import read_files
+    from pipeline_bench.contestants import Contestant
 
-    def command(out):
-        return [sys.executable, "-c", program, str(out), str(roll)]
-
-    return Contestant(name, command, lambda out: Result(read_finished(out), read_files(out)))
+    return Contestant(name, lambda out: [sys.executable, "-c", program, str(out), str(roll)])
 
 
-def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path):
+def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, capsys):
     from pipeline_bench.contest import hold
 
-    said = []
-    standings = hold([make_contestant("a"), make_contestant("b")], tmp_path, 2, 60.0, said.append)
+    standings = hold([make_contestant("a"), make_contestant("b")], tmp_path, 2, 60.0)
+    said = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1] for line in said] == ["a", "b", "b", "a"]
     assert list(standings) == ["a", "b"] and list(tmp_path.iterdir()) == []
     found = standings["b"].to_json()
@@ -171,21 +166,20 @@ def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path):
 
 
 def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_path):
+    from harness import CommandFailedError
     from pipeline_bench.contest import hold
-    from pipeline_bench.vectors import UnequalVectors
-    from pipeline_bench.watch import ContestantFailed
+    from pipeline_bench.vectors import UnequalVectorsError
 
-    with pytest.raises(UnequalVectors, match="wrong against right"):
-        hold([make_contestant("right"), make_contestant("wrong", roll=1)], tmp_path / "1", 1, 60.0, print)
-    with pytest.raises(ContestantFailed, match=r"(?s)exit code 1.*no such luck"):
-        hold([make_contestant("broken", "raise ValueError('no such luck')")], tmp_path / "2", 1, 60.0, print)
-    with pytest.raises(ContestantFailed, match="took longer than 1 s"):
-        hold([make_contestant("slow", "import time; time.sleep(60)")], tmp_path / "3", 1, 1.0, print)
+    with pytest.raises(UnequalVectorsError, match="wrong against right"):
+        hold([make_contestant("right"), make_contestant("wrong", roll=1)], tmp_path / "1", 1, 60.0)
+    with pytest.raises(CommandFailedError, match=r"(?s)exit code 1.*no such luck"):
+        hold([make_contestant("broken", "raise ValueError('no such luck')")], tmp_path / "2", 1, 60.0)
+    with pytest.raises(CommandFailedError, match="took longer than 1 s"):
+        hold([make_contestant("slow", "import time; time.sleep(60)")], tmp_path / "3", 1, 1.0)
 
 
 def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
-    from pipeline_bench.contest import Standing, Turn
-    from pipeline_bench.show import ratios, show_standings
+    from pipeline_bench.contest import Standing, Turn, ratios, show_standings
 
     def standing(rate, cores, **shares):
         cpu_ms = None if rate is None else 1e3 * cores / rate
@@ -208,12 +202,33 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
     assert ratios(standings) == {"three stages over the loop": 1.5, "three stages over the limit": 0.75}
 
 
+def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
+    from harness import run_watched
+    from pipeline_bench.contestants import contestants
+    from pipeline_bench.task import Task
+    from pipeline_bench.tuning import settings_of
+
+    (tmp_path / "embedder").mkdir()
+    (tmp_path / "embedder" / "__init__.py").touch()
+    (tmp_path / "embedder" / "__main__.py").write_text("import sys; print(*sys.argv[1:3], 'by another checkout')")
+    options = Namespace(only="loop,ray3", daft=None, set=[], beside=tmp_path)
+    found = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
+    assert [each.name for each in found] == ["loop", "ray, 3 stages", "ray, 3 stages, beside"]
+    assert [each.checkout for each in found] == [None, None, tmp_path]
+    watched = run_watched(found[2].command(tmp_path), tmp_path, 60.0, checkout=found[2].checkout)
+    assert watched.last_line == "embed items by another checkout"
+
+
 @pytest.mark.slow
-def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
-    options = ["--quick", "--num-emoji", "16", "--timeout", "100"]
-    found = found_by("bench_pipeline.py", *options, timeout_s=120)
+def test_quick_run_compares_the_pipeline_with_the_loop_and_with_bulk_execution_and_ends_with_json():
+    options = ["--quick", "--num-emoji", "16", "--timeout", "100", "--bulk"]
+    found = found_by("bench_pipeline.py", *options, timeout_s=230)
     assert set(found) == {"num_cores", "dtype", "rounds", "workloads", "versions"}
     small = found["workloads"]["small"]
     assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}
     for standing in small["contestants"].values():
         assert standing["least_cosine"] >= 0.999 and standing["peak_bytes"] > 0 and len(standing["rounds"]) == 1
+    assert small["bulk"]["num_items"] == 16
+    for way in ("streaming", "bulk"):
+        assert small["bulk"][way]["whole_s"] > small["bulk"][way]["first_s"] > 0
+        assert small["bulk"][way]["peak_bytes"] > 0

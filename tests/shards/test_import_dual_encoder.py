@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.convert import export_vision_text_dual_encoder, import_vision_text_dual_encoder
-from shards.convert.dual_encoder import mlp_ratio
+from shards.convert.transformers_towers import mlp_ratio
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.plan import plan_shards

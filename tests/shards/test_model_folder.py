@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shards.config import load_model_config
+from shards.config import find_model_folder, load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
-from shards.model_folder import find_model_folder
 from shards.saving import write_weights
 from shards.summary import describe_model
 from shards.towers import init_model
@@ -148,7 +147,7 @@ def test_a_summary_counts_parameters_and_bytes_of_each_part(make_config, make_mo
     assert summary.dtypes == ("F32",)
     assert summary.model_fingerprint == model_fingerprint(folder)
     assert len(summary.tokenizer_fingerprint) == 16
-    parted = describe_model(make_model(config, max_file_bytes=20_000), fingerprint=False)
+    parted = describe_model(make_model(config, max_file_bytes=20_000))
     assert parted.num_files > 2
     assert parted.parts == summary.parts
     assert parted.model_fingerprint is None
@@ -178,11 +177,11 @@ def test_a_summary_refuses_weights_of_another_configuration(model):
 def test_configuring_planning_hashing_and_summarising_import_nothing_heavy(make_config, make_model):
     code = """
 import sys
-import shards, shards.plan, shards.config, shards.activations, shards.convert, shards.model_folder, shards.summary
+import shards, shards.plan, shards.config, shards.activations, shards.convert, shards.summary
 config = shards.load_model_config(sys.argv[1])
 shards.plan_shards(config, 3).to_json()
 shards.summary.describe_model(sys.argv[1])
-shards.model_folder.find_model_folder(sys.argv[1])
+shards.config.find_model_folder(sys.argv[1])
 heavy = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "pyarrow", "huggingface_hub", "obstore"}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """

@@ -8,11 +8,10 @@ import pytest
 
 from shards.costs import weight_bytes
 from shards.errors import ModelError
-from shards.planning.costs import HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
+from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, parse_devices
 from shards.planning.problem import make_problem
 from shards.planning.solver.grid import make_grid
-from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
 
@@ -94,12 +93,12 @@ def test_a_grid_has_the_costs_of_each_of_its_stages(make_config, groups, dtype):
         vision = LayerRange(int(grid.vision.starts[row]), int(grid.vision.stops[row]))
         text = LayerRange(int(grid.text.starts[column]), int(grid.text.stops[column]))
         if not len(vision) and not len(text):
-            assert np.isinf(grid.seconds[number][row, column])
+            assert np.isinf(grid.costs[number].seconds[row, column])
             continue
         load = problem.load(pool, ShardSpec(vision, text))
-        assert grid.seconds[number][row, column] == pytest.approx(load.seconds)
-        assert grid.cpu_seconds[number][row, column] == pytest.approx(load.cpu_seconds)
-        assert grid.memory[number][row, column] == pytest.approx(load.memory_bytes, abs=1)
+        assert grid.costs[number].seconds[row, column] == pytest.approx(load.seconds)
+        assert grid.costs[number].cpu_seconds[row, column] == pytest.approx(load.cpu_seconds)
+        assert grid.costs[number].memory[row, column] == pytest.approx(load.memory_bytes, abs=1)
 
 
 def test_a_weights_cap_leaves_out_just_the_stages_above_it(make_config):
@@ -109,8 +108,8 @@ def test_a_weights_cap_leaves_out_just_the_stages_above_it(make_config):
     cap = weight_bytes(config, ShardSpec(LayerRange(0, 2), LayerRange(0, 2)), "float32")
     problem = make_problem(config, fleet, costs, estimate_host(config), mix=DataMix(), dtype="float32")
     grid = make_grid(dataclasses.replace(problem, weights_cap_bytes=cap), range(5), range(5), min_layers=0)
-    for row, column in np.ndindex(*grid.seconds[0].shape):
+    for row, column in np.ndindex(*grid.costs[0].seconds.shape):
         vision = LayerRange(int(grid.vision.starts[row]), int(grid.vision.stops[row]))
         text = LayerRange(int(grid.text.starts[column]), int(grid.text.stops[column]))
         fits = (len(vision) or len(text)) and weight_bytes(config, ShardSpec(vision, text), "float32") <= cap
-        assert np.isfinite(grid.seconds[0][row, column]) == bool(fits)
+        assert np.isfinite(grid.costs[0].seconds[row, column]) == bool(fits)

@@ -9,15 +9,12 @@ import pytest
 from shards.costs import weight_bytes
 from shards.errors import ModelError
 from shards.plan import ShardPlan, check_plan, plan_placement, plan_shards
-from shards.planning.compare import best_rate_of_cut, compare_with_equal_parts, equal_parts
-from shards.planning.costs import estimate_costs, estimate_host
+from shards.planning.costs import DataMix, estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
-from shards.planning.planner import placed_stages
-from shards.planning.predict import predict
-from shards.planning.problem import make_problem
+from shards.planning.explain import best_rate_of_cut, compare_with_equal_parts, equal_parts
+from shards.planning.problem import make_problem, predict
 from shards.planning.solver.search import best_placement
 from shards.planning.what_if import what_if
-from shards.planning.workload import DataMix
 
 VISION = {"width": 384, "depth": 12, "num_heads": 6, "image_size": 224, "patch_size": 16}
 TEXT = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
@@ -57,7 +54,7 @@ def test_a_plan_says_what_it_is_made_from_and_survives_json(make):
 def test_the_predicted_throughput_is_that_of_the_search(make, devices):
     problem = make(devices)
     placement = best_placement(problem, 3)
-    prediction = predict(problem, placed_stages(problem, placement))
+    prediction = predict(problem, placement.stages)
     assert prediction.items_per_s == pytest.approx(placement.items_per_s, rel=1e-6)
 
 

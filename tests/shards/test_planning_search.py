@@ -8,11 +8,10 @@ import time
 import pytest
 
 from shards.costs import cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
-from shards.planning.costs import ModelCosts, TowerSeconds, estimate_costs, estimate_host
+from shards.planning.costs import DataMix, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DeviceType, parse_devices
 from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.solver.search import best_placement
-from shards.planning.workload import DataMix
 from shards.ranges import LayerRange, ShardSpec
 
 SHARES = (1, 2, 4, 8)
@@ -163,10 +162,13 @@ def test_the_search_is_as_good_as_trying_everything(make_config, seed):
 
 def check_placement(problem, placement, num_stages):
     """The placement is valid, and has the throughput that it claims."""
-    assert len(placement.pools) == len(placement.devices) == num_stages
-    assert (placement.cuts[0], placement.cuts[-1]) == ((0, 0), problem.depths)
-    specs = specs_of(placement)
-    stages = [Stage(problem, spec, problem.pools[pool]) for spec, pool in zip(specs, placement.pools, strict=True)]
+    assert len(placement.stages) == num_stages
+    first, last = placement.stages[0].spec, placement.stages[-1].spec
+    assert (first.vision.start, first.text.start) == (0, 0)
+    assert (last.vision.stop, last.text.stop) == problem.depths
+    for before, after in itertools.pairwise(stage.spec for stage in placement.stages):
+        assert (before.vision.stop, before.text.stop) == (after.vision.start, after.text.start)
+    stages = [Stage(problem, stage.spec, stage.pool) for stage in placement.stages]
     assert all(stage.fits for stage in stages)
     assert best_rate(problem, stages) == pytest.approx(placement.items_per_s, rel=1e-8)
 
@@ -197,15 +199,11 @@ def test_of_equally_fast_placements_the_preferred_one_is_taken(make_config, seed
             for stages in itertools.product(*([Stage(problem, s, pool) for pool in problem.pools] for s in specs))
             if all(stage.fits for stage in stages) and is_possible(problem, stages, rate)
         )
-        specs = specs_of(found)
-        stages = [Stage(problem, spec, problem.pools[pool]) for spec, pool in zip(specs, found.pools, strict=True)]
+        specs = [stage.spec for stage in found.stages]
+        stages = [Stage(problem, stage.spec, stage.pool) for stage in found.stages]
         got = preference(problem, stages, specs, rate)
         assert got[:2] == best[:2]
         assert got[2] == pytest.approx(best[2], rel=1e-6)
-
-
-def specs_of(placement):
-    return [ShardSpec(LayerRange(a[0], b[0]), LayerRange(a[1], b[1])) for a, b in itertools.pairwise(placement.cuts)]
 
 
 @pytest.mark.parametrize("devices", ["2xA100:80GB, 4xT4:16GB, 3xL4", "2xA100:80GB, 4xL4, 64xCPU"])

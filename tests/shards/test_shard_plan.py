@@ -7,6 +7,7 @@ import pytest
 from shards.costs import text_costs, vision_costs
 from shards.errors import ModelError
 from shards.plan import MIXED_SLACK, LayerRange, ShardPlan, ShardSpec, check_plan, plan_shards, plan_specs
+from shards.planning.costs import DataMix
 from shards.planning.solver.resources import TIE
 
 BIG_TEXT = {"num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072, "embedding_size": 128}
@@ -23,8 +24,8 @@ def all_cuts(depth_v, depth_t, num_stages):
 
 
 def slowest(config, specs, images, captions, tokens):
-    vision, text = vision_costs(config).times(images), text_costs(config, tokens).times(captions)
-    return max(vision.of(spec.vision) + text.of(spec.text) for spec in specs)
+    vision, text = vision_costs(config), text_costs(config, tokens)
+    return max(images * vision.of(spec.vision) + captions * text.of(spec.text) for spec in specs)
 
 
 def is_mixed(specs):
@@ -35,7 +36,7 @@ def is_mixed(specs):
 @pytest.mark.parametrize(("images", "captions", "tokens"), [(1, 1, 16), (1, 0, 4), (0, 1, 24), (0.2, 7, 9), (16, 1, 3)])
 def test_planner_is_as_good_as_trying_every_cut(make_config, num_stages, images, captions, tokens):
     config = make_config({"depth": 4}, {"num_hidden_layers": 3})
-    plan = plan_shards(config, num_stages, images_per_item=images, captions_per_item=captions, caption_tokens=tokens)
+    plan = plan_shards(config, num_stages, mix=DataMix(images, captions, tokens))
     found = slowest(config, [stage.spec for stage in plan.stages], images, captions, tokens)
     costs = [
         (slowest(config, specs, images, captions, tokens), is_mixed(specs)) for specs in all_cuts(4, 3, num_stages)
@@ -52,7 +53,7 @@ def test_default_cut_of_equal_towers_puts_both_into_each_of_three_stages(make_co
             {"width": vision_width, "depth": 12, "num_heads": 6, "image_size": 224, "patch_size": 16},
             {**BIG_TEXT, "num_hidden_layers": 12, "max_position_embeddings": 512},
         )
-        plan = plan_shards(config, 3, caption_tokens=tokens)
+        plan = plan_shards(config, 3, mix=DataMix(caption_tokens=tokens))
         assert is_mixed([stage.spec for stage in plan.stages])
         costs = [stage.flops_per_image + stage.flops_per_caption for stage in plan.stages]
         assert max(costs) < 1.1 * sum(costs) / 3

@@ -11,12 +11,11 @@ from pydantic import ValidationError
 from torch.testing import assert_close
 
 from shards.ranges import LayerRange
-from shards.training.augment import NUM_DRAWS, augment, draw, kept_tokens
 from shards.training.batch import item_key
-from shards.training.losses import alignment_loss, clip_loss, concept_loss, positives_of, siglip_loss
+from shards.training.forward import NUM_DRAWS, augment, draw, kept_tokens
 from shards.training.metrics import best_ranks, retrieval_at
-from shards.training.schedule import ema_decay_at, learning_rate_at
-from shards.training.settings import AugmentSettings, TrainSettings
+from shards.training.objective import alignment_loss, clip_loss, concept_loss, positives_of, siglip_loss
+from shards.training.settings import AugmentSettings, TrainSettings, ema_decay_at, learning_rate_at
 
 # Three images of two concepts, four captions; the last caption has no image here.
 IMAGES, CAPTIONS = torch.tensor([7, 7, 9]), torch.tensor([7, 9, 9, 4])
@@ -207,7 +206,7 @@ def test_item_keys_are_the_same_on_every_machine():
 
 
 def test_what_configuration_and_evaluation_need_imports_no_torch():
-    modules = "settings", "metrics", "schedule", "trainable", "batch"
+    modules = "settings", "metrics", "batch"
     code = (
         f"import sys; [__import__('shards.training.' + name) for name in {modules}]; "
         "print([name for name in ('torch', 'timm', 'transformers', 'ray', 'PIL', 'pyarrow') if name in sys.modules])"

@@ -1,27 +1,14 @@
 """Runs of `embed`, and what they publish."""
 
-from contextlib import nullcontext
-
 import numpy as np
 
 import embedder
 from embedder.ingest.embed import embed
 
 
-class Quiet:
-    """Watcher that shows nothing."""
-
-    def say(self, message):
-        """Ignore a message."""
-
-    def progress(self, num_items):
-        """Show nothing."""
-        return nullcontext(lambda num_done: None)
-
-
 def embedded(config, **options):
     """Run, and give the report and the table by (item_id, segment)."""
-    report = embed(config, Quiet(), **options)
+    report = embed(config, **options)
     rows = embedder.open_store(config.store).to_arrow().to_pylist()
     by_key = {(row["item_id"], row["segment"]): row for row in rows}
     assert len(by_key) == len(rows), "each row once"

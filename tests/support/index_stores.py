@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from store_samples import INFO, row, table
-from store_states import new_store, silent
+from store_states import build_store_index, new_store
 
 from embedder.config import IndexConfig
 from embedder.store.files import StoreFiles
@@ -13,7 +13,7 @@ from embedder.store.lock import write_lock
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
-from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_store_index, keep_index
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, keep_index
 
 DIM = 16
 NO_FIRST_INDEX = IndexConfig(build=False)
@@ -45,7 +45,7 @@ def item(number: int, night: int = 0, **changes) -> dict:
     )
 
 
-def indexed_run(files: StoreFiles, *rows: dict, retired=(), config=DEFAULT_INDEX_CONFIG, say=silent, info=INFO):
+def indexed_run(files: StoreFiles, *rows: dict, retired=(), config=DEFAULT_INDEX_CONFIG, info=INFO):
     """One whole run as a refresh publishes it, its index kept; two part files at most."""
     with write_lock(files):
         run = start_run(files, info, pa.schema([]))
@@ -57,7 +57,7 @@ def indexed_run(files: StoreFiles, *rows: dict, retired=(), config=DEFAULT_INDEX
         return publish(
             run,
             stamp,
-            lambda version: keep_index(files, version, info, say, config),
+            lambda version: keep_index(files, version, info, config),
             PublishIntent(kind="refresh", info=info),
             pa.chunked_array([list(retired)], pa.string()),
         )

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-from embedding_runs import Quiet
-
 import embedder
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
@@ -16,7 +14,7 @@ from embedder.store.tables import RecordTable
 
 def refreshed(config, **options):
     """Run, and give the report and the published rows by (item_id, segment)."""
-    report = refresh(config, Quiet(), IngestOptions(kind="refresh", **options))
+    report = refresh(config, IngestOptions(kind="refresh", **options))
     return report, rows_of(config)
 
 

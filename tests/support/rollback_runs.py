@@ -4,12 +4,11 @@ import os
 
 import samples
 from refresh_runs import refreshed
-from store_states import silent
 
 from embedder.store.files import StoreFiles
+from embedder.store.history import release, rollback
 from embedder.store.lock import write_lock
-from embedder.store.rollback import release, rollback
-from embedder.store_index.keep_index import kept_or_built
+from embedder.store_index.keep_index import index_choice
 
 
 def change(source, night: int):
@@ -28,7 +27,7 @@ def repaint(path, seed: int):
 def back(config, run_id=None, choose=None):
     files = StoreFiles(config.store)
     with write_lock(files):
-        return rollback(files, run_id, choose or kept_or_built(files, silent), silent)
+        return rollback(files, run_id, choose or index_choice(files))
 
 
 def let_go(config):

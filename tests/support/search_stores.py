@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pyarrow as pa
 from store_samples import begin, row, table
-from store_states import new_store
+from store_states import build_store_index, new_store
 
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
-from embedder.store_index.keep_index import build_store_index
 
 
 def towards(degrees: float) -> np.ndarray:

@@ -1,32 +1,33 @@
 """Runs that are asked to stop: signals at a chosen moment, what is said, and what was kept."""
 
 import json
+import logging
 import signal
+import threading
 import time
 from pathlib import Path
-
-from embedding_runs import Quiet
 
 from embedder.store.files import StoreFiles
 from embedder.store.runs import all_runs
 
 
-class Listening(Quiet):
-    """Keeps what is said, and whether the run's tasks had been asked to stop by then."""
+class Listening(logging.Handler):
+    """Handler that keeps the messages, and whether the run's tasks had been asked to stop by then."""
 
     def __init__(self, store):
+        super().__init__()
         self.said, self.asked = [], []
         self._store = Path(store)
 
-    def say(self, message):
-        self.said.append(message)
+    def emit(self, record):
+        self.said.append(record.getMessage())
         self.asked.append(bool(list(self._store.glob("runs/*/STOP-*"))))
 
 
 def press(number=signal.SIGINT, times=1):
-    """Raise the signal in this thread; sent to the process, another thread may take it, and later."""
+    """Send the signal to the main thread: any other would take it without waking that one from a wait."""
     for _ in range(times):
-        signal.raise_signal(number)
+        signal.pthread_kill(threading.main_thread().ident, number)
 
 
 def once(monkeypatch, owner, name, do, when=lambda *args, **options: True):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from store_samples import INFO, table
 
+from embedder.config import IndexConfig, RunConfig
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
 from embedder.store.part_writer import RunMetadata, write_part
@@ -14,6 +15,8 @@ from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store, differing, published, read_store_info
 from embedder.store.tables import RecordTable
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_index
+from index.manifest import Manifest
 
 
 def new_store(folder: Path) -> StoreFiles:
@@ -57,15 +60,6 @@ def no_index(candidate):
     return
 
 
-def heard(messages: list):
-    """Receiver of messages that appends them to a list."""
-    return messages.append
-
-
-def silent(message):
-    """Receiver that ignores messages."""
-
-
 class Killed(Exception):
     """Stands for kill -9."""
 
@@ -76,7 +70,6 @@ CHANGES = (
     (StoreFiles, "delete"),
     (RecordTable, "commit"),
     (RecordTable, "add_columns"),
-    (RecordTable, "create_checkpoint"),
 )
 
 
@@ -100,6 +93,11 @@ def dying(monkeypatch, number: int):
         for kind, name in CHANGES:
             patch.setattr(kind, name, mortal(kind, name))
         yield made
+
+
+def build_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, **options) -> tuple[int, Manifest]:
+    """Build and publish an index of a store, as `embedder index build` does."""
+    return build_index(RunConfig(store=files.address, index=config), **options)
 
 
 def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh"):

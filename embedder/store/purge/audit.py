@@ -1,21 +1,22 @@
 """Search of all files of a store for some items, by the kind of each file."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
+from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.delta_log import LOG_FOLDER
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
 from embedder.store.purge.id_matcher import ItemNames
 from embedder.store.purge.tombstones import PURGED_FILE
 from embedder.store.runs import RUN_FILE
+from embedder.store.tables import RecordTable
 
 RECORDS = (
     STORE_FILE,
@@ -31,6 +32,12 @@ RECORDS = (
 
 NUMBERS = (".faiss", ".npy", ".npz")
 """Index files of numbers only; the ids are in other files."""
+
+
+def is_free_text(info: FileInfo) -> bool:
+    """Whether a file is prose or JSON, in which names can be replaced."""
+    name = info.path.rpartition("/")[2]
+    return f"/{LOG_FOLDER}/" not in info.path and not name.endswith((".parquet", ".faiss")) and name not in RECORDS
 
 
 @dataclass(frozen=True)
@@ -62,20 +69,6 @@ def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
     )
 
 
-def holds(files: StoreFiles, info: FileInfo, names: ItemNames) -> bool:
-    """Whether a file has a row of one of the items, or names one.
-
-    Args:
-        files: the store.
-        info: the file.
-        names: the items.
-
-    Raises:
-        StoreError: as `names_in`.
-    """
-    return bool(names_in(files, info, names))
-
-
 def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
     """Ids and URIs of the items that a file has rows of, or names.
 
@@ -105,13 +98,30 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
 def _read_parquet(files: StoreFiles, info: FileInfo) -> pa.Table:
     """Read the ids of a Parquet file that has any, else all its rows (a checkpoint's)."""
     try:
-        file = pq.ParquetFile(files.open(info.path))
-        return file.read(["item_id"] if "item_id" in file.schema_arrow.names else None)
+        ids = files.read_table(info.path, ["item_id"])
+        return ids if ids.column_names else files.read_table(info.path)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
             f"{files.uri(info.path)}: can't be read ({error}), so its content is unknown; restore the file, or "
             "delete it where nothing needs it"
         ) from None
+
+
+def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str]) -> frozenset[bytes]:
+    """Read the vectors of the items' captions, as bytes.
+
+    Args:
+        files: the store.
+        ids: ids of the items.
+        paths: part files of embeddings that hold them, relative to the table's folder.
+    """
+    table = RecordTable(files, "embeddings")
+    found: set[bytes] = set()
+    for path in paths:
+        rows = table.read(["item_id", "text_embedding"], [path])
+        vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
+        found.update(vector.tobytes() for vector in unpack_vectors(vectors))
+    return frozenset(found)
 
 
 def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
@@ -131,13 +141,11 @@ def row_values(action: Any) -> list[Any]:
     return [*stats, *(value for name, value in parameters.items() if "predicate" in name.lower())]
 
 
-def texts_of(content: bytes) -> Iterator[Any]:
+def texts_of(content: bytes) -> list[Any]:
     """Parse a text file: the value where it is JSON, else line by line, each a value where it is JSON."""
     text = content.decode(errors="replace")
-    try:
-        yield json.loads(text)
-    except ValueError:
-        yield from (_value(line) for line in text.splitlines())
+    value = _value(text)
+    return [_value(line) for line in text.splitlines()] if value is text else [value]
 
 
 def _value(line: str) -> Any:

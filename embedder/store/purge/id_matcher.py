@@ -36,24 +36,19 @@ class ItemNames:
         quoted = {f"{quote}{name}{quote}" for name in self._names.keys() - loose for quote in "'\"`"}
         self._pattern = re.compile(f"{_BEFORE}{any_of(sorted(loose))}{_AFTER}|{any_of(sorted(quoted))}")
 
-    def are_in(self, value: Any) -> bool:
-        """Whether a text, or any text in nested lists and objects, names one of the items.
+    def found_in(self, value: Any) -> frozenset[str]:
+        """Ids and URIs in a text, or in any text in nested lists and objects.
 
         Short names and numbers (`7`, `red`) count only where they are the whole text or quoted: elsewhere they
         mostly mean something else.
         """
-        return any(True for _ in self._found(value))
-
-    def found_in(self, value: Any) -> frozenset[str]:
-        """Ids and URIs in a text, or in any text in nested lists and objects."""
-        return frozenset(self._found(value))
-
-    def _found(self, value: Any) -> Iterator[str]:
+        found = set()
         for text in texts_in(value):
             if text in self.exact:
-                yield text
+                found.add(text)
             for match in self._pattern.finditer(text):
-                yield self._names[match[0] if match[0] in self._names else match[0][1:-1]]  # else it is quoted
+                found.add(self._names[match[0] if match[0] in self._names else match[0][1:-1]])  # else it is quoted
+        return frozenset(found)
 
     def removed_from(self, value: Any) -> Any:
         """Copy of the value with `[purged]` in place of each name."""

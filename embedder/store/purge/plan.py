@@ -4,16 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from embedder.store.delta_log import LOG_FOLDER, held_at
+from embedder.store.delta_log import LOG_FOLDER, places_of, replay
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.journal import read_entry
 from embedder.store.layout import Current, read_current
-from embedder.store.purge.audit import is_among, names_in
+from embedder.store.purge.audit import caption_vectors, is_among, is_free_text, names_in
 from embedder.store.purge.id_matcher import ItemNames
-from embedder.store.purge.purged_indexes import caption_vectors, holding_indexes
-from embedder.store.purge.redact import is_free_text
-from embedder.store.purge.rewrite_log import places_of
 from embedder.store.purge.tombstones import purged_before
 from embedder.store.purge.unknown_ids import refuse_unknown
 from embedder.store.runs import unfinished_runs
@@ -138,25 +135,16 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     )
     texts = {each: [info.path for info, found in named.items() if each in found] for each in ids - known}
     refuse_unknown(files, texts, len(ids))
-    return _planned(files, infos, names, held, named, purged)
-
-
-def _planned(
-    files: StoreFiles,
-    infos: Sequence[FileInfo],
-    names: ItemNames,
-    held: Mapping[str, _HeldRows],
-    named: Named,
-    purged: Collection[str],
-) -> PurgePlan:
     current = read_current(files)
     needs = _needs(files, current, held)
     needed = frozenset().union(*needs.values())
     published = needs[current.run_id] if current is not None else frozenset()
-    indexes = _indexes(files, names, held)
+    indexes = _indexes(files, infos, names, held, named)
     publishes = current is not None and _is_behind(files, current, published, held, indexes)
+    in_indexes = [info for info in infos if info.path.rpartition("/")[0] in indexes]
     deleted = [
-        *_of_indexes(infos, indexes),
+        # The manifest first, without which the rest is no version.
+        *sorted(in_indexes, key=lambda info: not info.path.endswith("/manifest.json")),
         *_entries(files, infos, held, named),
         *(info for info in named if info.path.startswith("runs/") and _is_parquet(info)),
         *(rows.info for path, rows in sorted(held.items()) if path not in needed),
@@ -200,17 +188,15 @@ def _needs(files: StoreFiles, current: Current | None, held: Mapping[str, _HeldR
     for name in TABLES:
         paths = {path.removeprefix(f"{name}/") for path in held if path.startswith(f"{name}/")}
         numbers = {run_id: getattr(version, name) for run_id, version in kept.items() if getattr(version, name) >= 0}
-        found = _held_at(files, name, set(numbers.values()), paths)
+        wanted = set(numbers.values())
+        replayed = replay(files, name, wanted)
+        if replayed is None:
+            found = {number: paths.intersection(RecordTable(files, name, number).paths()) for number in wanted}
+        else:
+            found = {number: paths & in_version for number, in_version in replayed}
         for run_id, number in numbers.items():
             needs[run_id] |= {f"{name}/{path}" for path in found[number]}
     return needs
-
-
-def _held_at(files: StoreFiles, name: str, numbers: Collection[int], paths: Collection[str]) -> Mapping[int, set[str]]:
-    found = held_at(files, name, numbers, paths)
-    if found is None:
-        found = {number: set(paths).intersection(RecordTable(files, name, number).paths()) for number in numbers}
-    return found
 
 
 def _is_behind(
@@ -229,9 +215,23 @@ def _is_behind(
     return bool(published) or is_indexed or any(path in held for path in newest)
 
 
-def _indexes(files: StoreFiles, names: ItemNames, held: Mapping[str, _HeldRows]) -> frozenset[str]:
+def _indexes(
+    files: StoreFiles, infos: Sequence[FileInfo], names: ItemNames, held: Mapping[str, _HeldRows], named: Named
+) -> frozenset[str]:
+    """Folders of the index versions with data of the items: ids, also of masked rows, or vectors of their captions.
+
+    An index holds captions' vectors, as its recall is measured on them after each update; they have no id, so they are
+    searched by value. An item's caption may be there though it has no image, and none of its ids is.
+    """
     paths = [path.removeprefix("embeddings/") for path in held if path.startswith("embeddings/")]
-    return frozenset(holding_indexes(files, names, caption_vectors(files, names.ids, paths)))
+    vectors = caption_vectors(files, names.ids, paths)
+    found = [info for info in named if info.path.startswith("index/") and info.path.endswith("/ids.parquet")]
+    for info in infos if vectors else ():
+        if info.path.startswith("index/") and info.path.endswith("/queries.npz"):
+            content = files.read(info.path)  # uncompressed: it contains the bytes of the vectors
+            if any(vector in content for vector in vectors):
+                found.append(info)
+    return frozenset(info.path.rpartition("/")[0] for info in found)
 
 
 def _items(ids: Collection[str], published: Sequence[_HeldRows], purged: Collection[str]) -> list[PurgedItem]:
@@ -239,12 +239,6 @@ def _items(ids: Collection[str], published: Sequence[_HeldRows], purged: Collect
     for part in published:
         rows[part.info.path.partition("/")[0]] += part.num_rows
     return [PurgedItem(each, each in rows["items"], rows["embeddings"][each], each in purged) for each in sorted(ids)]
-
-
-def _of_indexes(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
-    """Files of some index versions; the manifest first, without which the rest is no version."""
-    found = [info for info in infos if info.path.rpartition("/")[0] in indexes]
-    return sorted(found, key=lambda info: not info.path.endswith("/manifest.json"))
 
 
 def _entries(

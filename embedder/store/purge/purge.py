@@ -8,6 +8,8 @@ Older versions stay readable: their part files are rewritten in place, so that e
 and the log has their new sizes. The published state has no such file.
 """
 
+import json
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,20 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import RunFailedError
-from embedder.store.current import count_rows
+from embedder.store.current import IndexChoice, begin, count_rows, parts_at, publish_files
+from embedder.store.delta_log import LOG_FOLDER, Action, change_log, places_of, restate_parts, without_bounds
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.journal import PartFile
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, RunInfo, read_current, run_file, write_record
-from embedder.store.maintenance import IndexChoice, Say, begin, parts_at, publish_files
 from embedder.store.part_writer import encode_part, rewritten_name, store_part
-from embedder.store.purge.audit import Scan, is_among, scan_store
+from embedder.store.purge.audit import Scan, is_among, is_free_text, names_in, row_values, scan_store, texts_of
+from embedder.store.purge.id_matcher import ItemNames
 from embedder.store.purge.plan import PurgePlan, index_folder, plan_purge
-from embedder.store.purge.redact import redact_logs, redact_texts
-from embedder.store.purge.rewrite_log import places_of, restate_parts
 from embedder.store.purge.tombstones import remember_purged
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
+
+LOG = logging.getLogger(__name__)
 
 GROUP_BYTES = 256 << 20
 """Size of the part files whose new content is held in memory together, so that the log is rewritten once for them."""
@@ -52,14 +55,13 @@ class Purge:
     scan: Scan
 
 
-def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoice, say: Say) -> Purge:
+def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoice) -> Purge:
     """Remove items permanently, all of them or none.
 
     Args:
         files: the store, held by the write lock.
         item_ids: the items.
         choose_index: chooses or builds the index of the new publication, where the old one held the items.
-        say: receives progress messages.
 
     Raises:
         StoreError: there is no store, it is of an older format, or an item is unknown to it.
@@ -68,7 +70,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     plan = plan_purge(files, item_ids)
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
-    new = _publish_without(files, plan, choose_index, say) if plan.publishes else None
+    new = _publish_without(files, plan, choose_index) if plan.publishes else None
     _forget_indexes(files, plan.indexes)
     files.confirm_lease()
     _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] not in TABLES])
@@ -88,13 +90,13 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     return Purge(plan, tuple(sorted(lost)), new, scan)
 
 
-def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice, say: Say) -> Published | None:
+def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice) -> Published | None:
     """Publish a version whose files hold none of the items."""
     current = read_current(files)
     if current is None:
         return None
     for run_id in plan.given_up:
-        say(f"run {run_id} was not finished and is given up: the next run embeds its items again")
+        LOG.info(f"run {run_id} was not finished and is given up: the next run embeds its items again")
     operation = begin(files, "purge", current)
     held = {info.path for info in plan.published}
     parts = parts_at(files, current)
@@ -150,6 +152,56 @@ def _update_record(files: StoreFiles, record: Published, fields: Mapping[str, ob
 def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
     for info in infos:
         files.delete(info.path)
+
+
+def redact_texts(files: StoreFiles, names: ItemNames) -> None:
+    """Replace the names in reports, logs and the like by `[purged]`.
+
+    A file that is no text is left as it is; the search afterwards reports it.
+    """
+    texts = [info for info in files.list("") if is_free_text(info)]
+    for info in texts:
+        if names_in(files, info, names) and _is_utf8(content := files.read(info.path)):
+            files.write(info.path, _without_names(content, names))
+
+
+def _without_names(content: bytes, names: ItemNames) -> bytes:
+    """Redact a text, line by line or as one JSON document; the rest is unchanged."""
+    values = [names.removed_from(value) for value in texts_of(content)]
+    is_document = len(values) == 1 and b"\n" in content.strip()
+    lines = [
+        value if isinstance(value, str) else json.dumps(value, indent=2 if is_document else None) for value in values
+    ]
+    return "\n".join(lines).encode() + (b"\n" if content.endswith(b"\n") else b"")
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def redact_logs(files: StoreFiles, names: ItemNames) -> None:
+    """Remove the names from the Delta logs, where they are the least and greatest id of a part file.
+
+    Entries and checkpoints keep everything else, so each version stays what it was.
+    """
+    logs = [info for name in TABLES for info in files.list(f"{name}/{LOG_FOLDER}")]
+    for info in logs:
+        if names_in(files, info, names):
+            change_log(files, info.path, lambda action: _redacted(action, names))
+
+
+def _redacted(action: Action, names: ItemNames) -> Action:
+    """Redact one action of a log: drop bounds that are a purged id, as any other text would be a wrong bound."""
+    if not names.found_in(row_values(action)):
+        return action
+    if not action.get("commitInfo"):
+        return without_bounds(action)
+    parameters = action["commitInfo"]["operationParameters"]
+    return action | {"commitInfo": action["commitInfo"] | {"operationParameters": names.removed_from(parameters)}}
 
 
 def _rewrite_in_place(files: StoreFiles, name: str, infos: Sequence[FileInfo], ids: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.maintenance import table_at
+from embedder.store.tables import RecordTable
 
 MAX_LISTED = 10
 MAX_COMPARED = 3
@@ -69,7 +69,7 @@ def _known_items(files: StoreFiles) -> dict[str, str]:
     current = read_current(files)
     if current is None:
         return known
-    table = table_at(files, "items", current)
+    table = RecordTable(files, "items", current.items)
     for path in table.paths():
         rows = table.read(["item_id", "uri"], [path]).slice(0, MAX_KNOWN - len(known))
         known.update(zip(rows["item_id"].to_pylist(), rows["uri"].to_pylist(), strict=True))

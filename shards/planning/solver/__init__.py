@@ -13,14 +13,14 @@ last digits (`Resources.best_rate`).
 
 The bound. Let p be prices >= 0 of the resources, which sum to 1 for all capacities together. A path that keeps within
 every capacity costs at most 1; so if the cheapest path costs more than 1, no path is feasible (Lagrangian relaxation,
-weak duality). `dual_prices` raises the price of what the cheapest path overuses, a few times; most rates are decided
+weak duality). `feasibility` raises the price of what the cheapest path overuses, a few times; most rates are decided
 there, with a path or with a proof. The same prices show which steps lie on no path of cost <= 1; these are dropped
 without loss (`feasibility.narrowed`, and on whole grids `bounds.GridAt.open_steps`).
 
 What is left is solved by labels (`label_setting`): beginnings of paths, of which one is dropped only where another at
 the same cut is as good in every resource, or where the least that the rest of the path uses no longer fits. Both rules
 keep an optimal path, so the answer is exact however weak the bound was. Ties are broken by the same method with an
-additive rank: fewer stages that lack a tower, fewer bytes over the cuts, more even stages (`tie_break`).
+additive rank: fewer stages that lack a tower, fewer bytes over the cuts, more even stages.
 
 Coarse to fine. Cuts at every few layers are searched first, then those near the best, then all: a rate that a coarse
 grid reaches is a lower bound for the fine one, at which few steps stay open. All cuts are always in the last round.
@@ -35,8 +35,8 @@ of devices) with brute force over every cut, placement and throughput at which a
 break. The brute force is written from the definitions and shares no code with the solver.
 
 Modules: `resources` uses and capacities; `grid` all stages as arrays; `bounds` cheapest paths over a grid;
-`dual_prices` improves the prices; `label_setting` paths over lists of steps; `feasibility` one rate; `tie_break` the
-preferred path; `search` puts them together.
+`label_setting` paths over lists of steps; `feasibility` the prices, and one rate; `search` all rates, and the preferred
+path.
 
 Source: Handler and Zang 1980 (Lagrangian bounds for resource-constrained shortest paths); Desrochers and Soumis 1988
 (label setting).

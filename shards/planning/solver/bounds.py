@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from shards.planning.solver.dual_prices import DualSolution
-from shards.planning.solver.grid import Flags, Grid, row_blocks
+from shards.planning.solver.feasibility import DualSolution
+from shards.planning.solver.grid import Grid, row_blocks
 from shards.planning.solver.label_setting import Steps
 from shards.planning.solver.resources import TIE, Floats, Ints, Resources, Stages
 
@@ -37,13 +37,11 @@ class GridAt:
     def parts(self) -> list[dict[int, Floats]]:
         """Uses of the stages on each pool, by resource: (V, T), as fractions of the capacities."""
         grid, caps = self.grid, self.resources.capacities(np.array([self.rate]))[:, 0]
-        shape = grid.seconds[0].shape
-        found: list[dict[int, Floats]] = [{} for _ in grid.seconds]
+        shape = grid.costs[0].seconds.shape
+        found: list[dict[int, Floats]] = [{} for _ in grid.costs]
         for rows in row_blocks(*shape):
-            for index, columns in enumerate(
-                zip(grid.seconds, grid.cpu_seconds, grid.memory, grid.smallest, strict=True)
-            ):
-                for resource, use in self.resources.uses(index, self.rate, *(column[rows] for column in columns)):
+            for index, costs in enumerate(grid.costs):
+                for resource, use in self.resources.uses(index, self.rate, costs.take(rows)):
                     found[index].setdefault(resource, np.empty(shape))[rows] = use / caps[resource]
         return found
 
@@ -135,7 +133,10 @@ def _least(price: Floats, costs: Floats, ends: tuple[Ints, Ints], groups: tuple[
         (A, B), by the cut at the other end; infinite where no stage ends.
     """
     least = np.full(costs.shape, np.inf)
-    rows, columns = (np.flatnonzero(_reached(costs, axis)[cuts]) for axis, cuts in zip((1, 0), ends, strict=True))
+    reached = np.isfinite(costs)
+    rows, columns = (
+        np.flatnonzero(np.logical_or.reduce(reached, axis=axis)[cuts]) for axis, cuts in zip((1, 0), ends, strict=True)
+    )
     if len(rows) == 0 or len(columns) == 0:
         return least
     values = costs.take(ends[0][rows], axis=0).take(ends[1][columns], axis=1)
@@ -147,9 +148,3 @@ def _least(price: Floats, costs: Floats, ends: tuple[Ints, Ints], groups: tuple[
         np.minimum.reduceat(values, first_rows, axis=0), first_columns, axis=1
     )
     return least
-
-
-def _reached(costs: Floats, axis: int) -> Flags:
-    """Whether any cost along the axis is finite."""
-    reached: Flags = np.logical_or.reduce(np.isfinite(costs), axis=axis)
-    return reached

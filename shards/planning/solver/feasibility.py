@@ -1,27 +1,74 @@
-"""Feasibility of a throughput: the bound decides most rates, label setting the others. NumPy."""
+"""Feasibility of a throughput: a bound by prices decides most rates, label setting the others. NumPy.
+
+At any prices that sum to 1 for all capacities together, a path that keeps within every capacity costs at most 1. So the
+cheapest path proves that there is none, or fits itself, or shows which prices to raise.
+
+Source: Lagrangian bounds for shortest paths with resource constraints (Handler and Zang 1980).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from shards.planning.solver.dual_prices import DualSolution, improve_prices
 from shards.planning.solver.label_setting import Steps, best_within
 from shards.planning.solver.resources import TIE, Floats, Ints, Resources
 
 PRICE_ROUNDS = 12
+FIRST_PRICE_STEP = 1.0
+LEAST_PRICE = 1e-9  # never 0: an infinite use has to have an infinite cost
+CLOSE = 1e-3  # a bound this near to 1 is good enough
 
 
-def parts_at(steps: Steps, resources: Resources, rate: float) -> Floats:
-    """Compute what each step uses at a throughput.
+@dataclass(frozen=True)
+class DualSolution:
+    """Prices and the cheapest path at them; an infinite bound where there is no path.
+
+    Attributes:
+        prices: (R,), price of the whole capacity of each resource; they sum to 1.
+        path: numbers of the path's steps; empty where there is none, or where it was computed on a grid.
+        bound: cost of the path.
+        used: (R,), its uses as fractions of the capacities.
+    """
+
+    prices: Floats
+    path: Ints
+    bound: float
+    used: Floats
+
+    @property
+    def fits(self) -> bool:
+        """Whether the path keeps within the capacities."""
+        return bool(np.all(self.used <= 1 + TIE))
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the bound proves that no path keeps within the capacities."""
+        return self.bound > 1 + TIE
+
+
+def improve_prices(
+    cheapest_at: Callable[[Floats], DualSolution], prices: Floats, num_rounds: int, *, stop_when_decided: bool
+) -> DualSolution:
+    """Raise the bound: the price of what the cheapest path overuses goes up.
 
     Args:
-        steps: the steps, E.
-        resources: the resources of the problem, R.
-        rate: items per second.
-
-    Returns:
-        (R, E), fractions of the capacities; infinite where a step alone exceeds one.
+        cheapest_at: finds the cheapest path at prices.
+        prices: (R,), to begin with.
+        num_rounds: the most changes of the prices.
+        stop_when_decided: whether to stop as soon as a path fits, or the bound proves that none does.
     """
-    uses = resources.parts(steps.stages, rate)
-    return np.where(np.any(uses > 1 + TIE, axis=0), np.inf, uses)
+    best, size = cheapest_at(prices), FIRST_PRICE_STEP
+    for _ in range(num_rounds):
+        if not np.isfinite(best.bound) or (best.is_proof or best.fits if stop_when_decided else best.bound > 1 - CLOSE):
+            break
+        raised = best.prices * np.exp(size * np.clip(best.used - best.bound, -1, 1)) + LEAST_PRICE
+        found = cheapest_at(raised / raised.sum())
+        if found.bound > best.bound or (stop_when_decided and found.fits):
+            best, size = found, size * 2
+        else:
+            size /= 2
+    return best
 
 
 def path_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> Ints | None:
@@ -33,7 +80,7 @@ def path_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> 
         rate: items per second.
         prices: (R,), to begin with.
     """
-    uses = parts_at(steps, resources, rate)
+    uses = resources.parts(steps.stages, rate)
     solution = _improve(steps, uses, prices, stop_when_decided=True)
     if solution.is_proof:
         return None
@@ -41,20 +88,25 @@ def path_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> 
         return solution.path
     left, numbers = narrowed(steps, uses, solution.prices)
     none = np.zeros(len(numbers))
-    path = best_within(left, with_total_price(uses[:, numbers], solution.prices), none.astype(np.int64), none)
+    path = best_within(left, uses[:, numbers], solution.prices, none.astype(np.int64), none)
     return None if path is None else numbers[path]
 
 
-def better_prices(steps: Steps, resources: Resources, rate: float, prices: Floats) -> Floats:
-    """Improve prices at a feasible throughput, so that the bound excludes more steps.
+def narrow_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> tuple[Steps, Floats]:
+    """Improve prices at a feasible throughput, and drop the steps that they exclude.
 
     Args:
         steps: the steps.
         resources: the resources of the problem.
         rate: items per second.
         prices: (R,), to begin with.
+
+    Returns:
+        The steps that stay, and the improved prices.
     """
-    return _improve(steps, parts_at(steps, resources, rate), prices, stop_when_decided=False).prices
+    uses = resources.parts(steps.stages, rate)
+    prices = _improve(steps, uses, prices, stop_when_decided=False).prices
+    return narrowed(steps, uses, prices)[0], prices
 
 
 def narrowed(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
@@ -62,7 +114,7 @@ def narrowed(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
 
     Args:
         steps: the steps, E.
-        uses: (R, E), as `parts_at` gives them.
+        uses: (R, E), as `Resources.parts` gives them.
         prices: (R,).
 
     Returns:
@@ -70,11 +122,6 @@ def narrowed(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
     """
     numbers = np.flatnonzero(steps.within(prices @ uses, 1 + TIE))
     return Steps(steps.stages.take(numbers), steps.num_cuts, steps.num_stages), numbers
-
-
-def with_total_price(uses: Floats, prices: Floats) -> Floats:
-    """Append the cost of each step as one more resource, (R + 1, E), by which hopeless labels are dropped earlier."""
-    return np.vstack([uses, prices @ uses])
 
 
 def _improve(steps: Steps, uses: Floats, prices: Floats, *, stop_when_decided: bool) -> DualSolution:

@@ -31,19 +31,11 @@ class Steps:
 
     def to_go(self, cost: Floats) -> Floats:
         """Least cost from each cut to the end, by the number of steps left: (num_stages + 1, num_cuts)."""
-        found = np.full((self.num_stages + 1, self.num_cuts), np.inf)
-        found[0, -1] = 0.0
-        for num_left in range(1, self.num_stages + 1):
-            np.minimum.at(found[num_left], self.stages.start, cost + found[num_left - 1][self.stages.stop])
-        return found
+        return self._least(cost, -1, self.stages.stop, self.stages.start)
 
     def so_far(self, cost: Floats) -> Floats:
         """Least cost from the first cut to each, by the number of steps done: (num_stages + 1, num_cuts)."""
-        found = np.full((self.num_stages + 1, self.num_cuts), np.inf)
-        found[0, 0] = 0.0
-        for num_done in range(1, self.num_stages + 1):
-            np.minimum.at(found[num_done], self.stages.stop, cost + found[num_done - 1][self.stages.start])
-        return found
+        return self._least(cost, 0, self.stages.start, self.stages.stop)
 
     def cheapest(self, cost: Floats) -> tuple[float, Ints]:
         """Find the cheapest path: its cost and the numbers of its steps; infinite and empty where there is none."""
@@ -89,6 +81,14 @@ class Steps:
             np.minimum(least, through, out=least)
         return least + cost <= limit
 
+    def _least(self, cost: Floats, corner: int, near: Ints, far: Ints) -> Floats:
+        """Least cost between a corner and each cut; each step has one end near the corner and one far from it."""
+        found = np.full((self.num_stages + 1, self.num_cuts), np.inf)
+        found[0, corner] = 0.0
+        for number in range(1, self.num_stages + 1):
+            np.minimum.at(found[number], far, cost + found[number - 1][near])
+        return found
+
     def _steps_from(self, cut: int) -> Ints:
         first, last = np.searchsorted(self.stages.start, [cut, cut + 1])
         return np.arange(first, last)
@@ -119,7 +119,7 @@ class Labels:
         return Labels(*(values[which] for values in vars(self).values()))
 
 
-def best_within(steps: Steps, uses: Floats, rank: Ints, unevenness: Floats) -> Ints | None:
+def best_within(steps: Steps, uses: Floats, prices: Floats, rank: Ints, unevenness: Floats) -> Ints | None:
     """Find the path of the lowest rank, then unevenness, within all capacities; None where there is none.
 
     Exact: of the labels at the same cut, all are kept that are not dominated by another in everything.
@@ -127,11 +127,13 @@ def best_within(steps: Steps, uses: Floats, rank: Ints, unevenness: Floats) -> I
     Args:
         steps: the steps, E.
         uses: (R, E), what each step uses of each resource, as a fraction of its capacity.
+        prices: (R,), at which the cost of a step counts as one more resource: hopeless labels are dropped earlier.
         rank: (E,), integers that add up along a path.
         unevenness: (E,), adds up along a path.
 
     Source: the label-setting method for shortest paths with resource constraints (Desrochers and Soumis 1988).
     """
+    uses = np.vstack([uses, prices @ uses])
     uses = uses[np.any(uses > 0, axis=1)]
     to_go = np.stack([steps.to_go(use) for use in uses], axis=-1)  # (S + 1, cuts, R)
     first = np.searchsorted(steps.stages.start, np.arange(steps.num_cuts + 1))

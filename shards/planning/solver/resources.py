@@ -6,6 +6,7 @@ exact: a throughput is feasible if some cut and placement keep every sum within 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from shards.planning.problem import PlacementProblem, Pool
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Index = Ints | NDArray[np.bool_] | slice | tuple[Ints, Ints]
 
 # Sums of the same costs in another order differ in the last digits; sums this close count as equal.
 TIE = 1e-9
@@ -22,33 +24,42 @@ RATES_AT_ONCE, NUM_ROUNDS = 31, 10  # each round leaves one 32nd: to the last di
 
 
 @dataclass(frozen=True)
-class Stages:
-    """Stages and their pools, one element each.
+class StageCosts:
+    """Costs of stages, in arrays of one shape.
 
     Attributes:
-        start: (E,), number of the cut before it.
-        stop: (E,), number of the cut after it.
-        pool: (E,), number of the pool.
-        seconds: (E,), seconds per item in one replica.
-        cpu_seconds: (E,), seconds per item on the host's cores.
-        memory: (E,), bytes of one replica.
-        smallest: (E,), the smallest part of a device that a replica may take: a power of two up to 1.
+        seconds: seconds per item in one replica.
+        cpu_seconds: seconds per item on the host's cores.
+        memory: bytes of one replica.
+        smallest: the smallest part of a device that a replica may take: a power of two up to 1.
     """
 
-    start: Ints
-    stop: Ints
-    pool: Ints
     seconds: Floats
     cpu_seconds: Floats
     memory: Floats
     smallest: Floats
 
+    def take(self, which: Index) -> Self:
+        """Select stages as NumPy does: by number, mask or slice."""
+        return type(self)(*(values[which] for values in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Stages(StageCosts):
+    """Stages with their cuts and pools, (E,).
+
+    Attributes:
+        start: number of the cut before it.
+        stop: number of the cut after it.
+        pool: number of the pool.
+    """
+
+    start: Ints
+    stop: Ints
+    pool: Ints
+
     def __len__(self) -> int:
         return len(self.start)
-
-    def take(self, which: Ints | NDArray[np.bool_]) -> "Stages":
-        """Select stages by number or by mask."""
-        return Stages(*(values[which] for values in vars(self).values()))
 
 
 def smallest_part(memory: Floats, pool: Pool) -> Floats:
@@ -109,48 +120,37 @@ class Resources:
         caps[-1] = sum(pool.num * pool.device.memory_bytes for pool in shared) or np.inf
         return caps
 
-    def uses(
-        self,
-        pool_index: int,
-        rate: float | Floats,
-        seconds: Floats,
-        cpu_seconds: Floats,
-        memory: Floats,
-        smallest: Floats,
-    ) -> Iterator[tuple[int, Floats]]:
+    def uses(self, pool_index: int, rate: float | Floats, costs: StageCosts) -> Iterator[tuple[int, Floats]]:
         """Give what stages on one pool use: number of the resource and the amount of it, one pair after the other.
 
         Args:
             pool_index: number of the pool.
             rate: items per second, one or an array that broadcasts with the others.
-            seconds: seconds per item in one replica.
-            cpu_seconds: seconds per item on the host's cores.
-            memory: bytes of one replica.
-            smallest: the smallest part of a device that a replica may take.
+            costs: costs of the stages on that pool.
         """
         if self.problem.num_cores is not None:
-            yield self.num - 2, rate * cpu_seconds
+            yield self.num - 2, rate * costs.cpu_seconds
         if self.problem.pools[pool_index].shared:
-            yield self.num - 1, replicas_for(rate * seconds) * memory
+            yield self.num - 1, replicas_for(rate * costs.seconds) * costs.memory
         else:
-            yield pool_index, devices_for(rate * seconds, smallest)
+            yield pool_index, devices_for(rate * costs.seconds, costs.smallest)
 
     def of(self, stages: Stages, rate: float) -> Floats:
         """Compute what each stage uses of each resource, (R, E)."""
         table = np.zeros((self.num, len(stages)))
         for index in range(len(self.problem.pools)):
             here = np.flatnonzero(stages.pool == index)
-            columns = (stages.seconds, stages.cpu_seconds, stages.memory, stages.smallest)
-            for resource, use in self.uses(index, rate, *(column[here] for column in columns)):
+            for resource, use in self.uses(index, rate, stages.take(here)):
                 table[resource, here] = use
         return table
 
     def parts(self, stages: Stages, rate: float) -> Floats:
-        """Compute what each stage uses, as fractions of the capacities, (R, E)."""
+        """Compute what each stage uses, as fractions of the capacities, (R, E); infinite where it alone exceeds one."""
         caps = self.capacities(np.array([rate]))
         uses = self.of(stages, rate)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(uses > 0, uses / caps, 0.0)
+            parts = np.where(uses > 0, uses / caps, 0.0)
+        return np.where(np.any(parts > 1 + TIE, axis=0), np.inf, parts)
 
     def best_rate(self, stages: Stages, low: float, high: float) -> float:
         """Find the highest throughput of these stages together, items per second.
@@ -171,9 +171,7 @@ class Resources:
         """Whether the stages together keep within the capacities at each of P rates, (P,)."""
         used = np.zeros((self.num, len(rates)))
         for index in np.unique(stages.pool):
-            here = stages.pool == index
-            columns = (stages.seconds, stages.cpu_seconds, stages.memory, stages.smallest)
-            for resource, use in self.uses(index, rates[:, None], *(column[here] for column in columns)):
+            for resource, use in self.uses(index, rates[:, None], stages.take(stages.pool == index)):
                 used[resource] += np.broadcast_to(use, (len(rates), use.shape[-1])).sum(axis=1)
         within: NDArray[np.bool_] = np.all(used <= self.capacities(rates) * (1 + TIE), axis=0)
         return within

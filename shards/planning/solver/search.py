@@ -1,4 +1,4 @@
-"""Parametric search for the highest feasible throughput, coarse to fine. NumPy.
+"""Parametric search for the highest feasible throughput, coarse to fine, and for the preferred of equals. NumPy.
 
 The package's docstring explains the problem, the bound and why the result is exact.
 """
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shards.planning.problem import PlacementProblem
+from shards.planning.problem import PlacedStage, PlacementProblem
 from shards.planning.solver.bounds import GridAt
-from shards.planning.solver.dual_prices import improve_prices
-from shards.planning.solver.feasibility import better_prices, narrowed, parts_at, path_at
+from shards.planning.solver.feasibility import improve_prices, narrow_at, narrowed, path_at
 from shards.planning.solver.grid import make_grid
-from shards.planning.solver.label_setting import Steps
-from shards.planning.solver.resources import Floats, Ints, Resources, Stages
-from shards.planning.solver.tie_break import Placement, preferable
+from shards.planning.solver.label_setting import Steps, best_within
+from shards.planning.solver.resources import TIE, Floats, Ints, Resources, Stages, replicas_for
+from shards.ranges import specs_between
 
 # Relative resolution of throughputs.
 STEP = 1e-9
@@ -29,6 +29,20 @@ FEW_STEPS = 2_000  # above which it pays to drop those that the new lower bound 
 # Parts of the vision and of the text tower in the first rounds.
 COARSE_CUTS = ((8, 6), (16, 12))
 NEAR_LAYERS = 3  # cuts this far from the best of those rounds come next
+LACK = 1 << 50  # rank of a stage without one of the towers; more than all bytes that an item could have
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Cut and placement.
+
+    Attributes:
+        items_per_s: throughput.
+        stages: the stages in order, each with its pool and the devices that it takes there.
+    """
+
+    items_per_s: float
+    stages: tuple[PlacedStage, ...]
 
 
 @dataclass
@@ -65,7 +79,7 @@ def best_placement(
         steps = _climb(grid.open_steps(state.prices), resources, state)
     if state.path is None or steps is None:
         return None
-    return preferable(resources, steps, state.path, state.low, state.prices)
+    return _preferable(resources, steps, state.path, state.low, state.prices)
 
 
 def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
@@ -130,8 +144,7 @@ def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
         if not _try(steps, resources, state, rate, prices):
             high = rate
         elif len(steps.stages) > FEW_STEPS:
-            prices = better_prices(steps, resources, state.low, prices)
-            steps, _ = narrowed(steps, parts_at(steps, resources, state.low), prices)
+            steps, prices = narrow_at(steps, resources, state.low, prices)
     return steps
 
 
@@ -143,3 +156,65 @@ def _try(steps: Steps, resources: Resources, state: _State, rate: float, prices:
     state.path = steps.stages.take(path)
     state.low = resources.best_rate(state.path, rate, state.high * 2)
     return True
+
+
+def _preferable(resources: Resources, steps: Steps, best: Stages, rate: float, prices: Floats) -> Placement:
+    """Choose among the paths that are as fast as the best one.
+
+    Args:
+        resources: the resources of the problem.
+        steps: stages among which all the fastest paths are.
+        best: one of these paths.
+        rate: items per second that it reaches.
+        prices: (R,), with which steps that can't fit are excluded.
+    """
+    rate *= 1 - TIE
+    uses = resources.parts(steps.stages, rate)
+    left, numbers = narrowed(steps, uses, prices)
+    rank, unevenness = _rank(resources.problem, left.stages), _unevenness(resources, left.stages, rate)
+    path = left.preferred(rank, unevenness)
+    if path is None or not np.all(uses[:, numbers[path]].sum(axis=1) <= 1 + TIE):
+        path = best_within(left, uses[:, numbers], prices, rank, unevenness)
+    return _placement(resources, best if path is None else left.stages.take(path), rate)
+
+
+def _rank(problem: PlacementProblem, stages: Stages) -> Ints:
+    """Rank of each stage, (E,): whether it lacks a tower, then the bytes that leave it for the next."""
+    vision_depth, text_depth = problem.depths
+    vision_start, text_start = np.divmod(stages.start, text_depth + 1)
+    vision_stop, text_stop = np.divmod(stages.stop, text_depth + 1)
+    lacks = (vision_start == vision_stop) | (text_start == text_stop)
+    image_bytes = np.array([problem.image_bytes(layer) for layer in range(vision_depth + 1)])
+    caption_bytes = np.array([problem.caption_bytes(layer) for layer in range(text_depth + 1)])
+    sent = np.rint(image_bytes[vision_stop] + caption_bytes[text_stop]).astype(np.int64)
+    at_end = (vision_stop == vision_depth) & (text_stop == text_depth)
+    rank: Ints = LACK * lacks.astype(np.int64) + np.where(at_end, 0, sent)
+    return rank
+
+
+def _unevenness(resources: Resources, stages: Stages, rate: float) -> Floats:
+    """Squares of the seconds that an item takes in a stage with all its devices, (E,)."""
+    devices = np.where(_is_shared(resources, stages), 1.0, _devices(resources, stages, rate))
+    squares: Floats = (stages.seconds / devices) ** 2
+    return squares
+
+
+def _devices(resources: Resources, stages: Stages, rate: float) -> Floats:
+    """Devices that each stage takes, (E,); on shared cores, its replicas."""
+    taken = resources.of(stages, rate)[stages.pool, np.arange(len(stages))]
+    replicas = np.maximum(1.0, replicas_for(rate * stages.seconds))
+    return np.where(_is_shared(resources, stages), replicas, taken)
+
+
+def _is_shared(resources: Resources, stages: Stages) -> NDArray[np.bool_]:
+    return np.array([pool.shared for pool in resources.problem.pools])[stages.pool]
+
+
+def _placement(resources: Resources, stages: Stages, rate: float) -> Placement:
+    problem = resources.problem
+    cuts = [divmod(int(cut), problem.depths[1] + 1) for cut in (*stages.start, stages.stop[-1])]
+    placed = zip(specs_between(cuts), stages.pool, _devices(resources, stages, rate), strict=True)
+    return Placement(
+        items_per_s=resources.best_rate(stages, rate, 2 * rate),
+        stages=tuple(PlacedStage(spec, problem.pools[pool], float(devices)) for spec, pool, devices in placed),
+    )

@@ -147,7 +147,7 @@ def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
 def test_doctor_says_why_gpus_of_the_driver_are_of_no_use(run_embedder, monkeypatch):
     monkeypatch.setattr(hardware, "num_gpus", lambda: 2)
     _, found, _ = run_embedder("doctor", "--json")
-    assert re.match(r"2, and torch can't use them \(.+\): mend the driver, or write device = \"cpu\"", found["gpus"])
+    assert re.match(r"2, and torch can't use them \(.+\): fix the driver, or write device = \"cpu\"", found["gpus"])
     assert "0.5 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cuda")
     _, found, _ = run_embedder("doctor", "--json", "--set", "device=cpu")
     assert " 0 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cpu")

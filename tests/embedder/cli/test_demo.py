@@ -2,7 +2,6 @@
 
 import pytest
 from PIL import Image
-from store_states import silent
 
 import embedder
 from embedder.evaluation.evaluate import EvaluationOptions, evaluate
@@ -26,7 +25,7 @@ def test_the_demo_finds_emoji_by_words_and_is_quick_the_second_time(tmp_path, ru
     assert second["report"]["num_unchanged"] == 1911
     assert second["recalls"] == first["recalls"]
 
-    found = evaluate(embedder.open_store(tmp_path / "demo" / "store"), EvaluationOptions(group="group"), silent)
+    found = evaluate(embedder.open_store(tmp_path / "demo" / "store"), EvaluationOptions(group="group"))
     for k, exact in found.model.r_at.items():
         assert exact.value == pytest.approx(recalls["caption"]["recall"][str(k)], abs=0.005)
         assert found.index.r_at[k].value == pytest.approx(exact.value, abs=0.005)

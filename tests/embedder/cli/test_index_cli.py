@@ -4,10 +4,9 @@ import json
 
 import pytest
 import samples
-from embedding_runs import Quiet
 from index_stores import indexed_run, indexed_store, item
 from refresh_runs import refreshed
-from store_states import no_index
+from store_states import build_store_index, no_index
 from typer.testing import CliRunner
 
 from embedder.cli import app
@@ -16,9 +15,8 @@ from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
+from embedder.store.history import rollback
 from embedder.store.layout import read_current
-from embedder.store.rollback import rollback
-from embedder.store_index.keep_index import build_store_index
 from embedder.store_index.versions import list_manifests
 from index.errors import GateRefusedError
 
@@ -58,7 +56,7 @@ def test_update_says_where_there_is_nothing_to_do(files):
     # A rollback of the rows that took no index along, and one put back by hand.
     first = read_current(files).run_id
     indexed_run(files, item(200))
-    rollback(files, first, no_index, lambda message: None)
+    rollback(files, first, no_index)
     assert isinstance(runner.invoke(app, ["index", "update", "--store", str(files.address)]).exception, StoreError)
 
 
@@ -120,7 +118,7 @@ def test_a_refresh_keeps_the_constraints_of_the_file_and_a_later_one_finishes_wh
     before = read_current(files)
     (source / "new.png").write_bytes(samples.image_bytes(50))
     with pytest.raises(RunFailedError, match=r"index\.memory_bytes = 10"):
-        refresh(make_run(source, index={"kind": "flat", "memory_bytes": 10}), Quiet(), IngestOptions(kind="refresh"))
+        refresh(make_run(source, index={"kind": "flat", "memory_bytes": 10}), IngestOptions(kind="refresh"))
     assert read_current(files) == before
     _, rows = refreshed(config)
     assert ("new.png", 0) in rows

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 import samples
-from embedding_runs import Quiet
 from search_stores import QUERY, picture, searchable, towards, video
 from typer.testing import CliRunner
 
@@ -37,7 +36,7 @@ def texts(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("command")
     source = samples.folder(folder / "in", num_images=6)
     settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}), Quiet())
+    embed(load_config(overrides=settings | {"engine": "local"}))
     return folder / "s"
 
 

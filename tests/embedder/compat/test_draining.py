@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import samples
-from embedding_runs import Quiet, assert_same, embedded
+from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
 from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed
+from embedder.observability.log import messages_to
 
 
 @pytest.mark.parametrize("rows_per_part", [8, 10_000])
@@ -43,11 +44,11 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
         wait_until(lambda: list(Path(config.store).glob("runs/*/STOP-*")))
 
     listening = Listening(config.store)
-    with monkeypatch.context() as patch:
+    with messages_to(listening), monkeypatch.context() as patch:
         patch.setattr(pipeline, "StageActor", Waiting)
         once(patch, ray_callbacks.DrainOnStop, "on_execution_step", press_and_wait, is_through)
         with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
-            embed(config, listening)
+            embed(config)
     (line,) = (place for place, said in enumerate(listening.said) if said.startswith("SIGINT: stopping"))
     assert not listening.asked[line]
     kept = num_kept(config)
@@ -77,12 +78,11 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
         write = [*executor._topology][-1]
         return write.metrics.num_row_inputs_received >= 8 and not write.num_active_tasks()
 
-    listening = Listening(config.store)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "StageActor", Hanging)
         once(patch, ray_callbacks.DrainOnStop, "on_execution_step", press, hangs)
         with pytest.raises(RunFailedError, match=r"stopped on request after"):
-            embed(config, listening)
+            embed(config)
     assert num_kept(config) >= 8
     _, rows = embedded(config.model_copy(update={"engine": "local"}))
     assert len(rows) == 120
@@ -101,7 +101,7 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
     monkeypatch.setattr(pipeline, "StageActor", NeverUp)
     once(monkeypatch, ray_callbacks.DrainOnStop, "on_execution_step", press)
     with pytest.raises(RunFailedError, match="stopped on request before any item was finished"):
-        embed(config, Quiet())
+        embed(config)
 
 
 def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_its_rows(
@@ -140,7 +140,7 @@ def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_it
         patch.setattr(draining, "execution_callbacks", lambda: [Pressing])
         patch.setattr(pipeline, "StageActor", Waiting)
         with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
-            embed(config, Quiet())
+            embed(config)
     kept = num_kept(config)
     assert 8 <= kept < 80
     report, rows = embedded(config.model_copy(update={"engine": "local"}))

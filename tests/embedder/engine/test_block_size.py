@@ -4,7 +4,16 @@ import pyarrow as pa
 import pytest
 
 from embedder.config import load_config
-from embedder.engine.block_size import FEW_ITEMS, FIRST_ITEMS, MAX_FILE_BYTES, cut_listing, items_per_block
+from embedder.engine.block_size import (
+    BLOCK_BYTES,
+    FEW_ITEMS,
+    FIRST_ITEMS,
+    MAX_FILE_BYTES,
+    MAX_ITEMS,
+    MIN_BLOCKS,
+    cut_listing,
+    items_per_block,
+)
 
 KIB = 1 << 10
 
@@ -14,20 +23,16 @@ def listing(*sizes_bytes):
     return pa.table({"item_id": ids, "size_bytes": pa.array(sizes_bytes, pa.int64())})
 
 
-@pytest.mark.parametrize(
-    ("bytes_per_row", "num_items", "expected"),
-    [
-        (52 * KIB, 20_000, 224),  # the shipped model: whole batches within 12 MiB
-        (12 * KIB, 20_000, 512),  # never more than a part
-        (151 * KIB, 20_000, 64),  # a ViT-S/16
-        (1 << 30, 20_000, 32),  # never less than a batch
-        (52 * KIB, 4000, 224),
-        (52 * KIB, 1911, 96),  # sixteen blocks at least
-        (52 * KIB, 3, 32),
-    ],
-)
-def test_blocks_hold_whole_batches_as_model_and_run_allow(bytes_per_row, num_items, expected):
-    assert items_per_block(load_config(), 32, bytes_per_row, num_items) == expected
+@pytest.mark.parametrize("bytes_per_row", [12 * KIB, 52 * KIB, 151 * KIB, 1 << 30])
+@pytest.mark.parametrize("num_items", [3, 1911, 20_000])
+def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_row, num_items):
+    def is_allowed(num):
+        return num <= MAX_ITEMS and num * bytes_per_row <= BLOCK_BYTES and num * MIN_BLOCKS <= num_items
+
+    found = items_per_block(load_config(), 32, bytes_per_row, num_items)
+    assert found % 32 == 0
+    assert found == 32 or is_allowed(found), "never less than a batch"
+    assert not is_allowed(found + 32)
 
 
 def test_the_configuration_has_the_last_word():

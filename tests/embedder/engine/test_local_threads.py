@@ -4,7 +4,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from embedder.engine.local_threads import LocalThreads, encode_all
+from embedder.engine.local_threads import encode_all, encode_with
 
 
 def tables(number):
@@ -49,7 +49,7 @@ def test_an_error_ends_the_run_and_no_thread_stays():
 
     before = threading.active_count()
     with pytest.raises(ValueError, match="broken"):
-        list(LocalThreads(2, 1).encode_all(tables(100), encode))
+        list(encode_with(tables(100), encode, 2, 1))
     assert threading.active_count() == before
 
 
@@ -61,7 +61,7 @@ def test_no_more_is_taken_ahead_than_workers_need():
             taken.append(table)
             yield table
 
-    encoded = LocalThreads(2, 1).encode_all(source(), lambda table: table)
+    encoded = encode_with(source(), lambda table: table, 2, 1)
     next(encoded)
     assert len(taken) <= 4
     encoded.close()

@@ -11,7 +11,7 @@ from embedding_runs import embedded
 from embedder import pipeline
 from embedder.batch_schema import TENSOR
 from embedder.engine.block_size import cut_listing, items_per_block
-from embedder.engine.job import largest_bytes_per_row
+from embedder.engine.job import handed_on_bytes
 from embedder.steps.decode import decode
 
 NUM_ITEMS = 256
@@ -79,7 +79,7 @@ def expected_bytes(job, rows: pa.Table) -> list[float]:
 def test_tasks_blocks_and_bytes_of_each_operator_are_those_of_the_design(ran):
     job, listing, operators = ran
     num_rows = items_per_block(
-        job.config, job.decode.rows_per_batch, largest_bytes_per_row(job.model, job.plan), NUM_ITEMS
+        job.config, job.decode.rows_per_batch, max(handed_on_bytes(job.model, job.plan)), NUM_ITEMS
     )
     assert num_rows == ROWS_PER_BATCH
     num_blocks = math.ceil(NUM_ITEMS / num_rows)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import samples
 from command_runs import run_here
-from embedding_runs import Quiet, assert_same, embedded
+from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
 from embedder.engine.interrupts import SAME_S, SignalInterrupt, held, interruptible
@@ -20,6 +20,7 @@ from embedder.engine.job import decode_spec, open_model
 from embedder.errors import RunFailedError
 from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import embed
+from embedder.observability.log import messages_to
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
@@ -46,10 +47,10 @@ def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
     config = make_run(source, batch_size=4, rows_per_part=10_000)
     listening = Listening(config.store)
-    with monkeypatch.context() as patch:
+    with messages_to(listening), monkeypatch.context() as patch:
         once(patch, Fetcher, "fetch", lambda: press(number, times), lambda self, uri, **_: uri.endswith("0040.png"))
         with pytest.raises(RunFailedError, match=r"stopped on request after (\d+) items, which are kept") as stopped:
-            embed(config, listening)
+            embed(config)
     (line,) = (place for place, said in enumerate(listening.said) if said.startswith(f"{number.name}: stopping"))
     assert "for at most 10 s; once more stops at once" in listening.said[line]
     assert not listening.asked[line], "it is said before anything is waited for"
@@ -75,7 +76,7 @@ def test_what_is_being_decoded_is_not_waited_for(make_run, tmp_path, monkeypatch
 
     monkeypatch.setattr(Fetcher, "fetch", endless)
     with pytest.raises(RunFailedError, match="stopped on request after"):
-        embed(config, Quiet())
+        embed(config)
     assert not waited, "the fetch still hangs"
     let_go.set()
     assert num_kept(config) > 0
@@ -105,7 +106,7 @@ def test_tables_that_wait_for_the_stages_are_left_out(make_run, tmp_path, monkey
 
     monkeypatch.setattr(Stage, "__call__", counted)
     with pytest.raises(RunFailedError, match="stopped on request after"):
-        embed(config, Quiet())
+        embed(config)
     assert begun_after == []
     assert 4 * 4 <= num_kept(config) <= 4 * (5 + 2)
 
@@ -114,8 +115,8 @@ def test_no_time_to_finish_keeps_what_was_finished_before(make_run, tmp_path, mo
     config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4, stop_timeout_s=0)
     once(monkeypatch, Fetcher, "fetch", press, lambda self, uri, **_: uri.endswith("0040.png"))
     listening = Listening(config.store)
-    with pytest.raises(RunFailedError, match="stopped on request after"):
-        embed(config, listening)
+    with messages_to(listening), pytest.raises(RunFailedError, match="stopped on request after"):
+        embed(config)
     assert "for at most 0 s" in " ".join(listening.said)
     assert any("stop_timeout_s = 0 is over" in said for said in listening.said)
     assert 0 < num_kept(config) < 60
@@ -213,7 +214,7 @@ def test_a_signal_that_nobody_hears_does_what_it_did(make_run, tmp_path, monkeyp
     config = make_run(samples.folder(tmp_path / "in"))
     once(monkeypatch, Stage, "_load", press)
     with pytest.raises(KeyboardInterrupt):
-        embed(config, Quiet())
+        embed(config)
 
 
 HANGING = """

@@ -9,17 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from store_samples import MODEL, publish_rows, row
-from store_states import new_store, silent
+from store_states import build_store_index, new_store
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.cli.evaluate import save_evaluation
-from embedder.cli.render_evaluation import evaluation_parts
+from embedder.cli.evaluate import evaluation_parts, save_evaluation
 from embedder.errors import ConfigError, EmbedderError, StoreError
 from embedder.evaluation.evaluate import EvaluationOptions, evaluate
 from embedder.evaluation.report import Evaluation
 from embedder.retrieval.store_api import Store
-from embedder.store_index.keep_index import build_store_index
 from index.errors import RetrievalError
 
 NUM = 40
@@ -62,7 +60,7 @@ def make_store(tmp_path):
 
 
 def run(store, **options) -> Evaluation:
-    return evaluate(store, EvaluationOptions(**options), silent)
+    return evaluate(store, EvaluationOptions(**options))
 
 
 def values(figures):

@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedder.evaluation import intervals
 from embedder.evaluation.index_recall import IndexedItems, find_items, found_shares, ranks_among
-from embedder.evaluation.intervals import mean, share
-from embedder.evaluation.metrics import SMALL_GROUP, by_group, mean_reciprocal_rank
+from embedder.evaluation.metrics import by_group, mean, mean_reciprocal_rank, share
+from embedder.evaluation.report import SMALL_GROUP
 from embedder.evaluation.timing import time_each
 
 
@@ -108,24 +107,23 @@ def test_latency_is_reckoned_from_each_query_and_the_budget_ends_it():
     assert time_each(lambda query: None, list(range(100)), budget_s=5, clock=lambda: next(ticks)).num_queries == 3
 
 
-def test_the_bootstrap_holds_no_more_draws_than_it_may_and_is_that_of_its_formula(monkeypatch):
+def test_the_bootstrap_holds_no_more_draws_than_it_may_and_is_that_of_its_formula():
     values = np.random.default_rng(2).random(50)
     whole = mean(values)
     error = values.std() / np.sqrt(50)
     assert (whole.low, whole.high) == pytest.approx(
         (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.01
     )
-    monkeypatch.setattr(intervals, "MAX_DRAWS", 120)
-    assert mean(values) == whole, "the same draws, however many at once"
+    assert mean(values, max_draws=120) == whole, "the same draws, however many at once"
 
 
 def test_rows_that_an_index_holds_and_the_table_has_no_more_are_no_item():
     ids = pa.table({"item_id": ["a", "gone", "clip", "clip"], "segment": pa.array([0, 0, 1, 7], pa.int32())})
     pictures = SimpleNamespace(
         numbers_of=lambda names: np.array([{"a": 0, "clip": 1}.get(name.as_py(), -1) for name in names]),
-        rows_of=lambda items, segments: np.where((items == 1) & (segments == 7), -1, items + 10),
+        keys=pa.table({"item_id": ["b", "clip", "a"], "segment": pa.array([0, 1, 0], pa.int32())}),
     )
     rows = IndexedItems(SimpleNamespace(ids=ids), pictures)
     asked = np.array([[0, 1, -1], [2, 3, 0]])
     assert rows.items(asked).tolist() == [[0, -1, -1], [1, 1, 0]]
-    assert rows.table_rows(asked).tolist() == [[10, 9, 9], [11, -1, 10]]
+    assert rows.table_rows(asked).tolist() == [[2, -1, -1], [1, -1, 2]]

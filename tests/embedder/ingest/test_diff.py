@@ -32,7 +32,7 @@ def test_everything_is_new_to_an_empty_store():
     found = diff(listing(a=(1, "t0"), b=(2, "t0")), known())
     assert found.to_embed["item_id"].to_pylist() == ["a", "b"]
     assert found.to_embed["attempts"].to_pylist() == [1, 1]
-    assert (found.num_new, found.num_changed, found.num_unchanged) == (2, 0, 0)
+    assert (found.reasons, found.num_unchanged) == ({"new": 2}, 0)
 
 
 def test_only_items_of_another_size_or_time_are_embedded_again():
@@ -43,7 +43,7 @@ def test_only_items_of_another_size_or_time_are_embedded_again():
         "touched": ("content changed", 1, "version of touched"),
         "new": ("new", 1, None),
     }
-    assert (found.num_new, found.num_changed, found.num_unchanged) == (1, 2, 1)
+    assert found.num_unchanged == 1
     assert found.reasons == {"content changed": 2, "new": 1}
 
 

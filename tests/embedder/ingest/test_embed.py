@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import samples
-from embedding_runs import Quiet, embedded
+from embedding_runs import embedded
 
 import embedder
 from embedder.errors import ConfigError, RunFailedError, SourceError
@@ -95,7 +95,7 @@ def test_too_many_rejects_fail_the_run_and_publish_nothing(make_run, tmp_path):
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     config = make_run(source, max_reject_fraction=0.1, min_rejects=1)
     with pytest.raises(RunFailedError, match="1 of 5 items were rejected"):
-        embed(config, Quiet())
+        embed(config)
     with pytest.raises(embedder.errors.StoreError, match="nothing is published"):
         embedder.open_store(config.store)
     report, rows = embedded(make_run(source, max_reject_fraction=0.5))
@@ -122,9 +122,9 @@ def test_a_second_run_embeds_only_what_is_new_or_changed(make_run, tmp_path):
 
 def test_nothing_new_leaves_both_tables_as_they_are(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in"))
-    embed(config, Quiet())
+    embed(config)
     before = embedder.open_store(config.store).current
-    embed(config, Quiet())
+    embed(config)
     after = embedder.open_store(config.store).current
     assert (after.embeddings, after.items) == (before.embeddings, before.items)
 
@@ -178,21 +178,21 @@ def test_several_named_sources_stand_side_by_side_in_one_run(make_run, tmp_path)
 def test_an_empty_source_is_refused(make_run, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="nothing is in it"):
-        embed(make_run(tmp_path / "empty"), Quiet())
+        embed(make_run(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("missing", ["model", "store", "source"])
 def test_what_is_needed_and_not_set_is_named(make_run, tmp_path, missing):
     config = make_run(tmp_path).model_copy(update={missing: None})
     with pytest.raises(ConfigError, match=f"no {missing}"):
-        embed(config, Quiet())
+        embed(config)
 
 
 def test_a_store_of_other_segments_is_refused(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=1)
-    embed(make_run(source), Quiet())
+    embed(make_run(source))
     with pytest.raises(embedder.errors.StoreError, match="preprocess fingerprint"):
-        embed(make_run(source, segment_s=9), Quiet())
+        embed(make_run(source, segment_s=9))
 
 
 def test_a_caption_of_ten_thousand_words_is_cut_for_the_model_and_kept_in_the_table(make_run, tmp_path):
@@ -210,10 +210,10 @@ def test_a_store_below_its_source_and_all_that_the_run_writes_there_are_never_it
     names = {key: str(source / name) for key, name in OWN_FILES.items()}
     config = make_run(source, **names)
     report, _ = embedded(config)
-    again = embed(config, Quiet())
+    again = embed(config)
     assert all(Path(name).exists() for name in names.values())
     assert (report.num_items, again.num_unchanged, again.outcome) == (3, 3, "nothing to do")
-    other = embed(make_run(source, store=str(tmp_path / "elsewhere")), Quiet())
+    other = embed(make_run(source, store=str(tmp_path / "elsewhere")))
     assert (other.num_items, other.other_files) == (3, {"no suffix": 3}), "another run sees them, but nobody's store"
 
 
@@ -226,5 +226,5 @@ def test_a_store_in_the_very_folder_of_its_source_is_refused_and_nothing_is_writ
     before = sorted(source.rglob("*"))
     for store in (source, tmp_path / "link", source / "pictures" / ".."):
         with pytest.raises(ConfigError, match="this is the source"):
-            embed(make_run(source, store=str(store)), Quiet())
+            embed(make_run(source, store=str(store)))
     assert sorted(source.rglob("*")) == before

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
-from embedding_runs import Quiet, embedded
+from embedding_runs import embedded
 
 import embedder
 from embedder.engine import local
@@ -24,7 +24,7 @@ from embedder.store.tables import RecordTable
 
 
 def refreshed(config):
-    return refresh(config, Quiet(), IngestOptions())
+    return refresh(config, IngestOptions())
 
 
 def rows_of(config):
@@ -274,7 +274,7 @@ def test_a_first_run_killed_by_a_lack_of_space_for_its_report_is_still_published
 
     monkeypatch.setattr(StoreFiles, "write", no_report)
     with pytest.raises(StoreError):
-        embed(config, Quiet())
+        embed(config)
     monkeypatch.undo()
     assert len(rows_of(config)) == 4
     assert refreshed(config).num_unchanged == 4

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
-from embedding_runs import Quiet, embedded
+from embedding_runs import embedded
 from index_stores import NO_FIRST_INDEX, indexed_run, item, vector_of
 from refresh_runs import refreshed
 from store_samples import INFO
-from store_states import heard, new_store, silent
+from store_states import new_store
 
 import embedder
 from embedder.config import IndexConfig
@@ -31,16 +31,6 @@ from embedder.store_index import build_or_update as index_making
 from embedder.store_index import recall_queries as queries_module
 from embedder.store_index.keep_index import keep_index
 from embedder.store_index.versions import list_manifests, manifest_of
-
-
-class Listener(Quiet):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.said = []
-
-    def say(self, message):
-        self.said.append(message)
 
 
 def assert_found_through_index(store: str, num_items: int):
@@ -114,17 +104,14 @@ def test_a_store_of_before_gets_its_first_index_in_a_night_without_a_change(make
     assert_found_through_index(config.store, 6)
 
 
-def test_where_there_are_only_captions_there_is_no_index_and_one_line_says_so(make_run, tmp_path):
+def test_where_there_are_only_captions_there_is_no_index_and_one_line_says_so(make_run, tmp_path, said):
     source = tmp_path / "in"
     source.mkdir()
     for number, sentence in enumerate(samples.SENTENCES[:5]):
         (source / f"{number}.txt").write_text(sentence)
-    watcher = Listener()
-    report = refresh(make_run(source), watcher, IngestOptions(kind="refresh"))
+    report = refresh(make_run(source), IngestOptions(kind="refresh"))
     assert report.published
-    assert [line for line in watcher.said if "index" in line] == [
-        "no index: no image or video is among what is published"
-    ]
+    assert [line for line in said if "index" in line] == ["no index: no image or video is among what is published"]
     assert read_current(StoreFiles(make_run(source).store)).index is None
 
 
@@ -171,14 +158,14 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
     def no_memory(*arguments, **options):
         raise MemoryError("std::bad_alloc")
 
-    monkeypatch.setattr(index_making, "build_index", no_memory)
+    monkeypatch.setattr("index.build.build_index", no_memory)
     files = new_store(tmp_path / "store")
     with pytest.raises(RunFailedError, match=r"memory is too small .*bad_alloc.*index\.build=false") as failure:
         indexed_run(files, item(1))
     assert "\n" not in str(failure.value)
     assert read_current(files) is None
-    finish_publication(files, lambda version, info: keep_index(files, version, info, silent, NO_FIRST_INDEX))
-    assert len(open_store(files.address).searcher.search(vector_of("query"), 5)) == 1
+    finish_publication(files, lambda version, info: keep_index(files, version, info, NO_FIRST_INDEX))
+    assert len(open_store(files.address).search(vector_of("query"), 5)) == 1
 
 
 def test_a_first_publication_that_died_with_its_index_half_made_is_ended_with_one(make_run, tmp_path, monkeypatch):
@@ -215,10 +202,10 @@ def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_
     assert_found_through_index(config.store, 60)
 
 
-def test_the_new_model_of_a_refresh_has_its_own_index(tmp_path):
-    files, said = new_store(tmp_path / "store"), []
+def test_the_new_model_of_a_refresh_has_its_own_index(tmp_path, said):
+    files = new_store(tmp_path / "store")
     indexed_run(files, *(item(number) for number in range(20)), config=NO_FIRST_INDEX)
     other = INFO.model_copy(update={"model_fingerprint": "another"})
-    number = keep_index(files, read_current(files).embeddings, other, heard(said), IndexConfig())
+    number = keep_index(files, read_current(files).embeddings, other, IndexConfig())
     assert manifest_of(files, number).model_fingerprint == "another"
     assert said[-1].startswith("index 1: built as Flat")

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 import samples
 import store_samples
-from embedding_runs import Quiet
 from safetensors.numpy import load_file, save_file
 from store_samples import begin, publish_rows, row, table
 
@@ -379,7 +378,7 @@ def broken_model(tiny_model, tmp_path):
 
 def judged(config):
     """Embed without any limit, and judge what came of it."""
-    report = embed(config.model_copy(update={"max_reject_fraction": 1.0}), Quiet())
+    report = embed(config.model_copy(update={"max_reject_fraction": 1.0}))
     files = StoreFiles(config.store)
     run = Run(files, all_runs(files)[-1], "9999-test")
     return verdicts(result_of(run, report.num_items, report.num_rejected, None))
@@ -402,5 +401,5 @@ def test_a_zeroed_projection_is_not_published(make_run, tmp_path, broken_model):
     model = broken_model(lambda name, value: np.zeros_like(value) if name.startswith("vision_head") else value)
     config = make_run(samples.folder(tmp_path / "in", num_images=40), model=str(model))
     with pytest.raises(RunFailedError, match="guard vectors: .*image vectors.*--force vectors"):
-        embed(config, Quiet())
+        embed(config)
     assert read_current(StoreFiles(config.store)) is None

@@ -5,24 +5,13 @@ import unicodedata
 import people_folder
 import pytest
 import samples
-from embedding_runs import Quiet, embedded
+from embedding_runs import embedded
 from people_folder import CAPTIONS, NAMES, NUM_CLIPS, NUM_ITEMS, NUM_JUNK, OTHER_FILES, UNREADABLE
 from refresh_runs import items_of, refreshed
 
 import embedder
 from embedder.errors import SourceError
 from embedder.ingest.embed import embed
-
-
-class Heard(Quiet):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.lines = []
-
-    def say(self, message):
-        self.lines.append(message)
-
 
 OTHER_LINE = "7 other files left out: 2 .pdf, 1 .gpx, 1 .json, 1 .m4a, 1 .md, 1 no suffix"
 UNREADABLE_LINE = "6 files of kinds that this version can't read left out: 4 HEIC, 1 DNG, 1 SVG; convert them"
@@ -114,19 +103,18 @@ def test_a_contact_sheet_that_a_search_saved_among_the_pictures_is_no_item(make_
     assert (report.other_files, report.num_rejected, len(rows)) == ({".png": 1}, 0, 3)
 
 
-def test_a_folder_of_nothing_that_can_be_embedded_says_what_is_in_it(make_run, tmp_path):
+def test_a_folder_of_nothing_that_can_be_embedded_says_what_is_in_it(make_run, tmp_path, said):
     (tmp_path / "in").mkdir()
     for name in ("a.pdf", "b.pdf", "c.md", ".DS_Store", "keep/no.jpg"):
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(b"x")
     with pytest.raises(SourceError, match=r"1 files excluded .*; 3 other files left out: 2 \.pdf, 1 \.md"):
-        embed(make_run([{"path": str(tmp_path / "in"), "exclude": ["keep"]}]), Quiet())
+        embed(make_run([{"path": str(tmp_path / "in"), "exclude": ["keep"]}]))
     (tmp_path / "in" / "keep" / "no.jpg").unlink()
     (tmp_path / "in" / "a.heic").write_bytes(people_folder.HEIC)
-    heard = Heard()
     with pytest.raises(embedder.errors.RunFailedError, match="none of 1 files could be embedded"):
-        embed(make_run(tmp_path / "in"), heard)
-    assert any("1 file of kinds that this version can't read left out: 1 HEIC" in line for line in heard.lines)
+        embed(make_run(tmp_path / "in"))
+    assert any("1 file of kinds that this version can't read left out: 1 HEIC" in line for line in said)
 
 
 def test_include_and_exclude_are_options_of_the_command_too(small, tmp_path, tiny_model, run_embedder):

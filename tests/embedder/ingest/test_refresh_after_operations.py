@@ -5,23 +5,21 @@ import os
 import pytest
 import samples
 from refresh_runs import items_of, refreshed, rows_of
-from store_states import no_index, silent
+from store_states import build_store_index, no_index
 from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
-from embedder.store import compact as compact_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications
+from embedder.store.history import publications, release, rollback
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.purge.purge import purge
 from embedder.store.purge.tombstones import allow_again
-from embedder.store.rollback import release, rollback
-from embedder.store_index.keep_index import build_store_index, built_without, kept_or_built
+from embedder.store_index.keep_index import index_choice
 from embedder.training.tokenizer import train_tokenizer
 from shards.towers import init_model
 
@@ -44,7 +42,7 @@ def test_after_a_rollback_and_its_release_what_changed_since_is_there_again(make
     _, first = refreshed(config)
     repaint(source, 3, seed=50)
     _, second = refreshed(config)
-    rollback(StoreFiles(config.store), None, no_index, silent)
+    rollback(StoreFiles(config.store), None, no_index)
     assert rows_of(config) == first
     assert refreshed(config)[1] == first, "held"
     release(StoreFiles(config.store))
@@ -65,7 +63,7 @@ def test_after_a_rollback_over_a_model_the_old_one_answers_and_the_next_refresh_
     new = make_run(source, model=str(folder))
     _, after = refreshed(new)
     with write_lock(files):
-        rollback(files, None, kept_or_built(files, silent), silent)
+        rollback(files, None, index_choice(files))
     assert rows_of(old) == before
     store = embedder.open_store(old.store)
     assert store.info.model == old.model
@@ -84,7 +82,7 @@ def test_after_a_rollback_over_a_model_the_old_one_answers_and_the_next_refresh_
 def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(make_run, source):
     config = make_run(source, rows_per_part=2)
     _, before = refreshed(config)
-    compact(StoreFiles(config.store), PartTarget(), silent)
+    compact(StoreFiles(config.store), PartTarget())
     report, rows = refreshed(config)
     assert (report.num_unchanged, rows) == (6, before)
     (source / "pictures" / "0001.png").unlink()
@@ -93,7 +91,7 @@ def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(ma
 
 
 def test_a_refresh_compacts_where_it_pays_and_keeps_the_index(make_run, source, monkeypatch):
-    monkeypatch.setattr(compact_module, "MIN_SAVED", 2)
+    monkeypatch.setattr("embedder.ingest.publish_or_refuse.MIN_SAVED", 2)
     config = make_run(source, rows_per_part=2)
     refreshed(config)
     files = StoreFiles(config.store)
@@ -113,8 +111,7 @@ def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
         purge(
             files,
             ["pictures/0002.png"],
-            built_without(files, silent),
-            silent,
+            index_choice(files, reuse=False),
         )
     assert forecast(config, IngestOptions(kind="refresh")).num_to_embed == 0
     report, rows = refreshed(config)

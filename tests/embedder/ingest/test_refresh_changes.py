@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 import samples
-from embedding_runs import Quiet, embedded
+from embedding_runs import embedded
 from refresh_runs import contents, items_of, refreshed, rows_of, touch
-from store_states import silent
 
 import embedder
 from embedder.ingest.embed import refresh
@@ -20,7 +19,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.purge.purge import purge
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import built_without
+from embedder.store_index.keep_index import index_choice
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "embedder.engine.local", "embedder.steps.stage"}
 SHOW_MODULES = """
@@ -221,7 +220,7 @@ def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(
     config = make_run(source)
     failing.update(f"{number:04d}.png" for number in range(4))
     with pytest.raises(embedder.errors.RunFailedError, match=r"guard rejects: 4 of 4"):
-        refresh(config, Quiet(), IngestOptions(kind="refresh"))
+        refresh(config, IngestOptions(kind="refresh"))
     failing.clear()
     report, after = refreshed(config)
     assert (report.reasons, report.num_items, report.num_rejected) == ({"rejected before": 4}, 4, 0)
@@ -258,7 +257,7 @@ def test_purged_items_stay_away_though_their_files_are_listed(make_run, tmp_path
     config = make_run(source)
     _, before = refreshed(config)
     files = StoreFiles(config.store)
-    purge(files, ["pictures/0002.png"], built_without(files, silent), silent)
+    purge(files, ["pictures/0002.png"], index_choice(files, reuse=False))
     assert refreshed(config)[0].outcome == "nothing to do"
     (source / "new.png").write_bytes(samples.image_bytes(50))
     touch(source / "pictures" / "0002.png")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import samples
-from embedding_runs import Quiet
 from refresh_runs import contents, items_of, refreshed, rows_of
 
 import embedder
@@ -63,14 +62,14 @@ def test_time_that_is_up_publishes_what_is_done_and_the_next_refresh_goes_on(mak
     clock = {}
 
     @contextmanager
-    def clock_of_the_test(run, moment_s, announce):
-        clock.update(run=run, time_up=threading.Event())
+    def clock_of_the_test(request_stop, moment_s):
+        clock.update(request_stop=request_stop, time_up=threading.Event())
         yield clock["time_up"]
 
     def fetch_until_time_is_up(self, uri, **options):
         if uri.endswith("new30.png"):
             clock["time_up"].set()
-            clock["run"].request_stop()
+            clock["request_stop"]()
         return fetch(self, uri, **options)
 
     with monkeypatch.context() as patch:
@@ -83,20 +82,16 @@ def test_time_that_is_up_publishes_what_is_done_and_the_next_refresh_goes_on(mak
     assert (report.published, report.num_left, len(rows)) == (True, 0, 54)
 
 
-def test_the_clock_asks_the_run_to_stop_and_says_so():
-    asked, said = threading.Event(), []
+def test_the_clock_asks_the_run_to_stop_and_says_so(said):
+    asked = threading.Event()
 
-    class Stoppable:
-        def request_stop(self):
-            asked.set()
-
-    with stop_at(Stoppable(), time.time() + 0.05, said.append) as time_up:
+    with stop_at(asked.set, time.time() + 0.05) as time_up:
         assert asked.wait(30)
     assert time_up.is_set()
     assert "time is up" in said[0]
     asked.clear()
     for never in (None, time.time() + 1000):
-        with stop_at(Stoppable(), never, said.append) as time_up:
+        with stop_at(asked.set, never) as time_up:
             pass
         assert not (time_up.is_set() or asked.is_set())
 
@@ -109,7 +104,7 @@ def test_an_emptied_source_is_refused_and_nothing_is_changed(make_run, tmp_path)
     with pytest.raises(
         RunFailedError, match=r"guard retire: .*small: 4 of 4 .*max_retire_fraction = 0.05.*--force retire"
     ):
-        refresh(config, Quiet(), IngestOptions(kind="refresh"))
+        refresh(config, IngestOptions(kind="refresh"))
     assert contents(config.store) == before
     told = json.loads((Path(config.store) / RUNS_FILE).read_text().splitlines()[-1])
     (verdict,) = told["guards"]
@@ -123,10 +118,10 @@ def test_a_disk_that_is_not_mounted_is_refused_and_nothing_is_changed(make_run, 
     before = contents(config.store)
     source.rename(tmp_path / "away")
     with pytest.raises(SourceError):
-        refresh(config, Quiet(), IngestOptions(kind="refresh"))
+        refresh(config, IngestOptions(kind="refresh"))
     source.mkdir()
     with pytest.raises(RunFailedError, match=r"guard retire: 4 of 4 .*mounted"):
-        refresh(config, Quiet(), IngestOptions(kind="refresh"))
+        refresh(config, IngestOptions(kind="refresh"))
     assert contents(config.store) == before
 
 
@@ -170,7 +165,7 @@ def test_too_many_rejects_publish_nothing_and_name_the_guard(make_run, tmp_path)
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     with pytest.raises(RunFailedError, match=r"guard rejects: 200 of 200"):
-        refresh(config, Quiet(), IngestOptions(kind="refresh"))
+        refresh(config, IngestOptions(kind="refresh"))
     assert rows_of(config) == before
     report, after = refreshed(config, forced=("rejects",))
     assert (report.published, after) == (True, before)
@@ -179,7 +174,7 @@ def test_too_many_rejects_publish_nothing_and_name_the_guard(make_run, tmp_path)
 
 def test_a_guard_that_does_not_exist_is_named(make_run, tmp_path):
     with pytest.raises(ConfigError, match="retired: there is no such guard.*retire, rejects"):
-        refresh(make_run(samples.folder(tmp_path / "in", num_images=1)), Quiet(), IngestOptions(forced=("retired",)))
+        refresh(make_run(samples.folder(tmp_path / "in", num_images=1)), IngestOptions(forced=("retired",)))
 
 
 def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(make_run, tmp_path, monkeypatch):
@@ -188,11 +183,11 @@ def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(
     refreshed(config)
 
     @contextmanager
-    def late_lock(files, say):
+    def late_lock(files):
         monkeypatch.undo()  # between this run's listing and its lock, a whole other run has its turn
         (source / "new.png").write_bytes(samples.image_bytes(50))
         refreshed(config)
-        with write_lock(files, say) as lease:
+        with write_lock(files) as lease:
             yield lease
 
     monkeypatch.setattr(embed_module, "write_lock", late_lock)

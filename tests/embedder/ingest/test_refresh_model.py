@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
-from embedding_runs import Quiet
 from refresh_runs import contents, items_of, refreshed, rows_of
+from store_states import build_store_index
 from tiny_models import tiny_config
 
 import embedder
@@ -21,7 +21,6 @@ from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import build_store_index
 from embedder.training.tokenizer import train_tokenizer
 from index.manifest import read_manifest
 from shards.towers import init_model
@@ -117,7 +116,7 @@ def test_embed_refuses_another_model_and_names_the_refresh(make_run, tmp_path, n
     refreshed(make_run(source))
     before = contents(make_run(source).store)
     with pytest.raises(StoreError, match=r"model fingerprint.*embedder refresh"):
-        embed(make_run(source, model=new_model), Quiet())
+        embed(make_run(source, model=new_model))
     assert contents(make_run(source).store) == before
 
 
@@ -189,11 +188,11 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
         patch.setattr(current, "write_current", dying_swap)
         patch.setattr(publish_or_refuse, "keep_index", dying_index)
         with pytest.raises(Killed):
-            refresh(new, Quiet(), IngestOptions(kind="refresh"))
+            refresh(new, IngestOptions(kind="refresh"))
     served = embedder.open_store(new.store)
     assert {row["model_fingerprint"] for row in served.to_arrow().to_pylist()} == {served.info.model_fingerprint}
     assert len(served.search("a red car", k=3)) == 3
-    refresh(new, Quiet(), IngestOptions(kind="refresh"))
+    refresh(new, IngestOptions(kind="refresh"))
     served = embedder.open_store(new.store)
     assert served.info.model == json.loads((Path(new.store) / STORE_FILE).read_text())["model"] == new_model
     assert fingerprints(new) == {served.info.model_fingerprint}

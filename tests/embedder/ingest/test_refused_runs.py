@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import samples
 from command_runs import run_here
-from embedding_runs import Quiet
 from safetensors.numpy import load_file, save_file
 
 import embedder
@@ -136,36 +135,36 @@ def test_operators_are_told_of_every_guard_that_failed(config_file, tmp_path):
 def test_a_source_that_is_gone_and_a_run_that_was_refused_before_are_told_together(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_broken=0)
     config = make_run(source, min_rejects=1)
-    embed(config, Quiet())
+    embed(config)
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(BROKEN)
     with pytest.raises(RunFailedError, match=r"^guard rejects: 200 of 200 [^;]*broken0.png"):
-        refresh(config, Quiet(), IngestOptions())
+        refresh(config, IngestOptions())
     for path in sorted((source / "pictures").iterdir())[:10]:
         path.unlink()
     with pytest.raises(RunFailedError) as refused:
-        refresh(config, Quiet(), IngestOptions())
+        refresh(config, IngestOptions())
     message = str(refused.value)
     assert message.startswith("guard retire: 10 of 40") and "guard rejects: 200 of 200" in message
     line = json.loads((Path(config.store) / "runs.jsonl").read_text().splitlines()[-1])
     assert [guard["name"] for guard in line["guards"] if not guard["passed"]] == ["retire", "rejects"]
-    report = refresh(config, Quiet(), IngestOptions(forced=("retire", "rejects")))
+    report = refresh(config, IngestOptions(forced=("retire", "rejects")))
     assert (report.published, report.num_retired) == (True, 10)
 
 
 def test_a_source_that_is_gone_is_told_alone_while_the_earlier_run_is_not_at_its_end(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_broken=0)
     config = make_run(source, min_rejects=1)
-    embed(config, Quiet())
+    embed(config)
     for number in range(200):
         (source / f"broken{number}.png").write_bytes(BROKEN)
     with pytest.raises(RunFailedError, match="guard rejects"):
-        refresh(config, Quiet(), IngestOptions())
+        refresh(config, IngestOptions())
     (source / "new.png").write_bytes(samples.image_bytes(900))
     for path in sorted((source / "pictures").iterdir())[:10]:
         path.unlink()
     with pytest.raises(RunFailedError) as refused:
-        refresh(config, Quiet(), IngestOptions())
+        refresh(config, IngestOptions())
     assert "guard rejects" not in str(refused.value), "one more item could change its verdict"
 
 
@@ -175,7 +174,7 @@ def refused_first(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_images=6, num_broken=2)
     config = make_run(source, min_rejects=1)
     with pytest.raises(RunFailedError, match="guard rejects: 2 of 8"):
-        embed(config, Quiet())
+        embed(config)
     return config, source, all_runs(StoreFiles(config.store))[-1].run_id
 
 
@@ -200,7 +199,7 @@ def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(ref
     config, source, run_id = refused_first
     for number in range(2):
         (source / f"broken{number}.png").write_bytes(samples.image_bytes(50 + number))
-    assert embed(config, Quiet()).published
+    assert embed(config).published
     assert list_rejects(config, None, {}).data == {
         "rejects": [],
         "run_id": run_id,
@@ -224,11 +223,11 @@ def test_a_retry_mends_a_first_run_that_was_refused(refused_first):
 def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_images=6, num_broken=0)
     config = make_run(source, min_rejects=1)
-    embed(config, Quiet())
+    embed(config)
     for number in range(5):
         (source / f"broken{number}.png").write_bytes(BROKEN)
     with pytest.raises(RunFailedError, match="guard rejects: 5 of 5"):
-        embed(config, Quiet())
+        embed(config)
     published, pending = (run.run_id for run in all_runs(StoreFiles(config.store)))
     found = list_rejects(config, None, {}).data
     assert (found["rejects"], found["run_id"], found["published"]) == ([], published, True)
@@ -244,11 +243,11 @@ def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, 
 def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, tiny_model):
     config = make_run(broken_folder(tmp_path / "in", num_images=6, num_broken=2), min_rejects=1)
     with pytest.raises(RunFailedError):
-        refresh(config, Quiet(), IngestOptions())
+        refresh(config, IngestOptions())
     first = all_runs(StoreFiles(config.store))[-1].run_id
     other = load_config(overrides=config.model_dump(exclude_unset=True) | {"segment_s": 7.0})
     with pytest.raises(RunFailedError):
-        refresh(other, Quiet(), IngestOptions())
+        refresh(other, IngestOptions())
     assert read_current(StoreFiles(config.store)) is None
     with pytest.raises(ConfigError, match=f"--run {first}: a later run took its place"):
         retry_rejects(config, {}, run_id=first)

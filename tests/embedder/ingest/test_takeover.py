@@ -10,7 +10,7 @@ import samples
 from embedding_runs import embedded
 from refresh_runs import items_of, refreshed, rows_of, touch
 from rollback_runs import back, let_go, nights, repaint
-from store_states import Killed, dying, rows_at, silent
+from store_states import Killed, dying, rows_at
 from tiny_models import tiny_config
 
 import embedder
@@ -25,7 +25,7 @@ from embedder.store.publish import finish_publication
 from embedder.store.purge.purge import purge
 from embedder.store.purge.tombstones import allow_again
 from embedder.store.vacuum import vacuum
-from embedder.store_index.keep_index import built_without
+from embedder.store_index.keep_index import index_choice
 from embedder.training.tokenizer import train_tokenizer
 from shards.towers import init_model
 
@@ -213,7 +213,7 @@ def test_purged_items_never_come_back_that_way(make_run, source):
     back(config)
     files = StoreFiles(config.store)
     with write_lock(files):
-        purge(files, ["pictures/0101.png"], built_without(files, silent), silent)
+        purge(files, ["pictures/0101.png"], index_choice(files, reuse=False))
     let_go(config)
     _, rows = refreshed(config)
     assert rows.keys() == second.keys() - {("pictures/0101.png", 0)}
@@ -258,11 +258,11 @@ def test_a_compaction_in_between_changes_nothing_of_it(make_run, source, without
     _, second = nights(config, source, 1)
     files = StoreFiles(config.store)
     with write_lock(files):
-        compact(files, PartTarget(), silent)
+        compact(files, PartTarget())
     first = publications(files)[0].run_id
     back(config, first)
     with write_lock(files):
-        compact(files, PartTarget(), silent)
+        compact(files, PartTarget())
     let_go(config)
     without_a_model()
     report, rows = refreshed(config)

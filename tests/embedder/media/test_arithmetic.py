@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from embedder.media.declared_size import declared_bytes
-from embedder.media.resize import ResizeSpec, draft_size, kept_box, long_cut, scaled_size
+from embedder.media.resize import ResizeSpec, fitting_scale, kept_box, long_cut, scaled_size
 from embedder.media.segments import FrameClock, SegmentRule, TimedFrame, pick_segments
 
 
@@ -45,10 +45,11 @@ def test_only_very_long_images_are_cut_before_the_resize():
 
 @pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
 def test_a_reduced_jpeg_keeps_twice_the_target(resize):
-    fit = ResizeSpec(224, resize, reduced_decode=True)
-    for size in ((640, 480), (4000, 300), (1, 9), (3000, 4000)):
-        target, least = scaled_size(size, fit), draft_size(size, fit)
-        assert all(have >= 2 * want for have, want in zip(least, target, strict=True))
+    rule = ResizeSpec(224, resize, reduced_decode=True)
+    for size in ((640, 480), (4000, 300), (1, 9), (3000, 4000), (900, 900)):
+        target, scale = scaled_size(size, rule), fitting_scale(size, rule)
+        assert scale == 1 or all(have // scale >= 2 * want for have, want in zip(size, target, strict=True))
+    assert [fitting_scale((edge, edge), rule) for edge in (895, 896, 1792, 10_000)] == [1, 2, 4, 8]
 
 
 def cut(times, *, segment_s=5, num=4, duration_s=None, shown_s=1):

@@ -97,7 +97,7 @@ def test_crops_are_those_of_transformers_clip_processor(decoder, encode_image, s
     assert np.array_equal(decoder.image(encode_image(image, "PNG"), fit), expected)
 
 
-def test_a_large_picture_fits_into_the_child_as_it_does_with_pillow(encode_image):
+def test_a_large_image_fits_into_the_child_as_it_does_with_pillow(encode_image):
     """48 million pixels take 192 MB in Pillow; what a filter makes of them must not double that."""
     encoded = encode_image(Image.new("RGB", (8000, 6000), (10, 200, 30)), "PNG", compress_level=1)
     with SandboxedDecoder(DecodeLimits(memory_bytes=400 << 20)) as decoder:

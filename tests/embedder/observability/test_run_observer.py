@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import samples
 import store_samples
-from embedding_runs import Quiet
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.config import OnFailure, load_config
 from embedder.engine import datasink
 from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed
-from embedder.observability import run_observer as operation_module
 from embedder.observability.metrics import metrics_text, write_metrics
 from embedder.observability.notify import call_webhook, run_command
 from embedder.observability.redaction import mask
@@ -29,31 +27,14 @@ from embedder.store.runs import Run, all_runs
 SUMMARY = {"kind": "refresh", "store": "s", "message": "the disk is gone", "exit_code": 1}
 
 
-class Heard(Quiet):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.lines = []
-
-    def say(self, message):
-        self.lines.append(message)
-
-
 def run_of(config):
     files = StoreFiles(config.store)
     return Run(files, all_runs(files)[-1], "0001-test")
 
 
-def operate(config):
-    """The main job; what was said."""
-    heard = Heard()
-    embed(config, heard)
-    return heard
-
-
 def fail(config, error):
     """A run that ends with an error."""
-    with pytest.raises(type(error)), observe_run(config, "embed", Quiet()):
+    with pytest.raises(type(error)), observe_run(config, "embed"):
         raise error
 
 
@@ -80,7 +61,7 @@ def gauges(text):
 
 def test_a_run_leaves_a_log_a_line_and_metrics(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in"), metrics_file=str(tmp_path / "metrics" / "embedder.prom"))
-    operate(config)
+    embed(config)
     run = run_of(config)
     log = run.files.read(f"runs/{run.run_id}/log.txt").decode()
     assert "6 new, 0 unchanged" in log and "publishing" in log and log.rstrip().endswith("s)") and "exit 0" in log
@@ -100,8 +81,8 @@ def test_a_run_leaves_a_log_a_line_and_metrics(make_run, tmp_path):
 
 def test_each_run_adds_one_line_and_the_resumed_log_goes_on(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in"), log_file=str(tmp_path / "logs" / "embedder.log"))
-    operate(config)
-    operate(config)
+    embed(config)
+    embed(config)
     assert [line["num_new"] for line in lines_of(Path(config.store) / "runs.jsonl")] == [6, 0]
     assert (tmp_path / "logs" / "embedder.log").read_text().count("exit 0") == 2
     assert not list(Path(config.store).glob("runs/*/log.txt")), "the log stands in one place"
@@ -125,7 +106,7 @@ def test_a_run_that_a_guard_refuses_is_told_with_its_figures(make_run, tmp_path)
     limits = {"min_rejects": 1, "metrics_file": str(tmp_path / "m.prom")}
     config = make_run(broken(samples.folder(tmp_path / "in")), **limits)
     with pytest.raises(RunFailedError, match="1 of 7 items were rejected"):
-        embed(config, Quiet())
+        embed(config)
     (line,) = lines_of(Path(config.store) / "runs.jsonl")
     assert (line["exit_code"], line["published"], line["num_rejected"], line["num_items"]) == (1, False, 1, 7)
     assert {guard["name"]: guard["passed"] for guard in line["guards"]}["rejects"] is False
@@ -139,16 +120,15 @@ def test_a_failure_before_there_is_a_store_is_told_all_the_same(make_run, tmp_pa
     runs_file = tmp_path / "records" / "runs.jsonl"
     config = make_run(tmp_path / "empty", runs_file=str(runs_file), metrics_file=str(tmp_path / "m.prom"))
     with pytest.raises(Exception, match="nothing is in it"):
-        operate(config)
+        embed(config)
     assert lines_of(runs_file)[0]["exit_code"] == 2
     assert "embedder_published_age_seconds" not in (tmp_path / "m.prom").read_text()
     assert not Path(config.store).exists()
 
 
-def test_progress_is_logged_now_and_then(make_run, tmp_path, monkeypatch):
+def test_progress_is_logged_now_and_then(make_run, tmp_path):
     config = make_run(tmp_path, log_file=str(tmp_path / "log"))
-    monkeypatch.setattr(operation_module, "PROGRESS_S", 0.5)
-    with observe_run(config, "embed", Quiet()) as run_log, run_log.progress(1000) as on_progress:
+    with observe_run(config, "embed") as observer, observer.progress(1000, log_every_s=0.5) as on_progress:
         on_progress(100)
         time.sleep(0.6)
         on_progress(200)
@@ -157,12 +137,28 @@ def test_progress_is_logged_now_and_then(make_run, tmp_path, monkeypatch):
     assert len(logged) == 1 and "200 of 1,000 items" in logged[0]
 
 
-def test_what_cannot_be_written_is_said_and_fails_nothing(make_run, tmp_path):
+def test_the_log_is_read_once_while_the_run_goes_on_and_again_after_its_end(make_run, tmp_path, monkeypatch):
+    run, _ = store_samples.begin(StoreFiles(tmp_path / "store"))
+    path = f"runs/{run.run_id}/log.txt"
+    run.files.write(path, b"an earlier session\n")
+    read, reads = run.files.read, []
+    monkeypatch.setattr(run.files, "read", lambda path: reads.append(path) or read(path))
+    with observe_run(make_run(tmp_path), "embed") as observer:
+        observer.begun(run)
+        observer.log.add("item-7 is odd")
+        observer.log.add("the lock is free")
+        assert reads.count(path) == 1
+        run.files.write(path, read(path).replace(b"item-7", b"(purged)"))  # by another command
+    text = read(path).decode()
+    assert text.startswith("an earlier session\n") and "the lock is free" in text and "exit 0" in text
+    assert "(purged) is odd" in text and "item-7" not in text
+
+
+def test_what_cannot_be_written_is_said_and_fails_nothing(make_run, tmp_path, said):
     nowhere = {"log_file": "/dev/null/log", "metrics_file": "/dev/null/m.prom", "runs_file": "/dev/null/runs"}
-    heard = operate(make_run(samples.folder(tmp_path / "in"), **nowhere))
-    said = "\n".join(heard.lines)
+    embed(make_run(samples.folder(tmp_path / "in"), **nowhere))
     for what in ("metrics_file /dev/null/m.prom can't be written", "the line of this run can't", "the log can't be"):
-        assert what in said
+        assert any(what in line for line in said)
 
 
 def test_the_metrics_of_any_store_name_are_well_formed():
@@ -285,7 +281,7 @@ def test_the_webhook_gets_the_record_and_a_text(make_run, tmp_path, server):
     source = broken(samples.folder(tmp_path / "in"))
     config = make_run(source, min_rejects=1, on_failure={"webhook": address(server), "timeout_s": 10})
     with pytest.raises(RunFailedError):
-        embed(config, Quiet())
+        embed(config)
     ((path, record),) = server.got
     assert path == "/hook/T0PS3CRET"
     assert record["num_items"] == 7 and record["exit_code"] == 1
@@ -294,7 +290,7 @@ def test_the_webhook_gets_the_record_and_a_text(make_run, tmp_path, server):
 
 
 def test_nobody_is_called_when_all_is_well(make_run, tmp_path, server):
-    operate(make_run(samples.folder(tmp_path / "in"), on_failure={"webhook": address(server)}))
+    embed(make_run(samples.folder(tmp_path / "in"), on_failure={"webhook": address(server)}))
     assert server.got == []
 
 
@@ -353,7 +349,7 @@ def test_what_is_no_secret_stays(text):
 def test_secrets_of_the_environment_reach_no_file_of_a_run(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     config = make_run(samples.folder(tmp_path / "in"), metrics_file=str(tmp_path / "m.prom"))
-    operate(config)
+    embed(config)
     fail(config, RunFailedError(f"the server refused {SECRET}"))
     told = [path for path in [*Path(config.store).rglob("*"), tmp_path / "m.prom"] if path.is_file()]
     assert len(told) > 5

@@ -1,5 +1,7 @@
 """Measurements are kept by what they depend on, and a damaged file is measured again."""
 
+from dataclasses import replace
+
 import pytest
 import samples
 
@@ -8,7 +10,9 @@ from embedder.planning import cache, profile
 from embedder.planning.cache import cached
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
-from shards.planning.costs import HostCosts
+from shards.planning.costs import DataMix, HostCosts, estimate_costs
+from shards.planning.devices import DEVICES
+from shards.ranges import whole_model
 
 COSTS = HostCosts(0.001, 0.002, 0.003, 0.004, 15.0, "measured")
 
@@ -79,7 +83,21 @@ def test_captions_alone_have_no_decode_costs_of_pictures(make_run, tiny_model, t
         (tmp_path / "in" / f"{number:02d}.txt").write_text(caption)
     config = make_run(tmp_path / "in")
     (listing,) = list_sources(config.source)
-    found = profile.measure(config, open_model(str(tiny_model)), listing)
-    assert (found.mix.images_per_item, found.mix.captions_per_item) == (0.0, 1.0)
-    assert found.host.decode_s_per_image > 0, "from shipped pictures, for what-if questions"
-    assert found.mix.caption_tokens == found.model.caption_tokens
+    costs, host, mix = profile.measure(config, open_model(str(tiny_model)), listing)
+    assert (mix.images_per_item, mix.captions_per_item) == (0.0, 1.0)
+    assert host.decode_s_per_image > 0, "from shipped images, for what-if questions"
+    assert mix.caption_tokens == costs.caption_tokens
+
+
+def test_ray_s_share_of_an_item_fills_the_cores(make_run, tiny_model, tmp_path, monkeypatch):
+    config, model = make_run(tmp_path, batch_size=8, num_stages=3, rows_per_part=32), open_model(str(tiny_model))
+    core = DEVICES["CPU"]
+    costs = replace(estimate_costs(model.config, core, "float32"), call_s=0.0)
+    monkeypatch.setattr(profile.hardware, "num_cpus", lambda: 2)
+    host = profile.with_engine(config, model, costs, COSTS, DataMix())
+    tower_s = costs.vision.of(whole_model(model.config).vision, model.config.vision.depth)
+    tower_s += costs.text.of(whole_model(model.config).text, model.config.text.num_hidden_layers)
+    items_per_s = 2 / (tower_s + host.item_s(DataMix()))
+    calls_s = profile.ENGINE_CALL_S * (4 / 8 + 1 / 32)
+    busy = items_per_s * (tower_s + replace(COSTS, engine_s_per_item=0.0).item_s(DataMix()) + calls_s)
+    assert busy + profile.ENGINE_CORES == pytest.approx(2)

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
-from embedder.retrieval import bm25_cache, row_metadata, snapshot
+from embedder.retrieval import bm25, snapshot
 from embedder.retrieval.bm25 import CaptionWords, build_bm25, words_in
-from embedder.retrieval.fusion import reciprocal_rank_fusion
-from embedder.retrieval.options import SearchOptions
+from embedder.retrieval.hybrid import reciprocal_rank_fusion
+from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
 from embedder.store_index.versions import cache_folder, drop_copies
 
@@ -123,7 +123,7 @@ def kept() -> list:
 def test_the_next_process_builds_nothing(store, monkeypatch):
     expected = hybrid(store, "sea boat")
     assert len(kept()) == 1
-    monkeypatch.setattr(bm25_cache, "build_bm25", None)
+    monkeypatch.setattr(bm25, "build_bm25", None)
     assert hybrid(open_store(store.files.address), "sea boat") == expected
 
 
@@ -166,10 +166,9 @@ def test_purging_drops_what_a_killed_build_left(store):
 def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeypatch):
     hybrid(store, "sea", where="segment = 0")
     fresh = open_store(store.files.address)
-    fresh.searcher.prepare(store.searcher)
-    for name in ("open_words", "RowMetadata", "ExactIndex", "open_version", "ItemRows"):
+    fresh.prepare(store)
+    for name in ("open_words", "RowMetadata", "ExactIndex", "open_version", "ItemRows", "RowFilter"):
         monkeypatch.setattr(snapshot, name, None)
-    monkeypatch.setattr(row_metadata, "RowFilter", None)
     assert hybrid(fresh, "sea", where="segment = 0") == hybrid(store, "sea", where="segment = 0")
 
 

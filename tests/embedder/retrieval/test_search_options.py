@@ -10,8 +10,7 @@ from store_samples import reject
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import ConfigError
-from embedder.retrieval.grouping import best_segments
-from embedder.retrieval.near_duplicates import fold
+from embedder.retrieval.grouping import best_segments, fold
 from embedder.retrieval.ranking import Ranking
 from index.errors import RetrievalError
 

@@ -7,8 +7,8 @@ from search_stores import QUERY, ids, picture, searchable, video
 
 from embedder.retrieval.flat_index import ExactIndex, largest
 from embedder.retrieval.grouping import ItemRows
-from embedder.retrieval.options import SearchOptions
-from embedder.retrieval.row_metadata import RowMetadata, match_keys
+from embedder.retrieval.queries import SearchOptions
+from embedder.retrieval.snapshot import RowMetadata, match_keys
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError
 
@@ -58,7 +58,7 @@ def test_videos_are_known_by_their_segments():
 
 def test_later_queries_read_nothing(tmp_path, monkeypatch):
     store = searchable(tmp_path / "s", *(picture(f"{n}.png", n, caption="sea") for n in range(9)), price=list(range(9)))
-    store.searcher.prepare()
+    store.prepare()
     monkeypatch.setattr(RecordTable, "read", None)
     monkeypatch.setattr(type(store.files), "open", None)
     assert ids(store.search(QUERY, k=2)) == ["0.png", "1.png"]

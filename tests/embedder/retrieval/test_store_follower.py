@@ -8,7 +8,7 @@ import pytest
 import samples
 from refresh_runs import refreshed
 from store_samples import row
-from store_states import new_store, publish_refresh
+from store_states import build_store_index, new_store, publish_refresh
 from tiny_models import tiny_config
 
 import embedder
@@ -17,7 +17,6 @@ from embedder.retrieval.store_follower import MAX_DOUBLINGS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.vacuum import vacuum
-from embedder.store_index.keep_index import build_store_index
 from embedder.training.tokenizer import train_tokenizer
 from index.errors import RetrievalError
 from shards.towers import init_model

@@ -8,8 +8,7 @@ from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.file_names import shown_suffix, sort_of, suffix_of
 from embedder.sources.listing import list_sources
-from embedder.sources.name_patterns import compile_patterns
-from embedder.sources.selection import LeftOut
+from embedder.sources.selection import LeftOut, compile_patterns
 
 
 def listed(path, own=(), **settings):
@@ -96,7 +95,7 @@ def test_junk_sidecars_and_other_files_are_no_items_and_are_counted(make_files):
     )
     ids, left_out = listed(make_files(dict.fromkeys(names, b"x")))
     assert ids == ["a.jpg"]
-    assert (left_out.num_junk, left_out.num_sidecars, dict(left_out.others)) == (4, 1, {".md": 1, ".pdf": 2})
+    assert (left_out.counts["junk"], left_out.counts["sidecar"], dict(left_out.others)) == (4, 1, {".md": 1, ".pdf": 2})
     assert left_out.lines() == ["3 other files left out: 2 .pdf, 1 .md"]
 
 
@@ -146,7 +145,7 @@ def test_a_file_that_is_named_is_an_item_whatever_its_name_says(make_files, list
 def test_a_pattern_as_path_leaves_the_same_out(make_files):
     root = make_files({"x/a.jpg": b"A", "x/._a.jpg": b"M", "x/b.pdf": b"P", "@eaDir/c.jpg": b"C"})
     ids, left_out = listed(f"{root}/*/*", kind="files")
-    assert (ids, left_out.num_junk, dict(left_out.others)) == (["x/a.jpg"], 1, {".pdf": 1})
+    assert (ids, left_out.counts["junk"], dict(left_out.others)) == (["x/a.jpg"], 1, {".pdf": 1})
 
 
 STORE = {"s/store.json": "{}", "s/runs/1/run.json": "{}", "s/items/p.parquet": b"", "s/.lock": "", "s/sheet.png": b""}
@@ -154,7 +153,7 @@ STORE = {"s/store.json": "{}", "s/runs/1/run.json": "{}", "s/items/p.parquet": b
 
 def test_a_store_is_never_listed_whosever_it_is(make_files):
     ids, left_out = listed(make_files({"a.jpg": b"A", **STORE, "t/store.json": "{}", "t/runs": "no folder"}))
-    assert (ids, left_out.num_own) == (["a.jpg", "t/runs", "t/store.json"], 1)
+    assert (ids, left_out.counts["own"]) == (["a.jpg", "t/runs", "t/store.json"], 1)
 
 
 def test_what_the_run_itself_writes_is_never_listed_also_through_a_link(make_files, tmp_path):
@@ -171,7 +170,7 @@ def test_buckets_leave_out_the_same(bucket, list_items):
     }
     bucket.objects["photos/mine/.lock"] = b""
     ids, left_out = listed("s3://team/photos", own=["s3://team/photos/mine"])
-    assert (ids, left_out.num_junk, dict(left_out.others)) == (["a.jpg", "x/c.jpg"], 2, {".pdf": 1})
+    assert (ids, left_out.counts["junk"], dict(left_out.others)) == (["a.jpg", "x/c.jpg"], 2, {".pdf": 1})
     assert listed("s3://team/photos", exclude=["x/", "mine"])[0] == ["a.jpg"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from embedder.errors import SourceError
 from embedder.sources.fetch import Fetcher
-from embedder.sources.webdataset_samples import split_key
+from embedder.sources.webdataset import split_key
 
 
 def data_of(rows):

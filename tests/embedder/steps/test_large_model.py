@@ -33,7 +33,7 @@ def large(tmp_path_factory):
 
 def test_it_is_as_large_as_asked_in_files_no_larger_than_asked(large):
     folder, said = large
-    summary = describe_model(folder, fingerprint=False)
+    summary = describe_model(folder)
     assert 6e7 <= said["num_parameters"] == summary.num_parameters <= 7e7
     assert summary.dtypes == ("BF16",)
     sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]

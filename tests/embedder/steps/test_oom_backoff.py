@@ -13,7 +13,7 @@ from embedder.batch_schema import DECODED
 from embedder.errors import RunFailedError
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage import Stage
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import pack, unpack_vectors
 from shards.config import load_model_config
 from shards.ranges import whole_model

@@ -2,26 +2,25 @@
 
 import io
 import json
+import logging
 import re
 import sys
 import unicodedata
 
 import hostile_texts
 import pytest
-from embedding_runs import Quiet
 from rich.table import Table
 from rich.text import Text
 
 from embedder.cli import main
 from embedder.cli.results import Result, json_line, print_result
-from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalWatcher
+from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalLog
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
-from embedder.observability.log import RunLog
+from embedder.observability.log import RunLog, messages_to
 from embedder.observability.metrics import metrics_text
 from embedder.observability.run_observer import observe_run
-from embedder.retrieval.hit import Duplicate, Hit
-from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.hits import Answers, Duplicate, Hit, Hits
 from embedder.storage.printable import printable, shortened
 from embedder.store.files import StoreFiles
 from embedder.store.purge.id_matcher import ItemNames
@@ -149,9 +148,9 @@ def test_our_own_styles_still_reach_a_terminal():
 
 
 def test_progress_lines_are_escaped(capsys):
-    watcher = TerminalWatcher()
-    for text in TEXTS[:200]:
-        watcher.say(text)
+    with messages_to(TerminalLog()):
+        for text in TEXTS[:200]:
+            logging.getLogger("embedder").info(text)
     shown = capsys.readouterr().err
     assert hostile_texts.raw_characters(shown) == []
     assert shown.count("\n") == 200
@@ -192,7 +191,7 @@ def test_a_purge_finds_a_name_where_the_log_has_it(tmp_path):
         RunLog(path).add(f"{text}: the file is broken")
         line = path.read_bytes().decode()
         names = ItemNames([text])
-        assert names.are_in(line), text
+        assert names.found_in(line), text
         assert names.removed_from(line).endswith(" [purged]: the file is broken\n"), text
         path.unlink()
 
@@ -210,7 +209,7 @@ def test_the_end_of_a_run_is_shown_without_control_characters(tmp_path):
         }
     )
     message = "item a\x00b\x1b[31m\n\udcff\ud800: gone"
-    with pytest.raises(StoreError), observe_run(config, "embed", Quiet()):
+    with pytest.raises(StoreError), observe_run(config, "embed"):
         raise StoreError(message)
     shown = r"item a\x00b\x1b[31m\n\xff\ud800: gone"
     assert output.read_text() == shown
@@ -331,7 +330,7 @@ def test_a_notebook_shows_no_markup_and_no_control_characters():
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing")
 def test_the_title_of_a_plot_is_literal(tmp_path):
-    from embedder.training.curves import draw_curves
+    from embedder.training.outputs import draw_curves
 
     for number, title in enumerate(("5$ or \\frac{$ more", "a\x1b[31m\nb\u202e\udcff", "plain")):
         draw_curves(tmp_path / f"{number}.png", [], title)

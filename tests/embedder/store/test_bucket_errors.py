@@ -195,7 +195,7 @@ def test_keys_of_a_profile_are_used_where_no_variable_gives_any(monkeypatch, tmp
     files = StoreFiles(f"{bucket}/store")
     files.write("a", b"1")
     assert files.read("a") == b"1"
-    assert not RecordTable(files, "items").exists, "deltalake finds the same profile"
+    assert RecordTable(files, "items").version < 0, "deltalake finds the same profile"
     config = str(object_stores.bucket_store(f"{bucket}/store").config)
     assert "eu-west-1" in config
     assert SECRET not in repr(vars(files))

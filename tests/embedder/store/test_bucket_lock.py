@@ -17,8 +17,7 @@ from embedder.errors import RunFailedError, StoreError
 from embedder.store.current import write_current
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current, utc_now
-from embedder.store.lease import BEATS_PER_LEASE, LOCK_FILE, BucketLease, LeaseLostError, clock_s
-from embedder.store.lock import write_lock
+from embedder.store.lock import BEATS_PER_LEASE, LOCK_FILE, BucketLease, LeaseLostError, write_lock
 
 LEASE_S = 3.0  # as the fixture `bucket` sets it
 HOLDER = """
@@ -58,21 +57,33 @@ def holder_process(files: StoreFiles) -> subprocess.Popen:
     return process
 
 
-def test_a_second_writer_is_refused_and_told_who_holds_the_store_since_when(files, monkeypatch):
+def controlled_clock(monkeypatch, step_s: float) -> list[float]:
+    """Have the clock of a waiting process go on by a step with each look at it; the times that it saw."""
+    times_s: list[float] = []
+
+    def clock_s() -> float:
+        times_s.append(len(times_s) * step_s)
+        return times_s[-1]
+
+    monkeypatch.setattr("embedder.store.lock.clock_s", clock_s)
+    return times_s
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_store_since_when(files, monkeypatch, said):
     with write_lock(files):
         since = json.loads(files.read(LOCK_FILE))["since"]
-        said, reads, read_tagged = [], [], StoreFiles.read_tagged
+        reads, read_tagged = [], StoreFiles.read_tagged
         monkeypatch.setattr(StoreFiles, "read_tagged", lambda *call: reads.append(call) or read_tagged(*call))
         with (
             pytest.raises(StoreError, match="another run is writing to it") as refused,
-            write_lock(another(files), said.append),
+            write_lock(another(files)),
         ):
             pytest.fail("two hold it")
         assert f"process {os.getpid()} on {socket.gethostname()}, since {since}" in str(refused.value)
         assert len(reads) < 4 * BEATS_PER_LEASE, "the holder is seen to be alive before its lease is over"
         assert "watching for 3 s" in said[0]
     said.clear()
-    with write_lock(another(files), said.append):
+    with write_lock(another(files)):
         assert said == [], "what was let go is taken at once"
 
 
@@ -88,13 +99,13 @@ def test_a_lock_outlives_many_leases_while_its_holder_lives(files, monkeypatch):
     assert read_current(files).run_id == "alive twice"
 
 
-def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files):
+def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files, monkeypatch, said):
     process = holder_process(files)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    began_s, said = clock_s(), []
-    with write_lock(files, said.append):
-        assert clock_s() - began_s >= LEASE_S
+    times_s = controlled_clock(monkeypatch, step_s=LEASE_S / 4)
+    with write_lock(files):
+        assert times_s == [0, 0.75, 1.5, 2.25, LEASE_S], "it was watched until its lease was over, and no longer"
         write_current(files, state("second"))
     assert [line.split(";")[0] for line in said][1:] == ["it does not"]
     assert f"process {process.pid}" in said[0]
@@ -121,10 +132,10 @@ def test_clocks_of_other_machines_decide_nothing(files, monkeypatch):
     for since in ages.values():
         dead = {"token": "x", "host": "h", "pid": 1, "since": since, "lease_s": 0.5, "beat": 7}
         files.write(LOCK_FILE, json.dumps(dead).encode())
-        began_s = clock_s()
+        times_s = controlled_clock(monkeypatch, step_s=0.25)
         with write_lock(files):
-            assert clock_s() - began_s >= 0.5
-    monkeypatch.setattr("embedder.store.lease.utc_now", lambda: datetime.fromisoformat(ages["in 1970"]))
+            assert times_s == [0, 0.25, 0.5]
+    monkeypatch.setattr("embedder.store.lock.utc_now", lambda: datetime.fromisoformat(ages["in 1970"]))
     with write_lock(files), pytest.raises(StoreError, match="since 1970"), write_lock(another(files)):
         pytest.fail("two hold it")
 
@@ -224,4 +235,4 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch):
 def test_a_lease_that_is_no_number_is_refused(files, monkeypatch):
     monkeypatch.setenv("EMBEDDER_LEASE_S", "soon")
     with pytest.raises(StoreError, match="EMBEDDER_LEASE_S is 'soon'; write seconds above 0"):
-        BucketLease(files, print)
+        BucketLease(files)

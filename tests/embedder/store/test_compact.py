@@ -9,18 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from store_samples import begin, row, table
-from store_states import Killed, dying, new_store, publish_refresh, rows_now, silent, state_now, vectors_now
+from store_states import Killed, build_store_index, dying, new_store, publish_refresh, rows_now, state_now, vectors_now
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.compact import PartTarget, compact, compact_if_needed, plan_groups
+from embedder.store.compact import MIN_SAVED, PartTarget, compact, plan_groups
 from embedder.store.history import past_runs, publications
 from embedder.store.journal import PartFile
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import build_store_index
 
 TARGET = PartTarget(num_rows=100, size_bytes=1000)
 
@@ -48,7 +47,7 @@ def many_parts(files, number=6):
 
 
 def found(files) -> list:
-    hits = open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 9)
+    hits = open_store(files.address).search(np.array([0.0, 1.0], np.float32), 9)
     return [(hit.item_id, hit.segment, hit.score) for hit in hits]
 
 
@@ -70,7 +69,7 @@ def test_files_of_more_than_half_the_target_and_single_ones_stay():
 def test_rows_stay_what_they_were_to_the_last_bit_in_fewer_files(files):
     many_parts(files)
     before, versions = state_now(files), read_current(files)
-    new, tables = compact(files, PartTarget(num_rows=9), silent)
+    new, tables = compact(files, PartTarget(num_rows=9))
     assert state_now(files) == before, "run_id and vectors among them"
     assert [(each.table, each.num_files_before, each.num_files_after) for each in tables] == [
         ("items", 6, 2),
@@ -83,7 +82,7 @@ def test_rows_stay_what_they_were_to_the_last_bit_in_fewer_files(files):
 
 def test_no_file_is_larger_than_the_target(files):
     many_parts(files)
-    compact(files, PartTarget(num_rows=7), silent)
+    compact(files, PartTarget(num_rows=7))
     sizes = [
         pq.ParquetFile(files.uri(f"embeddings/{path}")).metadata.num_rows
         for path in RecordTable(files, "embeddings").paths()
@@ -93,9 +92,9 @@ def test_no_file_is_larger_than_the_target(files):
 
 def test_a_second_compaction_finds_nothing_to_do(files):
     many_parts(files)
-    compact(files, PartTarget(num_rows=9), silent)
+    compact(files, PartTarget(num_rows=9))
     version = read_current(files)
-    new, _ = compact(files, PartTarget(num_rows=9), silent)
+    new, _ = compact(files, PartTarget(num_rows=9))
     assert new is None
     assert read_current(files) == version
 
@@ -105,12 +104,12 @@ def test_the_index_is_kept_and_answers_as_before(files):
     number, _ = build_store_index(files)
     before = [
         (hit.item_id, hit.segment, hit.score)
-        for hit in open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 9)
+        for hit in open_store(files.address).search(np.array([0.0, 1.0], np.float32), 9)
     ]
-    compact(files, PartTarget(), silent)
+    compact(files, PartTarget())
     after = [
         (hit.item_id, hit.segment, hit.score)
-        for hit in open_store(files.address).searcher.search(np.array([0.0, 1.0], np.float32), 9)
+        for hit in open_store(files.address).search(np.array([0.0, 1.0], np.float32), 9)
     ]
     assert read_current(files).index == number
     assert after == before
@@ -119,13 +118,13 @@ def test_the_index_is_kept_and_answers_as_before(files):
 
 def test_a_refresh_compacts_only_where_it_pays(files):
     many_parts(files)
-    assert compact_if_needed(files, silent) is None
+    assert compact(files, min_saved=MIN_SAVED)[0] is None
     many = new_store(files.folder.parent / "many")
     many_parts(many, 20)
     before = state_now(many)
-    assert compact_if_needed(many, silent).kind == "compaction"
+    assert compact(many, min_saved=MIN_SAVED)[0].kind == "compaction"
     assert state_now(many) == before
-    assert compact_if_needed(many, silent) is None
+    assert compact(many, min_saved=MIN_SAVED)[0] is None
 
 
 def test_an_unfinished_run_is_not_given_up_for_it(files):
@@ -133,12 +132,12 @@ def test_an_unfinished_run_is_not_given_up_for_it(files):
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("z.jpg")))
     with pytest.raises(StoreError, match=f"run {run.run_id} is not finished.*finish it first"):
-        compact(files, PartTarget(), silent)
+        compact(files, PartTarget())
 
 
 def test_changed_rows_replace_theirs_in_a_compacted_file(files):
     many_parts(files)
-    compact(files, PartTarget(), silent)
+    compact(files, PartTarget())
     publish_refresh(files, row("2.jpg", image_embedding=[0.0, -1.0], modified="t1"))
     assert vectors_now(files)["2.jpg"] == [0.0, -1.0]
     assert len(rows_now(files)) == 18
@@ -146,7 +145,7 @@ def test_changed_rows_replace_theirs_in_a_compacted_file(files):
 
 def test_other_readers_find_ids_by_their_bounds(files):
     many_parts(files)
-    compact(files, PartTarget(), silent)
+    compact(files, PartTarget())
     (action,) = DeltaTable(files.uri("embeddings")).get_add_actions(flatten=True).to_struct_array().to_pylist()
     assert (action["num_records"], action["min.item_id"], action["max.item_id"]) == (18, "0.jpg", "5.mp4")
 
@@ -157,9 +156,9 @@ def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_
         many_parts(files, 3)
         before = state_now(files)
         with dying(monkeypatch, number) as made, suppress(Killed):
-            compact(files, PartTarget(), silent)
+            compact(files, PartTarget())
         assert state_now(files) == before
-        compact(files, PartTarget(), silent)
+        compact(files, PartTarget())
         assert state_now(files) == before
         assert len(RecordTable(files, "items").paths()) == 1
         publish_refresh(files, row("z.jpg"))
@@ -171,6 +170,6 @@ def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_
 
 def test_history_tells_a_compaction_from_a_refresh(files):
     many_parts(files)
-    compact(files, PartTarget(), silent)
+    compact(files, PartTarget())
     assert [each.kind for each in publications(files)] == ["embed", "compaction"]
     assert json.loads(files.read(f"runs/{read_current(files).run_id}/run.json"))["kind"] == "compaction"

@@ -7,10 +7,9 @@ from contextlib import suppress
 
 import pytest
 import samples
-from embedding_runs import Quiet
 from refresh_runs import contents, refreshed, rows_of
 from rollback_runs import back, let_go, nights
-from store_states import Killed, dying, no_index, silent
+from store_states import Killed, dying, no_index
 
 import embedder
 from embedder.errors import ConfigError
@@ -19,13 +18,12 @@ from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications
+from embedder.store.history import publications, release, rollback
 from embedder.store.layout import CURRENT_FILE, Current, read_current
 from embedder.store.lock import write_lock
 from embedder.store.purge.purge import purge
-from embedder.store.rollback import release, rollback
 from embedder.store.vacuum import vacuum
-from embedder.store_index.keep_index import built_without
+from embedder.store_index.keep_index import index_choice
 
 REFRESH = IngestOptions(kind="refresh")
 
@@ -74,7 +72,7 @@ def test_a_held_refresh_lists_no_source(make_run, source):
     nights(config, source, 1)
     back(config)
     shutil.rmtree(source)
-    assert refresh(config, Quiet(), REFRESH).held
+    assert refresh(config, REFRESH).held
 
 
 def test_a_dry_run_of_a_held_store_says_so_and_what_would_come(make_run, source, tmp_path, run_embedder):
@@ -117,14 +115,14 @@ def test_what_changes_no_row_keeps_the_hold(make_run, source, run_embedder):
     files = StoreFiles(config.store)
     hold = read_current(files).hold
     with write_lock(files):
-        assert compact(files, PartTarget(), silent)[0] is not None
+        assert compact(files, PartTarget())[0] is not None
     with write_lock(files):
-        assert purge(files, ["pictures/0001.png"], built_without(files, silent), silent).published is not None
+        assert purge(files, ["pictures/0001.png"], index_choice(files, reuse=False)).published is not None
     assert run_embedder("index", "build", "--store", config.store)[0] == 0
     with write_lock(files):
         vacuum(files)
     assert read_current(files).hold == hold
-    assert refresh(config, Quiet(), REFRESH).held
+    assert refresh(config, REFRESH).held
 
 
 def test_a_rollback_of_a_rollback_remembers_what_the_first_one_left(make_run, source):
@@ -175,7 +173,7 @@ def test_setting_and_releasing_are_whole_or_not_at_all_wherever_they_die(make_ru
     for number in range(12):
         copy = StoreFiles(shutil.copytree(config.store, tmp_path / f"copy {number}"))
         with dying(monkeypatch, number) as made, suppress(Killed), write_lock(copy):
-            rollback(copy, None, no_index, silent)
+            rollback(copy, None, no_index)
             release(copy)
         current = read_current(copy)
         assert (current.restores is not None) == (current.hold is not None), "the rows and the hold come together"

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from deltalake import DeltaTable
 from store_samples import reject, row
-from store_states import new_store, no_index, publish_refresh, record, rows_at, silent
+from store_states import new_store, no_index, publish_refresh, record, rows_at
 
 import embedder
 from embedder.errors import StoreError
@@ -15,10 +16,10 @@ from embedder.store.history import (
     publications,
     published_chain,
     readable,
+    rollback,
     same_rows,
 )
 from embedder.store.layout import CURRENT_FILE, read_current
-from embedder.store.rollback import rollback
 from embedder.store.tables import RecordTable
 
 
@@ -111,7 +112,7 @@ def test_versions_are_told_apart_from_those_whose_log_entries_are_gone(files):
 def test_the_current_publication_knows_which_one_it_restores(files):
     first = publish_refresh(files, row("a.jpg"))
     publish_refresh(files, row("b.jpg"))
-    back = rollback(files, None, no_index, silent)
+    back = rollback(files, None, no_index)
     assert back.restores == first.run_id
     assert json.loads(files.read(CURRENT_FILE))["restores"] == first.run_id
     assert list(rows_at(files, back)) == [("a.jpg", 0)]
@@ -120,7 +121,7 @@ def test_the_current_publication_knows_which_one_it_restores(files):
 def test_a_log_that_lost_its_beginning_is_judged_by_what_is_left(files):
     first, second, third = (publish_refresh(files, row(f"{name}.jpg")) for name in "abc")
     for name in ("items", "embeddings"):
-        RecordTable(files, name, second.items).create_checkpoint()
+        DeltaTable(files.uri(name), version=second.items).create_checkpoint()
         for number in (0, 1):
             files.delete(f"{name}/_delta_log/{number:020d}.json")
     assert readable(files, [first, second, third]) == {second.run_id, third.run_id}

@@ -22,15 +22,15 @@ from embedder.store.purge.id_matcher import ItemNames
 )
 def test_a_name_is_found_where_it_is_one(text, is_named):
     names = ItemNames(["a.jpg"])
-    assert names.are_in(text) is is_named
-    assert names.are_in(names.removed_from(text)) is False
+    assert bool(names.found_in(text)) is is_named
+    assert not names.found_in(names.removed_from(text))
 
 
 def test_short_names_and_numbers_count_only_as_a_whole_or_in_quotes():
     names = ItemNames(["7", "red", "12345"])
-    assert not names.are_in(["stage 7", "a red car", "12345 items", 7])
-    assert names.are_in("7")
-    assert names.are_in(["item 'red': broken"])
+    assert not names.found_in(["stage 7", "a red car", "12345 items", 7])
+    assert names.found_in("7")
+    assert names.found_in(["item 'red': broken"])
     assert names.removed_from(["7", "item 'red': broken", "stage 7"]) == [
         "[purged]",
         "item [purged]: broken",

@@ -1,7 +1,7 @@
 """The tables are everybody's: other programs read them as the documentation says, and end as they should.
 
-Arrow's threads may let go of a buffer while the interpreter ends. A buffer that a Python file system gave them aborts
-the process then, some times in a hundred; so each way is looked at for such a file system, and run many times.
+Arrow's threads may let go of a buffer while the interpreter ends. A buffer that a Python file or file system gave them
+aborts the process then, some times in a hundred; so each way is looked at for such a one, and run many times.
 """
 
 import ast
@@ -35,7 +35,7 @@ for statement in ast.parse(sys.argv[1]).body:  # each shown as a notebook would
 """
 FORBIDDING = """
 import pyarrow.fs
-def refuse(*arguments): raise RuntimeError("Arrow would read through Python")
+def refuse(*arguments, **keywords): raise RuntimeError("Arrow would read through Python")
 pyarrow.fs.PyFileSystem = pyarrow.PythonFile = refuse
 """
 
@@ -114,10 +114,25 @@ def test_each_documented_way_ends_well_twenty_times(folder, way):
     assert all(SHOWS[way] in each.stdout for each in done)
 
 
-@pytest.mark.slow
-def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(bucket, tmp_path):
+@pytest.fixture
+def bucket_files(bucket):
+    """A store in a bucket."""
     files = new_store(f"{bucket}/plain/store")
     publish_refresh(files, *(row(f"{number}.jpg", image_embedding=[float(number)] * 256) for number in range(40)))
+    return files
+
+
+def test_a_store_in_a_bucket_is_not_read_through_a_python_file(bucket_files, tmp_path):
+    opened = f"import embedder\nstore = embedder.open_store('{bucket_files.address}')\n"
+    done = run(tmp_path, opened + "store.to_arrow().num_rows\nstore.items().num_rows", FORBIDDING)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "40\n40\n")
+    python_file = "store.files.open('CURRENT.json')"
+    assert "Arrow would read through Python" in run(tmp_path, opened + python_file, FORBIDDING).stderr
+
+
+@pytest.mark.slow
+def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(bucket_files, tmp_path):
+    files = bucket_files
     ways = {
         "40\n": f"import embedder\nembedder.open_store('{files.address}').to_arrow().num_rows",
         "shape: (5, ": f"import polars\npolars.read_delta('{files.uri('embeddings')}', "

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 import samples
 from command_runs import run_here
-from embedding_runs import Quiet
 
 from embedder.config import load_config
 from embedder.ingest.embed import embed
@@ -104,7 +103,7 @@ def world(tmp_path_factory, tiny_model):
         (root / name).write_text(text.format(model=tiny_model))
     source = [{"path": str(root / "photos")}]
     config = {"model": str(tiny_model), "store": str(root / "store"), "source": source, "engine": "local"}
-    embed(load_config(overrides=config), Quiet())
+    embed(load_config(overrides=config))
     yield root
     shutil.rmtree(root)
 

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import samples
 from bucket_server import KEY, SECRET
-from embedding_runs import Quiet, embedded
+from embedding_runs import embedded
 from store_samples import INFO, begin, publish_rows, row, table
+from store_states import build_store_index
 
 import embedder
 from embedder.errors import ConfigError, StoreError
@@ -30,7 +31,6 @@ from embedder.store.part_writer import store_part, write_part
 from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
 from embedder.store_index import versions
-from embedder.store_index.keep_index import build_store_index
 from embedder.store_index.versions import list_manifests
 from index.errors import RetrievalError
 
@@ -64,7 +64,7 @@ def test_the_same_runs_make_the_same_store_on_a_disk_and_in_a_bucket(make_run, b
             assert embedded(config)[0].published
     (source / "pictures" / "0003.png").unlink()
     for config in configs:  # one item is gone; the index follows
-        assert refresh(config, Quiet(), IngestOptions()).published
+        assert refresh(config, IngestOptions()).published
     disk, there = (embedder.open_store(config.store) for config in configs)
 
     rows = [by_key(store.to_arrow(), ("item_id", "segment"), SAME) for store in (disk, there)]
@@ -112,7 +112,7 @@ def test_a_store_below_its_source_in_a_bucket_is_never_listed(make_run, bucket, 
         config = make_run([{"path": there.uri("")[:-1]}], store=there.uri(store))
         report, rows = embedded(config)
         assert (report.num_items, len(rows)) == (3, 3)
-        assert embed(config, Quiet()).outcome == "nothing to do"
+        assert embed(config).outcome == "nothing to do"
 
 
 def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, bucket, tmp_path, monkeypatch):
@@ -243,7 +243,8 @@ def test_files_larger_than_a_piece_come_back_as_they_went(files, tmp_path, monke
     (tmp_path / "model.safetensors").write_bytes(secrets.token_bytes(PIECE_BYTES + 12345))
     files.upload(tmp_path / "model.safetensors", "model/model.safetensors")
     files.download("model/model.safetensors", tmp_path / "again")
-    fetched = model_download.resolve_model(files.uri("model"), cache=tmp_path / "cache") / "model.safetensors"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fetched = model_download.resolve_model(files.uri("model")) / "model.safetensors"
     expected = (tmp_path / "model.safetensors").read_bytes()
     assert (tmp_path / "again").read_bytes() == expected
     assert fetched.read_bytes() == expected

@@ -3,22 +3,20 @@
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import new_store, no_index, publish_refresh, silent, state_now
+from store_states import build_store_index, new_store, no_index, publish_refresh, state_now
 from test_store_sequences import Model
 
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.current import write_current
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs
+from embedder.store.history import past_runs, release, rollback
 from embedder.store.layout import read_current, utc_now
-from embedder.store.lease import LeaseLostError
-from embedder.store.lock import write_lock
+from embedder.store.lock import LeaseLostError, write_lock
 from embedder.store.purge.purge import purge
-from embedder.store.rollback import release, rollback
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
-from embedder.store_index.keep_index import build_store_index, built_without, kept_or_built
+from embedder.store_index.keep_index import index_choice
 from embedder.store_index.versions import list_manifests
 
 UP, DOWN = [0.0, 1.0], [0.0, -1.0]
@@ -35,7 +33,7 @@ def life(files: StoreFiles) -> list:
             for name, rows in state_now(files).items()
         }
         current = read_current(files)
-        hits = open_store(files.address).searcher.search(np.array(UP, np.float32), 9)
+        hits = open_store(files.address).search(np.array(UP, np.float32), 9)
         found = sorted((hit.item_id, hit.score) for hit in hits)
         kinds = [(run.record and run.record.kind, run.can_be_read) for run in past_runs(files)]
         versions = (current.embeddings, current.items, current.index)
@@ -51,11 +49,11 @@ def life(files: StoreFiles) -> list:
         )
     look()
     with write_lock(files):
-        _, compactions = compact(files, PartTarget(), silent)
+        _, compactions = compact(files, PartTarget())
         look([(each.num_files_before, each.num_files_after) for each in compactions])
-        rollback(files, None, kept_or_built(files, silent), silent)
+        rollback(files, None, index_choice(files))
         look()
-        done = purge(files, ["b.jpg"], built_without(files, silent), silent)
+        done = purge(files, ["b.jpg"], index_choice(files, reuse=False))
         look(
             done.plan.num_published, done.plan.num_vectors, len(done.plan.versions), done.unreadable, done.scan.found_in
         )
@@ -90,14 +88,14 @@ def test_a_hold_is_set_and_released_on_condition_that_nobody_published_meanwhile
     first = publish_refresh(files, row("a.jpg"))
     publish_refresh(files, row("b.jpg"))
     with write_lock(files):
-        rollback(files, None, no_index, silent)
+        rollback(files, None, no_index)
     held = read_current(files)
     assert (held.is_held, held.hold.to_run) == (True, first.run_id)
     stranger = held.model_copy(update={"published_at": utc_now()})
     with write_lock(files):
         write_current(StoreFiles(files.address), stranger)
         with pytest.raises(LeaseLostError, match="another run published while this one held the lock"):
-            rollback(files, held.previous, no_index, silent)
+            rollback(files, held.previous, no_index)
     with write_lock(files):
         write_current(StoreFiles(files.address), held)
         with pytest.raises(LeaseLostError):

@@ -9,19 +9,18 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import Killed, dying, new_store, no_index, publish_refresh, rows_at, silent, state_now, vectors_now
+from store_states import Killed, dying, new_store, no_index, publish_refresh, rows_at, state_now, vectors_now
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs, publications
+from embedder.store.history import past_runs, publications, rollback
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
 from embedder.store.purge.audit import scan_store
 from embedder.store.purge.id_matcher import ItemNames
 from embedder.store.purge.purge import purge
-from embedder.store.rollback import rollback
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
 
@@ -65,14 +64,14 @@ class Model:
         readable = [run for run in past_runs(self.files) if run.can_be_read and not run.is_current]
         if not readable:
             with pytest.raises(StoreError):
-                rollback(self.files, None, no_index, silent)
+                rollback(self.files, None, no_index)
             return
         target = self.random.choice(readable).run_id
-        rollback(self.files, target, no_index, silent)
+        rollback(self.files, target, no_index)
         self.now = dict(self.versions[target])
 
     def compact(self) -> None:
-        compact(self.files, PartTarget(num_rows=self.random.choice([4, 1000])), silent)
+        compact(self.files, PartTarget(num_rows=self.random.choice([4, 1000])))
 
     def vacuum(self) -> None:
         vacuum(self.files, keep_days=self.random.choice([0, 7]), keep_versions=self.random.randint(1, 3))
@@ -80,7 +79,7 @@ class Model:
     def purge(self) -> None:
         known = [item for item in ITEMS if item in self.now or item in self.purged]
         items = set(self.random.sample(known, min(2, len(known))))
-        purge(self.files, items, no_index, silent)
+        purge(self.files, items, no_index)
         self.purged |= items
         self.now = self.without(self.now, items)
         self.versions = {run_id: self.without(rows, items) for run_id, rows in self.versions.items()}

@@ -9,6 +9,7 @@ from command_runs import run_here
 from store_samples import begin, row, table
 from store_states import (
     Killed,
+    build_store_index,
     dying,
     new_store,
     no_index,
@@ -16,21 +17,18 @@ from store_states import (
     record,
     rows_at,
     rows_now,
-    silent,
     state_now,
 )
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store import vacuum as vacuum_module
-from embedder.store.history import past_runs, publications
+from embedder.store.history import past_runs, publications, rollback
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
-from embedder.store.rollback import rollback
 from embedder.store.runs import finished_items
 from embedder.store.vacuum import kept_publications, vacuum
-from embedder.store_index.keep_index import build_store_index
 
 NOW = datetime(2026, 3, 10, tzinfo=UTC)
 WEEK = timedelta(days=7)
@@ -123,7 +121,7 @@ def test_parts_of_a_run_that_was_given_up_go(files):
     nights(files, 2)
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("z.jpg")))
-    rollback(files, None, no_index, silent)
+    rollback(files, None, no_index)
     vacuum(files)
     assert not [info for info in files.list("") if run.run_id in info.path and not info.path.endswith("run.json")]
 
@@ -141,7 +139,7 @@ def test_old_index_versions_go_and_those_of_kept_publications_stay(files):
     vacuum(files, keep_days=0, keep_versions=1)
     left = {int(info.path.split("/")[1]) for info in files.list("index")}
     assert left == {second, again}, "who opened the publication may be about to open its first index"
-    assert len(open_store(files.address).searcher.search(np.array([1.0, 0.0], np.float32), 5)) == 1
+    assert len(open_store(files.address).search(np.array([1.0, 0.0], np.float32), 5)) == 1
 
 
 def test_files_that_are_not_the_stores_are_left_alone(files):
@@ -155,7 +153,7 @@ def test_files_that_are_not_the_stores_are_left_alone(files):
 def test_what_a_half_made_commit_put_into_the_newest_version_stays(files, monkeypatch):
     nights(files, 2)
     with dying(monkeypatch, 2), pytest.raises(Killed):
-        rollback(files, None, no_index, silent)
+        rollback(files, None, no_index)
     ahead = {name: list(rows_at(files, read_current(files), name)) for name in ("items", "embeddings")}
     vacuum(files, keep_days=0, keep_versions=1)
     assert {name: list(rows_at(files, read_current(files), name)) for name in ahead} == ahead

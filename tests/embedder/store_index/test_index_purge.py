@@ -4,22 +4,22 @@ from contextlib import suppress
 
 import numpy as np
 from index_stores import indexed_run, indexed_store, item
-from store_states import Killed, dying, silent
+from store_states import Killed, build_store_index, dying
 
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
+from embedder.store.history import rollback
 from embedder.store.layout import read_current
 from embedder.store.purge.purge import Purge
 from embedder.store.purge.purge import purge as run_purge
-from embedder.store.rollback import rollback
-from embedder.store_index.keep_index import build_store_index, built_without, kept_or_built, update_store_index
+from embedder.store_index.keep_index import index_choice, update_store_index
 
 ITEM = item(50)
 ID = ITEM["item_id"]
 
 
 def purge(files: StoreFiles, *ids: str) -> Purge:
-    return run_purge(files, ids, built_without(files, silent), silent)
+    return run_purge(files, ids, index_choice(files, reuse=False))
 
 
 def traces(files: StoreFiles, one: dict) -> list[str]:
@@ -35,7 +35,7 @@ def test_the_index_is_rebuilt_without_the_item_and_older_ones_go(tmp_path):
     assert traces(files, ITEM), "so that the test can fail"
     purge(files, ID)
     assert traces(files, ITEM) == []
-    assert open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 1)[0].item_id != ID
+    assert open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 1)[0].item_id != ID
 
 
 def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_stays_searchable(tmp_path):
@@ -47,7 +47,7 @@ def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_s
     assert (done.plan.num_published, done.published is not None) == (0, True)
     assert traces(files, ITEM) == []
     assert read_current(files).index > current.index
-    assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 500)) == 199
+    assert len(open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 500)) == 199
     assert update_store_index(files) == read_current(files).index, "and holds what is published"
 
 
@@ -61,10 +61,10 @@ def test_killed_between_any_two_steps_what_is_published_can_be_searched_and_the_
         masked = item(3)
         with dying(monkeypatch, number) as made, suppress(Killed):
             purge(files, "0003.jpg")
-        assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 50)) == 19
+        assert len(open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 50)) == 19
         purge(files, "0003.jpg")
         assert traces(files, masked) == []
-        assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 50)) == 19
+        assert len(open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 50)) == 19
         if len(made) < number:
             break
     assert len(made) >= 6, "the reminder, the run, the record, the swap, and what is deleted"
@@ -79,7 +79,7 @@ def test_the_vector_of_a_caption_without_a_picture_goes_too(tmp_path):
     assert held and not any(path.endswith("ids.parquet") for path in held), "as a query that recall is measured on"
     purge(files, ID)
     assert traces(files, words) == []
-    assert len(open_store(files.address).searcher.search(np.array(ITEM["image_embedding"], np.float32), 50)) == 20
+    assert len(open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 50)) == 20
 
 
 def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):
@@ -97,12 +97,12 @@ def test_older_versions_whose_index_held_it_are_searched_exactly_and_never_find_
     version = read_current(files).run_id
     indexed_run(files, item(60))
     vector = np.array(ITEM["image_embedding"], np.float32)
-    assert open_store(files.address, version=version).searcher.search(vector, 1)[0].item_id == ID
+    assert open_store(files.address, version=version).search(vector, 1)[0].item_id == ID
     purge(files, ID)
     older = open_store(files.address, version=version)
     assert older.current.index is None
-    found = older.searcher.search(vector, 50)
+    found = older.search(vector, 50)
     assert len(found) == 20 and ID not in {hit.item_id for hit in found}
-    rollback(files, version, kept_or_built(files, silent), silent)
-    assert len(open_store(files.address).searcher.search(vector, 50)) == 20
+    rollback(files, version, index_choice(files))
+    assert len(open_store(files.address).search(vector, 50)) == 20
     assert traces(files, ITEM) == []

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import Killed, new_store, no_index, publish_refresh, record, silent
+from store_states import Killed, build_store_index, new_store, no_index, publish_refresh, record
 from typer.testing import CliRunner
 
 from embedder.cli import app
@@ -15,13 +15,11 @@ from embedder.retrieval.store_api import open_store
 from embedder.store import current as swap_module
 from embedder.store import vacuum as vacuum_module
 from embedder.store.compact import PartTarget, compact
-from embedder.store.history import publications
+from embedder.store.history import publications, rollback
 from embedder.store.layout import read_current
-from embedder.store.rollback import rollback
 from embedder.store.vacuum import needed_indexes, vacuum
 from embedder.store_index import keep_index
-from embedder.store_index.keep_index import build_store_index
-from embedder.store_index.rollback import rollback_index
+from embedder.store_index.keep_index import rollback_index
 from index.errors import RetrievalError
 
 QUERY = np.array([0.0, 1.0], np.float32)
@@ -46,7 +44,7 @@ def test_the_one_before_is_published_again_and_undone_by_its_number(files):
     number, manifest = rollback_index(files)
     assert (number, manifest.kind, read_current(files).index) == (1, "flat", 1)
     store = open_store(files.address)
-    assert [hit.item_id for hit in store.searcher.search(QUERY, 1)] == ["b.jpg"]
+    assert [hit.item_id for hit in store.search(QUERY, 1)] == ["b.jpg"]
     assert publications(files)[-1].index == 1, "history tells the same"
     assert rollback_index(files, 2)[0] == read_current(files).index == 2
     assert read_current(files).model_dump(exclude={"index"}) == rows, "nothing but the index changes"
@@ -69,7 +67,7 @@ def test_where_no_earlier_index_is_of_these_rows_the_way_back_for_both_is_named(
         rollback_index(files)
     with pytest.raises(StoreError, match=f"embeddings version 2, .* `embedder rollback {old}"):
         rollback_index(files, 1)
-    rollback(files, old, lambda candidate: candidate.index, silent)
+    rollback(files, old, lambda candidate: candidate.index)
     assert read_current(files).index == 1
 
 
@@ -96,11 +94,11 @@ def test_a_compaction_and_a_rollback_of_the_rows_keep_the_way_back(files):
     build_store_index(files)
     with_two = read_current(files).run_id
     before = read_current(files).embeddings
-    compact(files, PartTarget(), silent)
+    compact(files, PartTarget())
     assert read_current(files).embeddings == before + 1
     assert rollback_index(files)[0] == 1
     publish_refresh(files, row("d.jpg"))
-    rollback(files, with_two, no_index, silent)
+    rollback(files, with_two, no_index)
     assert rollback_index(files)[0] == 2, "search was exact, and the newest of these rows is taken"
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from index_stores import DIM, NO_FIRST_INDEX, indexed_run, indexed_store, item, vector_of
 from store_samples import INFO
-from store_states import heard, new_store, rows_now, silent
+from store_states import build_store_index, new_store, rows_now
 
 from embedder.config import IndexConfig
 from embedder.errors import RunFailedError, StoreError
@@ -12,13 +12,15 @@ from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
 from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
-from embedder.store_index import build_or_update as index_builder
 from embedder.store_index import rows as index_rows
 from embedder.store_index.build_or_update import IndexJob, make_index
-from embedder.store_index.keep_index import build_store_index, keep_index, update_store_index
+from embedder.store_index.keep_index import keep_index, update_store_index
 from embedder.store_index.rows import IndexRows
 from embedder.store_index.versions import list_manifests, manifest_of
+from index import build, update
 from index.errors import GateRefusedError
+
+MODULES = {"build_index": build, "update_index": update}
 
 
 @pytest.fixture
@@ -29,11 +31,11 @@ def files(tmp_path):
 def assert_whole(files):
     """The index finds each published row first where its own vector asks, and nothing that is not published."""
     rows = {key: row["image_embedding"] for key, row in rows_now(files).items() if row["image_embedding"]}
-    searcher = open_store(files.address).searcher
+    store = open_store(files.address)
     for key, vector in rows.items():
-        best = searcher.search(np.array(vector, np.float32), 1)[0]
+        best = store.search(np.array(vector, np.float32), 1)[0]
         assert (best.item_id, best.segment) == key
-    everything = searcher.search(np.array(next(iter(rows.values())), np.float32), len(rows) + 50)
+    everything = store.search(np.array(next(iter(rows.values())), np.float32), len(rows) + 50)
     assert {(hit.item_id, hit.segment) for hit in everything} == rows.keys()
 
 
@@ -48,14 +50,15 @@ def worse(monkeypatch, recall: float, *names: str, but: str = "none"):
         return make_worse
 
     for name in names:
-        monkeypatch.setattr(index_builder, name, patched(getattr(index_builder, name)))
+        module = MODULES[name]
+        monkeypatch.setattr(module, name, patched(getattr(module, name)))
 
 
-def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypatch):
-    read, said = [], []
+def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypatch, said):
+    read = []
     vectors_of = IndexRows._vectors_of
     monkeypatch.setattr(IndexRows, "_vectors_of", lambda self, path: read.append(path) or vectors_of(self, path))
-    run = indexed_run(files, item(3, 1), item(200), item(201), retired=["0007.jpg"], say=heard(said))
+    run = indexed_run(files, item(3, 1), item(200), item(201), retired=["0007.jpg"])
     assert said == ["index 2: updated, 3 added, 2 masked (1.0% of its rows are)"]
     assert read and all(path.startswith(f"part-{run.run_id}-") and "rewrite" not in path for path in read)
     manifest = manifest_of(files, read_current(files).index)
@@ -76,84 +79,78 @@ def test_many_nights_end_in_what_a_comparison_with_every_vector_finds(files):
 
 
 def answers(files) -> list[set]:
-    searcher = open_store(files.address).searcher
+    store = open_store(files.address)
     asked = [vector_of(f"query {number}") for number in range(50)]
-    return [{hit.item_id for hit in searcher.search(query, 10)} for query in asked]
+    return [{hit.item_id for hit in store.search(query, 10)} for query in asked]
 
 
-def test_where_no_vector_changed_the_index_is_bound_again_without_faiss(files, monkeypatch):
+def test_where_no_vector_changed_the_index_is_bound_again_without_faiss(files, monkeypatch, said):
     for name in ("build_index", "update_index"):
-        monkeypatch.setattr(index_builder, name, None)
-    said = []
-    indexed_run(files, item(500, image_embedding=None, modality="text"), say=heard(said))
+        monkeypatch.setattr(MODULES[name], name, None)
+    indexed_run(files, item(500, image_embedding=None, modality="text"))
     assert (read_current(files).index, said) == (1, ["index 1: kept, as no vector changed"])
-    compact(files, PartTarget(), silent)
+    compact(files, PartTarget())
     assert update_store_index(files) == 1
     assert_whole(files)
 
 
-def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files):
-    said = []
-    indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)], say=heard(said))
+def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files, said):
+    indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)])
     assert said[-1].startswith("index 2: rebuilt as ")
     assert "40% of its rows would be masked" in said[-1]
     assert manifest_of(files, 2).num_masked == 0
     assert_whole(files)
 
 
-def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files):
-    said = []
+def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files, said):
     for kind, told in (
         ("hnsw", "updated"),
         ("HNSW32,Flat", "updated"),
         ("flat", "rebuilt as Flat"),
         ("auto", "updated"),
     ):
-        indexed_run(files, item(300 + len(said)), config=IndexConfig(kind=kind), say=heard(said))
+        indexed_run(files, item(300 + len(said)), config=IndexConfig(kind=kind))
         assert told in said[-1]
-    indexed_run(files, item(400), config=IndexConfig(kind="HNSW16,Flat"), say=heard(said))
+    indexed_run(files, item(400), config=IndexConfig(kind="HNSW16,Flat"))
     assert "rebuilt as HNSW16,Flat" in said[-1] and "index.kind = HNSW16,Flat is asked for" in said[-1]
 
 
-def test_of_a_damaged_or_missing_index_another_is_built(files):
-    said = []
+def test_of_a_damaged_or_missing_index_another_is_built(files, said):
     path = files.folder / "index" / "000001" / "index.faiss"
     path.write_bytes(path.read_bytes()[:-1])
-    indexed_run(files, item(200), say=heard(said))
+    indexed_run(files, item(200))
     assert "index 2: rebuilt" in said[-1] and "cut short" in said[-1]
     for info in list(files.list("index")):
         files.delete(info.path)
-    indexed_run(files, item(201), say=heard(said))
+    indexed_run(files, item(201))
     assert "rebuilt" in said[-1] and "no index to go on from" in said[-1]
     assert_whole(files)
 
 
-def test_vectors_of_another_model_are_never_added_to_an_index(files):
-    said, other = [], INFO.model_copy(update={"model_fingerprint": "another"})
-    wanted = IndexJob(files, read_current(files).embeddings, other, 1, IndexConfig(), heard(said))
+def test_vectors_of_another_model_are_never_added_to_an_index(files, said):
+    other = INFO.model_copy(update={"model_fingerprint": "another"})
+    wanted = IndexJob(files, read_current(files).embeddings, other, 1, IndexConfig())
     number = make_index(wanted)
     assert "rebuilt" in said[-1] and "of another model" in said[-1]
     assert manifest_of(files, number).model_fingerprint == "another"
 
 
-def test_an_update_that_finds_too_little_is_rebuilt_and_a_rebuild_becomes_exact(files, monkeypatch):
-    said = []
+def test_an_update_that_finds_too_little_is_rebuilt_and_a_rebuild_becomes_exact(files, monkeypatch, said):
     worse(monkeypatch, 0.5, "update_index")
-    indexed_run(files, item(200), say=heard(said))
+    indexed_run(files, item(200))
     assert "rebuilt" in said[-1] and "recall@10 0.500" in said[-1]
     worse(monkeypatch, 0.5, "build_index", but="Flat")
-    indexed_run(files, item(201), say=heard(said), config=IndexConfig(kind="hnsw"))
+    indexed_run(files, item(201), config=IndexConfig(kind="hnsw"))
     assert said[-1].startswith("index 3: exact; ")
     assert [number for number, _ in list_manifests(files)] == [1, 2, 3], "what was refused leaves nothing"
     assert_whole(files)
 
 
-def test_a_drop_is_refused_where_the_floor_is_kept(files, monkeypatch):
-    said = []
+def test_a_drop_is_refused_where_the_floor_is_kept(files, monkeypatch, said):
     worse(monkeypatch, 0.95, "update_index")
-    indexed_run(files, item(200), say=heard(said))
+    indexed_run(files, item(200))
     assert "rebuilt" in said[-1] and "below the" in said[-1]
-    indexed_run(files, item(201), say=heard(said), config=IndexConfig(max_drop=0.06))
+    indexed_run(files, item(201), config=IndexConfig(max_drop=0.06))
     assert "updated" in said[-1]
 
 
@@ -163,8 +160,8 @@ def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_th
         indexed_run(files, item(200), config=IndexConfig(kind="hnsw", memory_bytes=64))
     assert read_current(files) == before
     assert [number for number, _ in list_manifests(files)] == [1]
-    assert len(open_store(files.address).searcher.search(vector_of("query"), 500)) == 200
-    done = finish_publication(files, lambda version, info: keep_index(files, version, info, silent))
+    assert len(open_store(files.address).search(vector_of("query"), 500)) == 200
+    done = finish_publication(files, lambda version, info: keep_index(files, version, info))
     assert done.num_vectors == 201
     assert_whole(files)
 

@@ -5,13 +5,13 @@ import pytest
 import samples
 from index_stores import indexed_store
 from refresh_runs import refreshed
+from store_states import build_store_index
 
 from embedder.engine.job import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_info import read_store_info
-from embedder.store_index.keep_index import build_store_index
 from embedder.store_index.recall_queries import recall_queries
 from embedder.store_index.rows import IndexRows
 from embedder.store_index.versions import list_manifests

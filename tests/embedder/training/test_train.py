@@ -14,10 +14,9 @@ import pytest
 import samples
 import torch
 import train_samples
-from embedding_runs import Quiet
 from PIL import Image
 from safetensors.torch import load_file
-from train_samples import Watching, metrics, training, weights
+from train_samples import calling, metrics, training, weights
 
 import embedder
 from embedder.config import load_config
@@ -50,7 +49,7 @@ def pairs(tmp_path):
 def test_training_twice_from_nothing_gives_the_same_tokeniser_weights_and_metrics(pairs, tmp_path):
     for name in ("one", "two"):
         config = training(pairs, tmp_path / name, architecture=ARCHITECTURE, texts=["also"], train=AUGMENTED)
-        report = train(config, Watching())
+        report = train(config)
         assert (report.num_steps, report.num_rejected) == (12, 0)
     one, two = tmp_path / "one", tmp_path / "two"
     assert (one / "tokenizer.json").read_text() == (two / "tokenizer.json").read_text()
@@ -59,7 +58,7 @@ def test_training_twice_from_nothing_gives_the_same_tokeniser_weights_and_metric
     other = training(
         pairs, tmp_path / "three", architecture=ARCHITECTURE, texts=["also"], train=AUGMENTED | {"seed": 4}
     )
-    train(other, Watching())
+    train(other)
     assert weights(one / "last") != weights(tmp_path / "three" / "last")
 
 
@@ -67,7 +66,7 @@ def test_training_twice_from_nothing_gives_the_same_tokeniser_weights_and_metric
 def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one(pairs, tiny_model, tmp_path, what):
     options = {"model": str(tiny_model), "texts": ["also"], "train": AUGMENTED | {"what": what}}
     whole = training(pairs, tmp_path / "a" / "run", **options)
-    train(whole, Watching())
+    train(whole)
 
     stopped = training(pairs, tmp_path / "b" / "run", **options)
     signals = {4: signal.SIGTERM, 8: signal.SIGINT}
@@ -79,14 +78,14 @@ def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one
     out = tmp_path / "b" / "run"
     for resume, step in ((False, 4), (True, 8)):
         with pytest.raises(RunFailedError, match=f"after step {step} of 12.*--resume"):
-            train(stopped, Watching(on_step), resume=resume)
+            train(stopped, show_steps=calling(on_step), resume=resume)
         for folder in ("model", "last"):
             assert {file.name for file in (out / folder).iterdir()} == {
                 "config.json",
                 "model.safetensors",
                 "tokenizer.json",
             }
-    train(stopped, Watching(), resume=True)
+    train(stopped, resume=True)
     for folder in ("model", "last"):
         assert weights(out / folder) == weights(tmp_path / "a" / "run" / folder)
     assert metrics(out) == metrics(tmp_path / "a" / "run")
@@ -94,7 +93,7 @@ def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one
 
 def test_a_crash_goes_back_to_the_last_checkpoint_and_no_line_of_metrics_stands_twice(pairs, tiny_model, tmp_path):
     whole = training(pairs, tmp_path / "whole", model=str(tiny_model))
-    train(whole, Watching())
+    train(whole)
     crashing = training(pairs, tmp_path / "crashed", model=str(tiny_model), checkpoint_every_s=1e-9)
 
     def crash(step):
@@ -102,10 +101,10 @@ def test_a_crash_goes_back_to_the_last_checkpoint_and_no_line_of_metrics_stands_
             raise MemoryError("the machine went down")
 
     with pytest.raises(MemoryError):
-        train(crashing, Watching(crash))
+        train(crashing, show_steps=calling(crash))
     with pytest.raises(MemoryError):
-        train(crashing.model_copy(update={"checkpoint_every_s": 1000.0}), Watching(crash), resume=True)
-    train(crashing, Watching(), resume=True)
+        train(crashing.model_copy(update={"checkpoint_every_s": 1000.0}), show_steps=calling(crash), resume=True)
+    train(crashing, resume=True)
     assert weights(tmp_path / "crashed" / "last") == weights(tmp_path / "whole" / "last")
     steps = [line["step"] for line in metrics(tmp_path / "crashed") if line["kind"] == "train"]
     assert steps == list(range(1, 13))
@@ -116,7 +115,7 @@ def test_decoding_anew_in_each_epoch_gives_the_weights_of_a_run_that_keeps_pictu
 ):
     picture_bytes = 32 * 32 * 3 + 4 * 10
     reports = [
-        train(training(pairs, tmp_path / str(size), model=str(tiny_model), cache_bytes=size), Watching())
+        train(training(pairs, tmp_path / str(size), model=str(tiny_model), cache_bytes=size))
         for size in (0, 10 * picture_bytes, 1 << 30)
     ]
     assert reports[0].num_cached == 0
@@ -129,7 +128,7 @@ def test_decoding_anew_in_each_epoch_gives_the_weights_of_a_run_that_keeps_pictu
 def test_ray_and_the_local_engine_train_the_same_weights(pairs, tiny_model, tmp_path, ray_cluster):
     changes = {"decode": {"items_per_task": 5}, "model": str(tiny_model), "cache_bytes": 0}
     for engine in ("local", "ray"):
-        report = train(training(pairs, tmp_path / engine, engine=engine, **changes), Watching())
+        report = train(training(pairs, tmp_path / engine, engine=engine, **changes))
         assert (report.engine, report.num_steps) == (engine, 12)
     assert weights(tmp_path / "ray" / "last") == weights(tmp_path / "local" / "last")
     assert metrics(tmp_path / "ray") == metrics(tmp_path / "local")
@@ -142,16 +141,16 @@ def test_training_runs_where_ray_is_not_installed(pairs, tiny_model, tmp_path):
 import pickle, sys
 sys.modules["ray"] = None  # as if it weren't there: importing it fails
 from embedder.training import decode_stream
-from embedder.cli.render_training import TrainingWatcher
+from embedder.cli.train import step_bar
 from embedder.training.run import train
-decode_stream.DECODED_PER_S = 1e-3  # so slow that `auto` would take Ray
-report = train(pickle.load(sys.stdin.buffer), TrainingWatcher())
+decode_stream.IMAGE_DECODE_S = 1e3  # so slow that `auto` would take Ray
+report = train(pickle.load(sys.stdin.buffer), show_steps=step_bar)
 assert (report.engine, report.engine_reason, report.num_steps) == ("local", "Ray is not installed", 12), report
 """
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, input=pickle.dumps(config), capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    train(training(pairs, tmp_path / "here", model=str(tiny_model)), Watching())
+    train(training(pairs, tmp_path / "here", model=str(tiny_model)))
     assert weights(tmp_path / "out" / "last") == weights(tmp_path / "here" / "last")
 
 
@@ -162,7 +161,7 @@ def test_a_broken_pair_is_rejected_and_counted_and_training_goes_on(tiny_model, 
     rows[9]["photo"] = None
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     config = training(source, tmp_path / "out", model=str(tiny_model), max_reject_fraction=0.02)
-    report = train(config, Watching())
+    report = train(config)
     assert (report.num_rejected, report.num_unpaired, report.num_steps) == (1, 2, 12)
     (reject,) = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
     assert (reject["item_id"], reject["step"]) == ("item-007", "decode")
@@ -175,16 +174,16 @@ def test_too_many_broken_pairs_end_the_run_and_name_the_cure(tiny_model, tmp_pat
         row["photo"] = b"no picture"
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     with pytest.raises(RunFailedError, match=r"6 of .* items were rejected.*rejects\.jsonl.*max_reject_fraction"):
-        train(training(source, tmp_path / "out", model=str(tiny_model)), Watching())
+        train(training(source, tmp_path / "out", model=str(tiny_model)))
     changes = {"model": str(tiny_model), "max_reject_fraction": 0.2}
-    assert train(training(source, tmp_path / "out", **changes), Watching(), resume=True).num_rejected == 6
+    assert train(training(source, tmp_path / "out", **changes), resume=True).num_rejected == 6
 
 
 def test_clips_are_rejected_not_trained_on(tiny_model, tmp_path):
     folder = samples.folder(tmp_path / "in", num_images=20, num_clips=1)
     config = training(folder, tmp_path / "out", model=str(tiny_model), source=[{"path": str(folder)}], batch_size=4)
     config = config.model_copy(update={"max_reject_fraction": 0.2})
-    report = train(config, Watching())
+    report = train(config)
     assert (report.num_rejected, report.num_unpaired) == (1, 10)
 
 
@@ -192,7 +191,7 @@ def test_items_that_are_all_without_a_caption_end_the_run(tiny_model, tmp_path):
     rows = [row | {"title": None} for row in train_samples.rows_of(range(30))]
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     with pytest.raises(SourceError, match="none of .* items has both"):
-        train(training(source, tmp_path / "out", model=str(tiny_model)), Watching())
+        train(training(source, tmp_path / "out", model=str(tiny_model)))
 
 
 def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tiny_model, tmp_path):
@@ -210,7 +209,7 @@ def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tin
         train={"num_steps": 90, "warmup_steps": 10, "learning_rate": 3e-3, "ema_decay": 0.9},
         validation={"source": "b", "every_steps": 15},
     )
-    report = train(config, Watching())
+    report = train(config)
     assert (report.num_items, report.num_held_out) == (180, 60)
     assert report.best["num_queries"] == 6, "a text counts once a concept"
     assert report.best["r_at_1"] >= 0.8
@@ -228,33 +227,30 @@ def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tin
             "engine": "local",
         }
     )
-    assert embed(run, Quiet()).published
+    assert embed(run).published
     hits = embedder.open_store(run.store).search("a blue square", k=5)
     blue = {row["sku"] for row in train_samples.rows_of(range(1000, 1060)) if row["colour"] == "blue"}
     assert {hit.item_id for hit in hits} <= blue
 
 
-def test_projections_only_is_ten_times_faster_an_epoch(tmp_path):
+@pytest.mark.parametrize(("what", "num_runs"), [("all", 384), ("projections", 96)])
+def test_projections_only_runs_each_image_through_the_towers_once(tmp_path, monkeypatch, what, num_runs):
+    """Whence an epoch is many times faster; `scripts/measure_training.py` measures by how much."""
+    from shards.training import trainer
+
+    rows = []
+    run = trainer.image_features
+    monkeypatch.setattr(
+        trainer, "image_features", lambda towers, *rest: rows.append(len(rest[0])) or run(towers, *rest)
+    )
     source = train_samples.table(tmp_path / "pairs.parquet", 96)
-    vision = {"image_size": 48, "patch_size": 8, "width": 96, "depth": 6, "num_heads": 3}
-    larger = ARCHITECTURE | {"vision": vision, "preprocess": {"image_size": 48, "max_caption_tokens": 16}}
-    seconds = {}
-    for what in ("all", "projections"):
-        out = tmp_path / what
-        config = training(
-            source,
-            out,
-            architecture=larger,
-            batch_size=32,
-            train={"num_steps": 12, "warmup_steps": 0, "what": what},
-            validation={"fraction": 0.0},  # it would be measured within an epoch
-        )
-        train(config, Watching())
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        times = [line["elapsed_s"] for line in lines]
-        # Epochs of 3 steps; the first one decodes, the others find the pictures in memory.
-        seconds[what] = min(times[step + 3] - times[step] for step in (2, 5, 8))
-    assert seconds["all"] >= 10 * seconds["projections"], seconds
+    settings = {"num_steps": 12, "warmup_steps": 0, "what": what}
+    out = tmp_path / "out"
+    # It would be measured on held-out images, too.
+    held_out = {"fraction": 0.0}
+    train(training(source, out, architecture=ARCHITECTURE, batch_size=32, train=settings, validation=held_out))
+    assert sum(rows) == num_runs
+    assert [line["num_images"] for line in metrics(out)] == [32] * 12
 
 
 def test_projections_lift_frozen_random_towers_well_above_chance(tiny_model, tmp_path):
@@ -273,7 +269,7 @@ def test_projections_lift_frozen_random_towers_well_above_chance(tiny_model, tmp
         train=settings,
         validation={"every_steps": 150, "source": "b"},
     )
-    report = train(config, Watching())
+    report = train(config)
     assert report.best["r_at_1"] >= 4 / 6, "chance is 1/6"
     before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model, tmp_path / "out" / "last"))
     changed = {name for name in after if not torch.equal(before[name], after[name])}
@@ -285,7 +281,7 @@ def test_trained_layers_are_a_small_delta_over_a_base_that_is_not_touched(pairs,
 
     before = weights(tiny_model)
     layers = {"what": "layers", "vision_layers": [3, 4]}
-    report = train(training(pairs, tmp_path / "out", model=str(tiny_model), train=layers), Watching())
+    report = train(training(pairs, tmp_path / "out", model=str(tiny_model), train=layers))
     delta = tmp_path / "out" / "delta"
     assert report.delta == str(delta)
     assert len(weights(delta)) < len(before) / 3
@@ -296,26 +292,26 @@ def test_trained_layers_are_a_small_delta_over_a_base_that_is_not_touched(pairs,
 
 def test_a_resumption_with_other_settings_or_items_is_refused(pairs, tiny_model, tmp_path):
     options = {"model": str(tiny_model), "train": {"num_steps": 2, "warmup_steps": 0}}
-    train(training(pairs, tmp_path / "out", **options), Watching())
+    train(training(pairs, tmp_path / "out", **options))
     with pytest.raises(ConfigError, match="a run is there already; go on with --resume"):
-        train(training(pairs, tmp_path / "out", **options), Watching())
+        train(training(pairs, tmp_path / "out", **options))
     with pytest.raises(ConfigError, match="batch_size = 16, and now it is 8"):
-        train(training(pairs, tmp_path / "out", **options | {"batch_size": 8}), Watching(), resume=True)
+        train(training(pairs, tmp_path / "out", **options | {"batch_size": 8}), resume=True)
     train_samples.table(pairs, 61)
     with pytest.raises(ConfigError, match="items"):
-        train(training(pairs, tmp_path / "out", **options), Watching(), resume=True)
+        train(training(pairs, tmp_path / "out", **options), resume=True)
     with pytest.raises(ConfigError, match="no checkpoint to resume"):
-        train(training(pairs, tmp_path / "new", **options), Watching(), resume=True)
+        train(training(pairs, tmp_path / "new", **options), resume=True)
 
 
 def test_a_column_or_a_layer_that_is_not_there_is_named(pairs, tiny_model, tmp_path):
     with pytest.raises(SourceError, match="color"):
-        train(training(pairs, tmp_path / "out", model=str(tiny_model), concept="color"), Watching())
+        train(training(pairs, tmp_path / "out", model=str(tiny_model), concept="color"))
     layers = {"what": "layers", "vision_layers": [3, 40]}
     with pytest.raises(ConfigError, match=r"vision_layers = \[3, 40\].*has 4 such layers"):
-        train(training(pairs, tmp_path / "out", model=str(tiny_model), train=layers), Watching())
+        train(training(pairs, tmp_path / "out", model=str(tiny_model), train=layers))
     with pytest.raises(SourceError, match="single value"):
-        train(training(pairs, tmp_path / "out", model=str(tiny_model), concept="tags"), Watching())
+        train(training(pairs, tmp_path / "out", model=str(tiny_model), concept="tags"))
     assert not (tmp_path / "out").exists()
 
 

@@ -3,9 +3,9 @@
 import pytest
 import train_samples
 from safetensors.torch import load_file
-from train_samples import Watching, training, weights
+from train_samples import training, weights
 
-from embedder.cli.render_training import train_parts
+from embedder.cli.train import train_parts
 from embedder.training.run import train
 
 WHO = {"anna": {"vision_layers": [3, 4], "seed": 1}, "ben": {"text_layers": [0, 4], "seed": 2}}
@@ -18,7 +18,6 @@ def deltas(tiny_model, tmp_path):
     return {
         name: train(
             training(source, tmp_path / name, model=str(tiny_model), train={"what": "layers", "num_steps": 4} | layers),
-            Watching(),
         )
         for name, layers in WHO.items()
     }

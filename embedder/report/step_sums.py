@@ -1,0 +1,136 @@
+"""Sums over the measurements of a run's calls: each step, its replicas over time, CPU beside all steps. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from embedder.engine.monitor import CpuUse
+from embedder.report.schema import LoadReport, StepReport
+from embedder.store.step_metrics import LOAD, Measurement
+
+MIN_UP_S = 1.0  # a shorter time is no measurement
+
+Calls = Iterable[Measurement]
+"""Measurements of one step."""
+
+
+def split_loads(trace: Iterable[Measurement]) -> tuple[list[LoadReport], list[Measurement]]:
+    """Separate the measurements of stages' starts, sorted by stage and time, from those of their calls."""
+    loads, calls = [], []
+    for call in trace:
+        step, _, number = call.step.partition(" ")
+        if step == LOAD:
+            loads.append(LoadReport.model_validate(vars(call) | {"stage": int(number)}))
+        else:
+            calls.append(call)
+    return sorted(loads, key=lambda load: (load.stage, load.started_s)), calls
+
+
+def step_reports(
+    calls: Sequence[Measurement], num_replicas: Mapping[str, int]
+) -> tuple[list[StepReport], tuple[float, float]]:
+    """Sum up the measurements of a run.
+
+    Args:
+        calls: measurements of all steps.
+        num_replicas: replicas from the start, of each step that has replicas; other steps count as one.
+
+    Returns:
+        One report a step, in the order of the flow, and the window: Unix times of the first call and of the last's end.
+    """
+    if not calls:
+        return [], (0.0, 0.0)
+    start_s = min(call.started_s for call in calls)
+    stop_s = max(call.started_s + call.wall_s for call in calls)
+    window = start_s, max(stop_s, start_s + 1e-9)
+    by_step: dict[str, list[Measurement]] = {}
+    for call in calls:
+        by_step.setdefault(call.step, []).append(call)
+    return [_step(name, by_step[name], window, num_replicas.get(name)) for name in sorted(by_step)], window
+
+
+def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_at_start: int | None) -> StepReport:
+    wall_s, cpu_s = sum(call.wall_s for call in calls), sum(call.cpu_s for call in calls)
+    num_rows, bytes_out = sum(call.num_rows for call in calls), sum(call.bytes_out for call in calls)
+    replica_s = window[1] - window[0]
+    line: list[tuple[float, int]] = []
+    if num_at_start is not None:
+        replica_s, line = replica_seconds(calls, window, num_at_start), timeline(calls, window[0])
+    return StepReport(
+        step=name,
+        num_calls=len(calls),
+        num_rows=num_rows,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        wall_share=wall_s / replica_s,
+        cpu_share=cpu_s / replica_s,
+        bytes_out=bytes_out,
+        bytes_per_row=bytes_out / num_rows,
+        peak_rss_bytes=max(call.peak_rss_bytes for call in calls),
+        replicas=tuple(line),
+    )
+
+
+def _spans(calls: Calls) -> list[tuple[float, float]]:
+    """Find the time that each replica worked: start of its first call and end of its last, sorted by start."""
+    found: dict[tuple[str, int], tuple[float, float]] = {}
+    for call in calls:
+        start_s, stop_s = call.started_s, call.started_s + call.wall_s
+        first_s, last_s = found.get((call.node, call.pid), (start_s, stop_s))
+        found[call.node, call.pid] = min(first_s, start_s), max(last_s, stop_s)
+    return sorted(found.values())
+
+
+def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
+    """Count the replicas that were at work, whenever their number changed.
+
+    Args:
+        calls: measurements of one step.
+        begin_s: Unix time that counts as 0.
+
+    Returns:
+        Pairs of seconds and number; the last number is 0.
+    """
+    changes: dict[float, int] = {}
+    for start_s, stop_s in _spans(calls):
+        changes[start_s] = changes.get(start_s, 0) + 1
+        changes[stop_s] = changes.get(stop_s, 0) - 1
+    number, line = 0, []
+    for time_s, change in sorted(changes.items()):
+        number += change
+        line.append((round(time_s - begin_s, 2), number))
+    return line
+
+
+def replica_seconds(calls: Calls, window: tuple[float, float], num_at_start: int) -> float:
+    """Sum the seconds that all replicas of a step had: the first ones the whole window, later ones from their start.
+
+    Args:
+        calls: measurements of one step.
+        window: Unix times of the first call of all steps and of the last one's end.
+        num_at_start: replicas that were started before the first call.
+    """
+    start_s, stop_s = window
+    later = _spans(calls)[num_at_start:]
+    return (stop_s - start_s) * num_at_start + sum(stop_s - first_s for first_s, _ in later)
+
+
+def cores_beside_steps(
+    use: CpuUse, calls: Sequence[Measurement], loads: Sequence[LoadReport], stop_s: float
+) -> float | None:
+    """Return the CPU seconds per second that no step accounts for while all stages were up.
+
+    Args:
+        use: CPU seconds of all processes.
+        calls: measurements of all steps.
+        loads: of `split_loads`; that a stage imports libraries and loads its weights is no running cost.
+        stop_s: Unix time of the last call's end.
+
+    Returns:
+        None where they were up for less than `MIN_UP_S`.
+    """
+    first_loads = {load.stage: load for load in reversed(loads)}.values()  # later ones join a run under way
+    all_up_s = max((load.started_s + load.wall_s for load in first_loads), default=0.0)
+    start_s = max(all_up_s, min((call.started_s for call in calls), default=stop_s))
+    if stop_s - start_s < MIN_UP_S:
+        return None
+    in_steps_s = sum(call.cpu_s for call in calls if call.started_s >= start_s)
+    return max(use.between(start_s, stop_s) - in_steps_s, 0.0) / (stop_s - start_s)

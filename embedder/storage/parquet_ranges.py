@@ -1,0 +1,66 @@
+"""Parquet files that are read by ranges."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedder.storage.file_adapter import ByteRanges
+from embedder.storage.object_ranges import PIECE_BYTES
+
+FOOTER_END_BYTES = 8
+"""The footer's length, in four bytes, and the mark of a Parquet file."""
+
+
+def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a Parquet file: of its bytes the footer, and the wanted columns.
+
+    Arrow's threads decode them from memory of Arrow. Bytes of Python they could let go of only with the interpreter's
+    lock, after the table is there: where the interpreter is ending by then, that aborts the process.
+
+    Args:
+        ranges: the file.
+        columns: names of columns; None: all; those that the file lacks are left out.
+    """
+    memory = pa.allocate_buffer(ranges.size)  # as large as the file; what is never written to takes no room
+    length = int.from_bytes(ranges.read_at(max(0, ranges.size - FOOTER_END_BYTES), 4), "little")
+    _fill(memory, ranges, ranges.size - FOOTER_END_BYTES - length, ranges.size)
+    file = pq.ParquetFile(pa.BufferReader(memory), pre_buffer=False)
+    for start, stop in _joined(_places(file.metadata, columns)):
+        _fill(memory, ranges, start, stop)
+    return file.read(columns)
+
+
+def _fill(memory: pa.Buffer, ranges: ByteRanges, start: int, stop: int) -> None:
+    """Fetch bytes to their place; a damaged footer may name places outside of the file."""
+    start, stop = max(0, start), min(stop, ranges.size)
+    for begin in range(start, stop, PIECE_BYTES):
+        end = min(begin + PIECE_BYTES, stop)
+        memoryview(memory).cast("B")[begin:end] = ranges.read_at(begin, end - begin)
+
+
+def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tuple[int, int]]:
+    """Start and stop of the wanted columns in each row group; `a` names `a.list.element`, too, as in pyarrow."""
+    paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    wanted = [
+        number
+        for number, path in enumerate(paths)
+        if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns)
+    ]
+    places = []
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for chunk in map(group.column, wanted):
+            start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
+            places.append((start, start + chunk.total_compressed_size))
+    return sorted(places)
+
+
+def _joined(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join places that touch, in their order: each request waits for its answer."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in places:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined

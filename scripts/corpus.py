@@ -1,0 +1,127 @@
+"""What the scripts embed and search: shipped images, pairs of files, models with fresh weights, unlearned vectors."""
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.towers import init_model
+
+PACKAGE = Path(__file__).parents[1] / "embedder"
+DEMO_MODEL = PACKAGE / "demo_model"
+DEMO_TAR = PACKAGE / "demo_data" / "noto.tar"
+
+Pair = tuple[bytes, str, str]
+"""Content of an image's file, its suffix, its caption."""
+
+
+def read_shipped() -> tuple[list[bytes], list[str]]:
+    """The shipped emoji (PNG files) and the caption of each."""
+    with tarfile.open(DEMO_TAR) as tar:
+        files = {member.name: file.read() for member in tar if (file := tar.extractfile(member)) is not None}
+    names = sorted(name for name in files if name.endswith(".png"))
+    captions = [json.loads(files[name.removesuffix("png") + "json"])["caption"] for name in names]
+    return [files[name] for name in names], captions
+
+
+def shipped_pairs() -> list[Pair]:
+    """The shipped emoji with their captions."""
+    return [(content, ".png", caption) for content, caption in zip(*read_shipped(), strict=True)]
+
+
+def write_pairs(folder: Path, num_items: int, originals: Sequence[Pair]) -> Path:
+    """Write pairs; behind the last original, names are links to the first ones' files, which are read from memory.
+
+    Args:
+        folder: to make.
+        num_items: pairs to write.
+        originals: their contents, repeated in order.
+    """
+    folder.mkdir(parents=True)
+    for number in range(num_items):
+        content, suffix, caption = originals[number % len(originals)]
+        image, text = folder / f"{number:06d}{suffix}", folder / f"{number:06d}.txt"
+        if number < len(originals):
+            image.write_bytes(content)
+            text.write_text(caption, encoding="utf-8")
+        else:
+            first = folder / f"{number % len(originals):06d}{suffix}"
+            os.link(first, image)
+            os.link(first.with_suffix(".txt"), text)
+    return folder
+
+
+def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """Content of an image's file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def write_clip(path: Path, frames: Sequence[np.ndarray], codec: str = "mpeg4", kind: str | None = None) -> None:
+    """Write a clip of eight frames a second.
+
+    Args:
+        path: the file.
+        frames: uint8 (H, W, 3) each.
+        codec: FFmpeg's encoder.
+        kind: FFmpeg's container, where the path's suffix doesn't tell it.
+    """
+    with av.open(str(path), "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=Fraction(8))
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.thread_count = 1
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def write_config(path: Path, model: Path, store: Path, source: Path, **settings: object) -> Path:
+    """Write the configuration file of a run over one source; values are written as JSON, which TOML reads.
+
+    Args:
+        path: of the file.
+        model: model folder.
+        store: folder of the store.
+        source: folder of the items.
+        settings: other keys.
+    """
+    settings = {"model": str(model), "store": str(store), **settings}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    path.write_text("\n".join([*lines, "[[source]]", f"path = {json.dumps(str(source))}", ""]))
+    return path
+
+
+def make_model(folder: Path, vision: dict, text: dict) -> Path:
+    """A model folder with fresh weights, and the demo's tokeniser.
+
+    Args:
+        folder: to make.
+        vision: of the vision tower, `VisionConfig`.
+        text: of the text tower, `TextConfig`, where it differs from the demo's kind.
+    """
+    demo = json.loads((DEMO_MODEL / "config.json").read_text())
+    text = {"vocab_size": demo["text"]["vocab_size"], "max_position_embeddings": 64, "pool": "mean"} | text
+    config = ModelConfig(
+        name=folder.name,
+        trained=False,
+        embedding_dim=256,
+        vision=VisionConfig(**vision),
+        text=TextConfig(**text),
+        preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
+    )
+    return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1; float32 (N, E)."""
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,286 @@
+"""Measured costs of layers on this machine's device: seconds and workspace bytes for one input; torch, no Ray.
+
+One block of each tower is loaded at a time, so that a model larger than memory can be measured; all blocks of a tower
+have the same shape. A replica of one thread is measured by its own CPU clock, which other processes hardly affect.
+
+Legend: `F` frames, `L` tokens of one image, `R` captions, `T` tokens of one caption, `D` width.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from shards.compat import silent_stderr
+from shards.config import ModelConfig, load_model_config
+from shards.heads import unit_rows
+from shards.loading import activation_dtype
+from shards.planning.costs import ModelCosts, TowerSeconds
+from shards.ranges import NOTHING, LayerRange, ShardSpec
+from shards.shard import Shard, load_shard
+from shards.text import Padding, embed_tokens, pool_albert_tokens, run_albert_layers
+from shards.vision import embed_pixels, pool_vit_tokens, run_vit_blocks
+
+# Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
+MAX_CALLS, MIN_CALLS = 15, 5
+PART_S = 0.5
+# A batch that takes longer than this is measured with fewer inputs, which use the device as well.
+LONG_CALL_S = 0.1
+COPY_BYTES = 16 << 20  # beyond the caches, as activations in the object store are
+
+# Runs a part on the first n inputs of a batch.
+Step = Callable[[int], torch.Tensor]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class TimingSetting:
+    """Conditions of a measurement.
+
+    Attributes:
+        dtype: compute dtype of embeddings and layers.
+        device: torch device.
+        num_threads: torch threads of one replica.
+        num_rows: inputs of one batch.
+        caption_tokens: tokens of one caption.
+    """
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_threads: int = 1
+    num_rows: int = 32
+    caption_tokens: int = 16
+
+    @property
+    def device_name(self) -> str:
+        """Name for `ModelCosts.device`: torch's name of a GPU, or the CPU with its threads."""
+        return f"cpu x{self.num_threads}" if self.device == "cpu" else torch.cuda.get_device_name(self.device)
+
+
+@dataclass(frozen=True)
+class TimedPart:
+    """Costs of a part for one input."""
+
+    seconds: float
+    workspace_bytes: int
+
+
+def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
+    """Measure both towers: embeddings, one layer of each, heads, and a copy through memory.
+
+    Args:
+        folder: a local model folder.
+        setting: dtype, device, threads and batch of the layers.
+        model_fingerprint: fingerprint to record in the result.
+
+    Raises:
+        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
+    """
+    config = load_model_config(folder)
+    with torch_threads(setting.num_threads):
+        vision, vision_bytes = _measure_vision(folder, config, setting)
+        text, text_bytes = _measure_text(folder, config, setting)
+        copy_s = measure_copy()
+    return ModelCosts(
+        model_fingerprint=model_fingerprint,
+        device=setting.device_name,
+        dtype=setting.dtype,
+        source="measured",
+        caption_tokens=setting.caption_tokens,
+        vision=vision,
+        text=text,
+        send_s_per_byte=copy_s,
+        call_s=0.0,
+        workspace_bytes_per_image=vision_bytes,
+        workspace_bytes_per_caption=text_bytes,
+    )
+
+
+def _measure_vision(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
+    """Seconds and workspace bytes; one block is in memory at a time: embeddings and a layer, then the head."""
+    vision = config.vision
+    pixels_FHWC = torch.randint(0, 256, (setting.num_rows, vision.image_size, vision.image_size, 3)).byte()
+    x_FLD = _activation(setting, (vision.num_tokens, vision.width))
+    ones = torch.ones(setting.num_rows, dtype=torch.int64)
+
+    def front(shard: Shard, num_rows: int) -> torch.Tensor:
+        return embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:num_rows], shard.dtype))
+
+    def layer(shard: Shard, num_rows: int) -> torch.Tensor:
+        return run_vit_blocks(shard.vision, x_FLD[:num_rows])
+
+    def head(shard: Shard, num_rows: int) -> torch.Tensor:
+        return unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:num_rows])), ones[:num_rows])
+
+    first, last = LayerRange(0, 1), LayerRange(vision.depth - 1, vision.depth)
+    parts = _measure_parts(folder, ShardSpec(first, NOTHING), setting, front, layer)
+    return _tower(*parts, *_measure_parts(folder, ShardSpec(last, NOTHING), setting, head))
+
+
+def _measure_text(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
+    """The same of the text tower."""
+    text = config.text
+    num_tokens = min(setting.caption_tokens, text.max_position_embeddings)
+    # Captions of one batch differ in length, and all are padded to the longest: that one counts.
+    lengths = torch.linspace(num_tokens, num_tokens / 2, setting.num_rows).ceil().long()
+    mask = Padding.of(lengths, torch.device(setting.device)).mask
+    ids_RT = torch.zeros((setting.num_rows, num_tokens), dtype=torch.int64, device=setting.device)
+    x_RTD = _activation(setting, (num_tokens, text.hidden_size))
+    ones = torch.ones_like(lengths)
+
+    def front(shard: Shard, num_rows: int) -> torch.Tensor:
+        return embed_tokens(shard.text, ids_RT[:num_rows])
+
+    def layer(shard: Shard, num_rows: int) -> torch.Tensor:
+        some = None if mask is None else mask[:num_rows]
+        return run_albert_layers(shard.text, text, first, x_RTD[:num_rows], some)
+
+    def head(shard: Shard, num_rows: int) -> torch.Tensor:
+        pooled = pool_albert_tokens(shard.text, text, x_RTD[:num_rows], lengths[:num_rows])
+        return unit_rows(shard.text_head(pooled), ones[:num_rows])
+
+    first, last = LayerRange(0, 1), LayerRange(text.num_hidden_layers - 1, text.num_hidden_layers)
+    parts = _measure_parts(folder, ShardSpec(NOTHING, first), setting, front, layer)
+    return _tower(*parts, *_measure_parts(folder, ShardSpec(NOTHING, last), setting, head))
+
+
+def _measure_parts(
+    folder: str | Path, spec: ShardSpec, setting: TimingSetting, *runs: Callable[[Shard, int], torch.Tensor]
+) -> list[TimedPart]:
+    """Time parts of one shard, which is in memory only here."""
+    shard = load_shard(folder, spec, dtype=setting.dtype, device=setting.device)
+    return [measure_part(partial(run, shard), setting) for run in runs]
+
+
+def _activation(setting: TimingSetting, shape: tuple[int, ...]) -> torch.Tensor:
+    return random_activation((setting.num_rows, *shape), activation_dtype(setting.dtype), setting.device)
+
+
+def random_activation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Make random values of the scale that norms produce; some kernels are faster with zeros.
+
+    Args:
+        shape: shape of the activation.
+        dtype: its dtype.
+        device: its device.
+    """
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+
+
+def _tower(front: TimedPart, layer: TimedPart, head: TimedPart) -> tuple[TowerSeconds, int]:
+    workspace_bytes = max(part.workspace_bytes for part in (front, layer, head))
+    return TowerSeconds(front.seconds, layer.seconds, head.seconds), workspace_bytes
+
+
+def measure_copy() -> float:
+    """Measure the seconds per byte of a copy in memory: the least that a transfer between processes takes."""
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    target = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    return median_s(lambda: target.copy_(source), "cpu") / COPY_BYTES
+
+
+def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
+    """Time one part by whole batches, and measure the memory that it allocates beside its output.
+
+    Args:
+        run: the part.
+        setting: conditions of the measurement.
+    """
+    clock = clock_of(setting.device, setting.num_threads)
+    with torch.inference_mode():
+        num_rows = _fitting_rows(run, setting)
+        workspace_bytes = _workspace_bytes(run, num_rows, setting.device)
+        seconds = median_s(partial(run, num_rows), setting.device, clock)
+    return TimedPart(seconds / num_rows, workspace_bytes // num_rows)
+
+
+@contextmanager
+def torch_threads(num: int) -> Iterator[None]:
+    """Let torch compute with this number of threads in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def has_own_clock(device: str, num_threads: int) -> bool:
+    """Whether a computation runs in one thread, so that the thread's CPU clock measures it."""
+    return device == "cpu" and num_threads == 1
+
+
+def clock_of(device: str, num_threads: int) -> Clock:
+    """Choose the clock of a computation: the thread's own, which other processes don't affect, or wall time."""
+    return time.thread_time if has_own_clock(device, num_threads) else time.perf_counter
+
+
+def _fitting_rows(run: Step, setting: TimingSetting) -> int:
+    """Number of inputs whose batch takes about `LONG_CALL_S`: with whole batches a large model would take minutes."""
+    num_rows = 1
+    run(num_rows)  # the first call of all loads kernels
+    while True:
+        seconds = timed(partial(run, num_rows), setting.device)
+        if num_rows == setting.num_rows or seconds > LONG_CALL_S / 2:
+            return num_rows
+        num_rows = min(2 * num_rows, setting.num_rows)
+
+
+def timed(call: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> float:
+    """Measure the seconds of a call, until the device has finished.
+
+    Args:
+        call: the computation.
+        device: torch device.
+        clock: gives seconds.
+    """
+    _wait(device)
+    started_s = clock()
+    call()
+    _wait(device)
+    return clock() - started_s
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def median_s(call: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> float:
+    """Median seconds of a call, the first one left out.
+
+    Args:
+        call: the computation.
+        device: torch device.
+        clock: gives seconds.
+    """
+    call()
+    seconds: list[float] = []
+    ends_s = time.perf_counter() + PART_S
+    while len(seconds) < MIN_CALLS or (len(seconds) < MAX_CALLS and time.perf_counter() < ends_s):
+        seconds.append(timed(call, device, clock))
+    return statistics.median(seconds)
+
+
+def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
+    """Peak memory of a call, without its output, which is counted as the activation that leaves."""
+    if device != "cpu":
+        _wait(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        output_bytes = run(num_rows).nbytes
+        return int(max(torch.cuda.max_memory_allocated(device) - before - output_bytes, 0))
+    with silent_stderr(), torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profile:
+        output_bytes = run(num_rows).nbytes
+    events = profile.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = peak = 0
+    for _, num_bytes in changes:
+        held += num_bytes
+        peak = max(peak, held)
+    return max(peak - output_bytes, 0)

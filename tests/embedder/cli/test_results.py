@@ -1,0 +1,31 @@
+"""Tables of the command line: alignment, and nothing lost on a narrow terminal."""
+
+import io
+
+from embedder.cli.results import new_table, size_text
+from embedder.cli.terminal import Terminal
+
+
+def lines_of(table, width):
+    terminal = Terminal(width=width)
+    terminal.file = io.StringIO()
+    terminal.print(table)
+    return terminal.file.getvalue().splitlines()
+
+
+def test_figures_are_aligned_right_where_the_columns_of_names_are_given():
+    table = new_table("step", "rows", left=("step",))
+    table.add_row("decode", "1,234,567")
+    table.add_row("embed all", "8")
+    assert lines_of(table, 80) == ["step            rows", "decode     1,234,567", "embed all          8"]
+
+
+def test_what_is_too_long_goes_on_in_the_next_line():
+    table = new_table("item", "items/s", left=("item",))
+    table.add_row("a" * 30, "123,456,789")
+    assert "".join(line.replace(" ", "") for line in lines_of(table, 12)).count("a") == 30
+    assert "…" not in "".join(lines_of(table, 12))
+
+
+def test_sizes_are_in_kib_below_one_mib():
+    assert [size_text(size) for size in (2048, 1 << 20, 3 << 30)] == ["2 KiB", "1.0 MiB", "3,072.0 MiB"]

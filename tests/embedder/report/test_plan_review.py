@@ -1,0 +1,164 @@
+"""A finished run against its plan: throughput by the narrowest place, and a better cut where the data has drifted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import samples
+
+from embedder.cli.render_report import replicas_over_time, review_parts
+from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.resources import Available
+from embedder.report.plan_review import review_run
+from embedder.report.prediction import Host, StageShape, predict, problem_of
+from embedder.report.schema import StepReport
+from embedder.store.files import StoreFiles
+from embedder.store.runs import start_run
+from embedder.store.step_metrics import Measurement
+from shards.plan import ShardPlan, plan_specs
+from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds
+from shards.ranges import LayerRange, ShardSpec
+
+# An image's layer takes 10 ms and a caption's 2 ms, and all else nothing, so that sums are easy to see.
+COSTS = ModelCosts(
+    model_fingerprint=None,
+    device="cpu x1",
+    dtype="float32",
+    source="measured",
+    caption_tokens=16,
+    vision=TowerSeconds(0.0, 0.010, 0.0),
+    text=TowerSeconds(0.0, 0.002, 0.0),
+    send_s_per_byte=0.0,
+    call_s=0.0,
+    workspace_bytes_per_image=0,
+    workspace_bytes_per_caption=0,
+)
+HOST = HostCosts(0.002, 0.001, 0.0005, 0.0005, 15.0, "measured")
+CORES = Host(num_cores=16, num_decoders=4)
+
+
+def spec(vision, text):
+    return ShardSpec(LayerRange(*vision), LayerRange(*text))
+
+
+PAIRS = DataMix()
+CUT = (spec((0, 2), (0, 1)), spec((2, 4), (1, 4)))  # of 4 + 4 layers: 22 and 26 ms for a pair
+
+
+@pytest.fixture
+def model(tiny_model):
+    return open_model(str(tiny_model))
+
+
+def predicted(model, host=CORES, mix=PAIRS, costs=COSTS, **changes):
+    shapes = [StageShape(each, **changes) for each in CUT]
+    return predict(problem_of(model.config, "float32", costs, HOST, mix, rows_per_batch=32), shapes, host)
+
+
+def test_the_slowest_stage_limits_a_run_with_cores_to_spare(model):
+    found = predicted(model)
+    assert found.stage_s == (pytest.approx(0.022), pytest.approx(0.026))
+    assert (found.bottleneck, found.items_per_s) == ("stage 1", pytest.approx(1 / 0.026))
+    assert predicted(model, num_replicas=3).items_per_s == pytest.approx(3 / 0.026)
+
+
+def test_shared_cores_limit_a_run_by_all_that_needs_them(model):
+    found = predicted(model, replace(CORES, num_cores=2), num_replicas=9)
+    assert found.cpu_s == pytest.approx(0.022 + 0.026 + 0.002 + 0.001 + 0.0005 + 0.0005)
+    assert (found.bottleneck, found.items_per_s) == ("shared cores", pytest.approx(2 / found.cpu_s))
+    assert predicted(model, num_threads=0).cpu_s == pytest.approx(0.004), "stages on GPUs take no cores"
+
+
+def test_decoding_limits_a_run_on_fast_devices(model):
+    fast = replace(COSTS, vision=TowerSeconds(0, 1e-6, 0), text=TowerSeconds(0, 1e-6, 0))
+    found = predicted(model, costs=fast)
+    assert (found.bottleneck, found.items_per_s) == ("decode", pytest.approx(4 / 0.003))
+
+
+def test_hand_overs_and_calls_are_part_of_a_stage(model):
+    costs = replace(COSTS, send_s_per_byte=1e-6, call_s=0.32)
+    vision = model.config.vision
+    passing = 3 * vision.image_size**2 + vision.num_tokens * vision.width * 4
+    passing += 16 * 4 + 16 * model.config.text.hidden_size * 4
+    assert predicted(model, costs=costs).stage_s[0] == pytest.approx(0.022 + passing * 0.5e-6 + 0.01)
+
+
+def finished_job(make_run, model, source, cut=CUT):
+    """A job of two stages on 16 cores, as if it had run."""
+    plan = plan_specs(model.config, cut, model_fingerprint=model.fingerprint)
+    path = source / "plan.json"
+    path.write_text(plan.to_json())
+    config = make_run(source, num_stages=2, plan=str(path), engine="ray", stage=[{"num_threads": 1}] * 2)
+    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
+    return plan_job(config, model, make_plan(config, model), Available(16), run, pa.schema([]))
+
+
+def observed(stage_s, num_images, num_captions, num_items=100):
+    """What such a run would have measured."""
+    sums = {"num_calls": 4, "num_rows": num_items, "wall_share": 1, "cpu_share": 1}
+    zeros = {"bytes_out": 0, "bytes_per_row": 0, "peak_rss_bytes": 0}
+    steps = [
+        StepReport(step=name, wall_s=9e9, cpu_s=seconds * num_items, **sums, **zeros)
+        for name, seconds in {"decode": 0.003, "stage 0": stage_s[0], "stage 1": stage_s[1], "write": 0.0005}.items()
+    ]
+    counts = {"num_images": num_images, "num_captions": num_captions, "num_tokens": 16 * num_captions}
+    return steps, [Measurement("decode", **counts)], num_items, 0.05  # CPU seconds of Ray
+
+
+def test_a_run_that_met_the_planned_mix_keeps_its_plan(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(16), *observed((0.023, 0.027), 100, 100), (COSTS, HOST))
+    assert review.better is None
+    assert review.expected.items_per_s == pytest.approx(1 / 0.026)
+    assert review.expected.bottleneck == "stage 1"
+    assert review.observed_seconds_per_item["stage 1"] == pytest.approx(0.027)
+    assert review.observed_seconds_per_item["engine"] == pytest.approx(0.0005)
+    assert not Path(job.run.files.uri(f"runs/{job.run.run_id}/better_plan.json")).exists()
+
+
+def test_captions_in_place_of_pictures_ask_for_another_cut(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(16), *observed((0.002, 0.006), 0, 100), (COSTS, HOST))
+    assert (review.images_per_item, review.captions_per_item, review.caption_tokens) == (0.0, 1.0, 16)
+    assert review.better.gain == pytest.approx(6 / 4), "two and two layers of text instead of one and three"
+    plan = ShardPlan.from_json(Path(review.better.path).read_text())
+    assert [len(stage.spec.text) for stage in plan.stages] == [2, 2]
+    shown = [part for part in review_parts(review, 120.0) if isinstance(part, str)]
+    assert "a better cut for this data, predicted 1.50x" in shown[-1]
+    assert f"--plan {review.better.path}" in shown[-1]
+
+
+def test_a_better_cut_changes_nothing_where_the_cores_are_the_limit(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(1), *observed((0.002, 0.006), 0, 100), (COSTS, HOST))
+    assert (review.expected.bottleneck, review.better) == ("shared cores", None)
+
+
+def test_costs_of_another_machine_still_find_the_better_cut(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(16), *observed((0.2, 0.6), 0, 100), (COSTS, HOST))
+    assert review.better.gain == pytest.approx(1.5), "only the level is off, by 100"
+
+
+def test_without_costs_a_run_says_what_it_saw(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(16), *observed((0.02, 0.02), 100, 0), None)
+    assert (review.expected, review.better, review.captions_per_item) == (None, None, 0.0)
+    assert review_run(job, Available(16), *observed((1, 1), 0, 0, num_items=0), None) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ((), ""),
+        (((0.0, 1), (9.0, 0)), ""),
+        (((0.0, 1), (5.2, 2), (8.0, 3), (9.0, 2), (9.1, 1), (9.2, 0)), "1 > 2 at 5 s > 3 at 8 s"),
+        (((0.0, 2), (9.0, 1), (9.1, 0)), "2"),
+        (((0.0, 1), (5.0, 2), (20.0, 1), (30.0, 2), (31.0, 1), (31.5, 0)), "1 > 2 at 5 s > 1 at 20 s > 2 at 30 s"),
+    ],
+)
+def test_growth_is_shown_in_a_line(line, shown):
+    numbers = {"num_calls": 1, "num_rows": 1, "wall_s": 1, "cpu_s": 1, "wall_share": 1, "cpu_share": 1}
+    zeros = {"bytes_out": 0, "bytes_per_row": 0, "peak_rss_bytes": 0}
+    assert replicas_over_time(StepReport(step="stage 0", replicas=line, **numbers, **zeros)) == shown

@@ -1,0 +1,43 @@
+"""The count of code: what counts on a tiny tree, and what the table says of two."""
+
+from script_runs import run_script
+
+MODULE = '''"""A module."""
+
+import os  # a comment
+
+# another
+TEXT = """two
+lines"""
+"""About the text."""
+
+
+def public(a, b):
+    """Documented."""
+    return (
+        a, b)
+
+
+class Thing:
+    """A class."""
+
+    def bare(self):
+        def inner(): ...
+        return inner
+
+    def _hidden(self): ...
+'''
+
+
+def test_code_lines_documented_functions_and_the_longest_file_are_counted(tmp_path):
+    for name, text in (("one", MODULE), ("two", MODULE + "x = 1\n" * 12)):
+        for package, content in (("embedder", text), ("index/deep", "x = 1\n")):
+            folder = tmp_path / name / package
+            folder.mkdir(parents=True)
+            (folder / "module.py").write_text(content)
+    done = run_script("count_code.py", tmp_path / "one", tmp_path / "two", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    heading, one, two = (line.split() for line in done.stdout.splitlines())
+    assert heading[:6] == ["checkout", "embedder", "shards", "index", "scripts", "all"]
+    assert one == ["one", "11", "0", "1", "0", "12", "50.0%", "embedder/module.py", "(24)", "1.000"]
+    assert two == ["two", "23", "0", "1", "0", "24", "50.0%", "embedder/module.py", "(36)", "2.000"]
