@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = pq.read_table(options.table, columns=["hexcode", "image", *FACTS]).to_pylist()
     write_tar(rows, options.out)
-    print(f"{options.out}: {len(rows):,} pictures, {options.out.stat().st_size:,} bytes")
+    print(f"{options.out}: {len(rows):,} images, {options.out.stat().st_size:,} bytes")
 
 
 def write_tar(rows: list[dict[str, Any]], out: Path) -> None:

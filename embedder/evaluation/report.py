@@ -2,15 +2,11 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from embedder.report.schema import ReportSection
 
 SMALL_GROUP = 30  # queries; a share of fewer is known to some +-0.15 at best
-
-
-class ReportSection(BaseModel):
-    """Section of the report."""
-
-    model_config = ConfigDict(frozen=True)
 
 
 class ConfidenceInterval(ReportSection):

@@ -35,7 +35,7 @@ class Decode:
         return {"pixels": pixels.tobytes(), "token_ids": token_ids.tobytes()}
 
 
-class Embed:
+class DaftEmbed:
     """The whole model."""
 
     def __init__(self, task: Task) -> None:
@@ -64,8 +64,8 @@ class Embed:
 def main() -> None:
     task = Task.from_command_line()
     in_batches = daft.method.batch(return_dtype=DataType.list(DataType.float32()), batch_size=task.batch_size)
-    Embed.embed = in_batches(Embed.embed)  # type: ignore[method-assign]  # the batch size is known only now
-    decode, embed = Decode(task), daft.cls(max_concurrency=1)(Embed)(task)
+    DaftEmbed.embed = in_batches(DaftEmbed.embed)  # type: ignore[method-assign]  # the batch size is known only now
+    decode, embed = Decode(task), daft.cls(max_concurrency=1)(DaftEmbed)(task)
     paths = [str(image) for image in task.images()]
     frame = daft.from_pydict({"path": paths, "item_id": [Path(path).name for path in paths]})
     frame = frame.with_column("pair", decode.pair(col("path").download(), col("path")))

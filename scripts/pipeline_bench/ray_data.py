@@ -30,7 +30,7 @@ def decode(row: Row, *, model: str) -> Row:
     return {"item_id": path.name, "pixels": decoder.pixels(io.BytesIO(row["bytes"])), "token_ids": token_ids}
 
 
-class Embed:
+class RayDataEmbed:
     """The whole model."""
 
     def __init__(self, task: Task) -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     images = [str(image) for image in task.images()]
     dataset = ray.data.read_binary_files(images, include_paths=True).map(partial(decode, model=task.model))
     embedded = dataset.map_batches(
-        Embed,
+        RayDataEmbed,
         fn_constructor_args=(task,),
         batch_size=task.batch_size,
         compute=ray.data.ActorPoolStrategy(size=1),

@@ -150,7 +150,7 @@ def test_a_summary_counts_parameters_and_bytes_of_each_part(make_config, make_mo
     parted = describe_model(make_model(config, max_file_bytes=20_000))
     assert parted.num_files > 2
     assert parted.parts == summary.parts
-    assert parted.model_fingerprint is None
+    assert parted.model_fingerprint == summary.model_fingerprint
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
