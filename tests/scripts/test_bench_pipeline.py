@@ -220,9 +220,10 @@ def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_quick_run_compares_the_pipeline_with_the_loop_and_with_bulk_execution_and_ends_with_json():
-    options = ["--quick", "--num-emoji", "16", "--timeout", "100", "--bulk"]
-    found = found_by("bench_pipeline.py", *options, timeout_s=230)
+    options = ["--quick", "--num-emoji", "16", "--timeout", "300", "--bulk"]
+    found = found_by("bench_pipeline.py", *options)
     assert set(found) == {"num_cores", "dtype", "rounds", "workloads", "versions"}
     small = found["workloads"]["small"]
     assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}
