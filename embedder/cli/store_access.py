@@ -1,13 +1,10 @@
 """Access to write to the store that a configuration names."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from embedder.config import RunConfig
 from embedder.store.files import StoreFiles
-
-LOG = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -26,6 +23,5 @@ def write_access(config: RunConfig) -> Iterator[StoreFiles]:
     files = StoreFiles(config.required_store)
     read_store_info(files)
     with write_lock(files):
-        if finish_publication(files, lambda version, info: keep_index(files, version, info, config.index)):
-            LOG.info("the last publication was cut off; now it is whole")
+        finish_publication(files, lambda version, info: keep_index(files, version, info, config.index))
         yield files

@@ -171,8 +171,7 @@ def _settle(inputs: Inputs) -> StoreInfo:
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
-        if finish_publication(files, lambda version, info: keep_index(files, version, info, index)):
-            LOG.info("the last publication was cut off; now it is whole")
+        finish_publication(files, lambda version, info: keep_index(files, version, info, index))
     return bind_store(files, inputs.info, may_change=inputs.options.may_change)
 
 

@@ -5,6 +5,7 @@ follow from their content. The intent is written down before the first commit, s
 repaired by doing all of them again, whatever has changed in the source or the journal since.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -37,6 +38,8 @@ from embedder.store.runs import Run, is_published, last_run
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.store_info import MODEL_FIELDS
 from embedder.store.tables import RecordTable
+
+LOG = logging.getLogger(__name__)
 
 IndexBuilder = Callable[[int], int | None]
 """Function from the embeddings version that is about to be published to the number of an index of it."""
@@ -106,7 +109,7 @@ def publish(
 def finish_publication(
     files: StoreFiles, build_index: Callable[[int, StoreInfo | None], int | None]
 ) -> Published | None:
-    """Complete a publication that was interrupted after its first commit, as it was decided then.
+    """Complete a publication that was interrupted after its first commit, as it was decided then; logs that it did.
 
     Every writer calls this first: later work must not mix with half a publication.
 
@@ -124,9 +127,11 @@ def finish_publication(
         return None
     retired = pq.read_table(BytesIO(files.read(run_file(last.run_id, RETIRED_FILE))))["item_id"]
     entries = [entry for entry in read_entries(files, last.run_id) if entry.name in set(intent.entries)]
-    return _carry_out(
+    published = _carry_out(
         files, last.run_id, intent, entries, retired, pa.schema([]), lambda version: build_index(version, intent.info)
     )
+    LOG.info("the last publication was cut off; now it is whole")
+    return published
 
 
 def _open_intent(files: StoreFiles, last: RunInfo | None) -> PublishIntent | None:
