@@ -3,9 +3,9 @@
 import itertools
 import math
 import random
-import time
 
 import pytest
+from work import count_calls
 
 from shards.costs import cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
 from shards.planning.costs import DataMix, ModelCosts, TowerSeconds, estimate_costs, estimate_host
@@ -208,7 +208,7 @@ def test_of_equally_fast_placements_the_preferred_one_is_taken(make_config, seed
 
 @pytest.mark.parametrize("devices", ["2xA100:80GB, 4xT4:16GB, 3xL4", "2xA100:80GB, 4xL4, 64xCPU"])
 def test_a_large_model_on_three_kinds_of_devices_is_planned_at_once(make_config, devices):
-    """0.2 s on an idle core are promised; the limit is five times that, in CPU time of this process."""
+    """0.2 s on an idle core are promised; counted in calls, of which a core makes millions a second."""
     config = make_config(
         {"width": 1280, "depth": 48, "num_heads": 16, "image_size": 224, "patch_size": 14},
         {"num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16},
@@ -222,7 +222,6 @@ def test_a_large_model_on_three_kinds_of_devices_is_planned_at_once(make_config,
     problem = PlacementProblem(
         config, dtype, DataMix(), pools, host_seconds=estimate_host(config).item_s(DataMix()), num_cores=cores
     )
-    began = time.process_time()
-    found = best_placement(problem, 4)
-    assert time.process_time() - began < 1.0
+    found, num_calls = count_calls(lambda: best_placement(problem, 4))
+    assert num_calls < 250_000
     assert found.items_per_s > 500
