@@ -16,8 +16,9 @@ from pydantic_core import PydanticUndefined
 
 from embedder.config import RunConfig
 from embedder.training.config import TrainConfig
-from shards.config import TextConfig, VisionConfig
 from shards.ranges import LayerRange
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 HEAD = """\
@@ -43,8 +44,8 @@ TRAINING = """\
 Read by `embedder train`. `[[source]]`, `[source.columns]` and `[decode]` have the keys of a run.
 """
 UPSTREAM = {
-    VisionConfig: "as in timm's `VisionTransformer`",
-    TextConfig: "as in transformers' `AlbertConfig`",
+    VitTower: "as in timm's `VisionTransformer`",
+    AlbertTower: "as in transformers' `AlbertConfig`",
 }
 """What a key without a description of its own means."""
 NAMES = {str: "string", int: "integer", float: "number", bool: "true or false", LayerRange: "[start, stop]"}

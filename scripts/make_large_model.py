@@ -19,10 +19,12 @@ import time
 from pathlib import Path
 
 from corpus import DEMO_MODEL
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
 from shards.costs import count_parameters
+from shards.fresh import init_model
 from shards.tensor_shapes import model_shapes
-from shards.towers import init_model
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 VOCABULARY = 30_000  # ALBERT's; the demo's tokeniser uses the first 3,000
 EMBEDDING_DIM = 512
@@ -84,7 +86,7 @@ def main() -> None:
 def large_config(num_parameters: int) -> ModelConfig:
     """The model whose vision tower is nearest to a published one in depth, with at least as many parameters."""
     hidden, layers, mlp, heads, _ = [each for each in TEXT if each[4] <= num_parameters][-1]
-    text = TextConfig(
+    text = AlbertTower(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -95,11 +97,11 @@ def large_config(num_parameters: int) -> ModelConfig:
     return min(fitting, key=lambda found: abs(math.log(found[0].vision.depth / found[1])))[0]
 
 
-def deep_enough(num_parameters: int, text: TextConfig, width: int, _: int, mlp: int, num_heads: int) -> ModelConfig:
+def deep_enough(num_parameters: int, text: AlbertTower, width: int, _: int, mlp: int, num_heads: int) -> ModelConfig:
     """A model of these widths with as many vision layers as the size needs, 3 at least: one a stage."""
 
     def of_depth(depth: int) -> ModelConfig:
-        vision = VisionConfig(width=width, depth=depth, num_heads=num_heads, mlp_ratio=mlp / width)
+        vision = VitTower(width=width, depth=depth, num_heads=num_heads, mlp_ratio=mlp / width)
         return ModelConfig(
             name=f"random-{num_parameters:.3g}",
             trained=False,

@@ -32,15 +32,10 @@ class ProjectionHead(nn.Module):
         return projected
 
 
-def build_vision_head(config: ModelConfig) -> ProjectionHead:
-    """Build the head of the ViT."""
-    pooler = config.vision.pooler == "tanh"
-    return ProjectionHead(config.vision.width, config.embedding_dim, pooler=pooler, bias=config.projection_bias)
-
-
-def build_text_head(config: ModelConfig) -> ProjectionHead:
-    """Build the head of the ALBERT, which has its own pooler."""
-    return ProjectionHead(config.text.hidden_size, config.embedding_dim, pooler=False, bias=config.projection_bias)
+def build_head(config: ModelConfig, side: str) -> ProjectionHead:
+    """Build the projection head of one tower."""
+    tower = config.towers[side]
+    return ProjectionHead(tower.dim, config.embedding_dim, pooler=tower.has_head_pooler, bias=config.projection_bias)
 
 
 def unit_rows(projected_FE: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

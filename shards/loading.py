@@ -9,7 +9,8 @@ from shards.config import ModelConfig
 from shards.errors import ModelError
 from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
-from shards.tensor_shapes import Shape, held_dtype, shard_shapes
+from shards.tensor_shapes import held_dtype, shard_shapes
+from shards.towers.base import Shape
 from shards.weights import check_names, check_shape, find_weights
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,7 +64,7 @@ def load_tensors(
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         tensor = read_tensor(files, name, shape)
-        held = held_dtype(name, shape, dtype)
+        held = held_dtype(config, name, shape, dtype)
         if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))
         else:

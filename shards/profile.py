@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -19,12 +19,11 @@ import torch
 from shards.compat import silent_stderr
 from shards.config import ModelConfig, load_model_config
 from shards.heads import unit_rows
+from shards.layouts import Layout
 from shards.loading import activation_dtype
 from shards.planning.costs import ModelCosts, TowerSeconds
-from shards.ranges import NOTHING, LayerRange, ShardSpec
+from shards.ranges import LayerRange, ShardSpec, only
 from shards.shard import Shard, load_shard
-from shards.text import Padding, embed_tokens, pool_albert_tokens, run_albert_layers
-from shards.vision import embed_pixels, pool_vit_tokens, run_vit_blocks
 
 # Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
 MAX_CALLS, MIN_CALLS = 15, 5
@@ -83,8 +82,8 @@ def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint:
     """
     config = load_model_config(folder)
     with torch_threads(setting.num_threads):
-        vision, vision_bytes = _measure_vision(folder, config, setting)
-        text, text_bytes = _measure_text(folder, config, setting)
+        vision, vision_bytes = _measure_tower(folder, config, "vision", setting)
+        text, text_bytes = _measure_tower(folder, config, "text", setting)
         copy_s = measure_copy()
     return ModelCosts(
         model_fingerprint=model_fingerprint,
@@ -101,52 +100,40 @@ def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint:
     )
 
 
-def _measure_vision(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
-    """Seconds and workspace bytes; one block is in memory at a time: embeddings and a layer, then the head."""
-    vision = config.vision
-    pixels_FHWC = torch.randint(0, 256, (setting.num_rows, vision.image_size, vision.image_size, 3)).byte()
-    x_FLD = _activation(setting, (vision.num_tokens, vision.width))
-    ones = torch.ones(setting.num_rows, dtype=torch.int64)
+def _measure_tower(
+    folder: str | Path, config: ModelConfig, side: str, setting: TimingSetting
+) -> tuple[TowerSeconds, int]:
+    """Seconds and workspace bytes; one layer is in memory at a time: embeddings and a layer, then the head."""
+    tower = config.towers[side]
+    first, last = LayerRange(0, 1), LayerRange(tower.num_layers - 1, tower.num_layers)
+    lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
+    inputs = tower.sample_input(lengths)
+    sample = random_activation(
+        (int(lengths.sum()), *tower.activation_shape()), activation_dtype(setting.dtype), setting.device
+    )
 
     def front(shard: Shard, num_rows: int) -> torch.Tensor:
-        return embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:num_rows], shard.dtype))
+        some = lengths[:num_rows]
+        values = shard.front_input(side, inputs[: int(some.sum())])
+        return tower.front(getattr(shard, side), values, tower.layout(some, shard.device))
 
     def layer(shard: Shard, num_rows: int) -> torch.Tensor:
-        return run_vit_blocks(shard.vision, x_FLD[:num_rows])
+        layout, x_FLD = padded(num_rows)
+        return tower.run(getattr(shard, side), first, x_FLD, layout)
 
     def head(shard: Shard, num_rows: int) -> torch.Tensor:
-        return unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:num_rows])), ones[:num_rows])
+        layout, x_FLD = padded(num_rows)
+        pooled = tower.pool_tokens(getattr(shard, side), x_FLD, layout)
+        return unit_rows(getattr(shard, f"{side}_head")(pooled), layout.vectors_per_row)
 
-    first, last = LayerRange(0, 1), LayerRange(vision.depth - 1, vision.depth)
-    parts = _measure_parts(folder, ShardSpec(first, NOTHING), setting, front, layer)
-    return _tower(*parts, *_measure_parts(folder, ShardSpec(last, NOTHING), setting, head))
+    @cache
+    def padded(num_rows: int) -> tuple[Layout, torch.Tensor]:
+        some = lengths[:num_rows]
+        layout = tower.layout(some, torch.device(setting.device))
+        return layout, layout.pad(sample[: int(some.sum())])
 
-
-def _measure_text(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
-    """The same of the text tower."""
-    text = config.text
-    num_tokens = min(setting.caption_tokens, text.max_position_embeddings)
-    # Captions of one batch differ in length, and all are padded to the longest: that one counts.
-    lengths = torch.linspace(num_tokens, num_tokens / 2, setting.num_rows).ceil().long()
-    mask = Padding.of(lengths, torch.device(setting.device)).mask
-    ids_RT = torch.zeros((setting.num_rows, num_tokens), dtype=torch.int64, device=setting.device)
-    x_RTD = _activation(setting, (num_tokens, text.hidden_size))
-    ones = torch.ones_like(lengths)
-
-    def front(shard: Shard, num_rows: int) -> torch.Tensor:
-        return embed_tokens(shard.text, ids_RT[:num_rows])
-
-    def layer(shard: Shard, num_rows: int) -> torch.Tensor:
-        some = None if mask is None else mask[:num_rows]
-        return run_albert_layers(shard.text, text, first, x_RTD[:num_rows], some)
-
-    def head(shard: Shard, num_rows: int) -> torch.Tensor:
-        pooled = pool_albert_tokens(shard.text, text, x_RTD[:num_rows], lengths[:num_rows])
-        return unit_rows(shard.text_head(pooled), ones[:num_rows])
-
-    first, last = LayerRange(0, 1), LayerRange(text.num_hidden_layers - 1, text.num_hidden_layers)
-    parts = _measure_parts(folder, ShardSpec(NOTHING, first), setting, front, layer)
-    return _tower(*parts, *_measure_parts(folder, ShardSpec(NOTHING, last), setting, head))
+    parts = _measure_parts(folder, only(side, first), setting, front, layer)
+    return _tower(*parts, *_measure_parts(folder, only(side, last), setting, head))
 
 
 def _measure_parts(
@@ -155,10 +142,6 @@ def _measure_parts(
     """Time parts of one shard, which is in memory only here."""
     shard = load_shard(folder, spec, dtype=setting.dtype, device=setting.device)
     return [measure_part(partial(run, shard), setting) for run in runs]
-
-
-def _activation(setting: TimingSetting, shape: tuple[int, ...]) -> torch.Tensor:
-    return random_activation((setting.num_rows, *shape), activation_dtype(setting.dtype), setting.device)
 
 
 def random_activation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from shards.config import TOKENIZER_FILE, TextConfig
+from shards.config import TOKENIZER_FILE
 from shards.errors import ModelError
+from shards.towers.base import TextTower
 
 
 def parse_tokenizer(content: str, where: str) -> Any:
@@ -24,7 +25,7 @@ def parse_tokenizer(content: str, where: str) -> Any:
     return Tokenizer.from_str(content)
 
 
-def check_tokenizer(tokenizer: Any, text: TextConfig, where: str) -> None:
+def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
     """Check that a tokeniser's ids fit the text tower, and that it begins captions with [CLS].
 
     Args:
@@ -36,9 +37,9 @@ def check_tokenizer(tokenizer: Any, text: TextConfig, where: str) -> None:
         ModelError: they don't, or it doesn't.
     """
     num_tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-    if num_tokens > text.vocab_size:
+    if num_tokens > text.num_vocabulary:
         raise ModelError(
-            f"{where}: the tokeniser has {num_tokens} tokens, the text tower knows {text.vocab_size}; "
+            f"{where}: the tokeniser has {num_tokens} tokens, the text tower knows {text.num_vocabulary}; "
             "bring the tokeniser that this tower was trained with"
         )
     if not tokenizer.encode("").ids:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig, ModelSection, describe, read_json
+from shards.config import CONFIG_FILE, ModelConfig
 from shards.errors import ModelError
-from shards.tensor_shapes import OPTIONAL_SHAPES, Shape, model_shapes
+from shards.schema import ModelSection, describe, read_json
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.towers.base import Shape
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"

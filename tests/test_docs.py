@@ -17,7 +17,7 @@ from tiny_models import tiny_config
 import embedder
 from embedder.config import IndexConfig, load_config
 from embedder.training.tokenizer import train_tokenizer
-from shards.towers import init_model
+from shards.fresh import init_model
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("embedder", "shards", "index")

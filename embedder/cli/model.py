@@ -92,13 +92,11 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
     sizes = [(part.name, part.num_parameters, part.size_bytes) for part in summary.parts]
     sizes.append(("all", summary.num_parameters, summary.size_bytes))
     rows = [(name, f"{num:,}", f"{size_bytes / MIB:.2f}") for name, num, size_bytes in sizes]
-    vision, text = model.vision, model.text
     shown: list[RenderableType] = [
         f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
         f"embeddings of {model.embedding_dim}",
-        f"vision: ViT {vision.depth} layers x {vision.width}, {vision.image_size} px in patches of {vision.patch_size}",
-        f"text: ALBERT {text.num_hidden_layers} layers x {text.hidden_size}, {text.vocab_size:,} tokens, "
-        f"captions up to {model.preprocess.max_caption_tokens}",
+        f"vision: {model.vision.describe()}",
+        f"text: {model.text.describe()}, captions up to {model.preprocess.max_caption_tokens}",
         new_table("part", "parameters", "MiB on disk", rows=rows),
         f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),

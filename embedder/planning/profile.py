@@ -182,8 +182,8 @@ def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCo
     """
     num_rows = rows_per_batch(config)
     costs, whole = costs.at_tokens(mix.caption_tokens, model.config), whole_model(model.config)
-    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.depth)
-    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.text.num_hidden_layers)
+    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.num_layers)
+    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.text.num_layers)
     item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
     calls_s = ENGINE_CALL_S * ((config.num_stages + 1) / num_rows + 1 / config.rows_per_part)
     items_per_s = (hardware.num_cpus() - ENGINE_CORES) / (item_s + calls_s)

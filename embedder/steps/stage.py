@@ -22,8 +22,8 @@ from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.profile import has_own_clock
+from shards.reference import TwinTower, load_towers
 from shards.shard import Shard, load_shard
-from shards.towers import TwinTower, load_towers
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
@@ -123,16 +123,13 @@ class Stage:
 
     def _layout(self, tower: str, column: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape of one element of a row: a frame (H, W, 3) or (L, D), a token () or (D,)."""
-        vision, text = self.config.vision, self.config.text
-        if column == INPUTS["vision"]:
-            return torch.uint8, (vision.image_size, vision.image_size, 3)
-        if column == INPUTS["text"]:
-            return torch.int32, ()
-        shape = (vision.num_tokens, vision.width) if tower == "vision" else (text.hidden_size,)
-        return self.shard.dtype, shape
+        described = self.config.towers[tower]
+        if column == INPUTS[tower]:
+            return described.input_layout()
+        return self.shard.dtype, described.activation_shape()
 
     def _output_kind(self, tower: str) -> str | None:
-        return self.shard.vision_output if tower == "vision" else self.shard.text_output
+        return self.shard.output_of(tower)
 
     def _column(self, tower: str, state: TowerState | None) -> tuple[str, pa.Array] | None:
         """Name and content of the column that replaces the tower's input."""

@@ -8,8 +8,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from embedder.config import ConfigSection, DecodeConfig, Engine, SourceConfig, check_source_names, describe, load_as
 from embedder.training.tokenizer import SPECIAL_TOKENS
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
 from shards.ranges import LayerRange
+from shards.towers import AnyTextTower, AnyVisionTower
 from shards.training.settings import TrainSettings
 
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
@@ -21,8 +22,8 @@ class Architecture(ConfigSection):
     name: str = Field("trained", min_length=1, description="name that `embedder model info` prints")
     embedding_dim: int = Field(256, ge=1, description="size of the common space")
     projection_bias: bool = Field(False, description="whether the projections into the common space have a bias")
-    vision: VisionConfig = VisionConfig()
-    text: TextConfig = TextConfig()
+    vision: AnyVisionTower = AnyVisionTower()
+    text: AnyTextTower = AnyTextTower()
     preprocess: PreprocessConfig = PreprocessConfig()
 
     @model_validator(mode="after")

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    ModelConfig,
-    describe,
-    find_model_folder,
-    load_model_config,
-    read_json,
-)
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, find_model_folder, load_model_config
 from shards.convert.preprocessing import (
     PROCESSOR_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -36,6 +28,7 @@ from shards.convert.transformers_towers import (
 )
 from shards.errors import ModelError
 from shards.saving import staged_folder, staged_model, write_weights
+from shards.schema import describe, read_json
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
 from shards.weights import find_weights
 
@@ -133,12 +126,12 @@ def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
         },
-        "text_config": {"model_type": "albert"} | text.model_dump(exclude={"pool"}),
+        "text_config": {"model_type": "albert"} | text.model_dump(exclude={"family", "pool"}),
     }
 
 
 def _check_exportable(config: ModelConfig, folder: Path) -> None:
-    found = {f"vision.{key}": value for key, value in config.vision.model_dump().items()}
+    found = {f"vision.{key}": value for key, value in config.vision.model_dump(exclude={"family"}).items()}
     found |= {"text.pool": config.text.pool, "projection_bias": config.projection_bias}
     expected = {
         "vision.class_token": True,

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from shards.config import TOKENIZER_FILE, PreprocessConfig, TextConfig, read_json
+from shards.config import TOKENIZER_FILE, PreprocessConfig
 from shards.errors import ModelError
+from shards.schema import read_json
 from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.towers.base import TextTower
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -129,7 +131,7 @@ def _require(path: Path, key: str, found: object, expected: bool) -> None:
         raise ModelError(f"{path}: {key} = {found!r}: only {expected} can be imported; save the processor so")
 
 
-def import_tokenizer(folder: Path, text: TextConfig) -> str:
+def import_tokenizer(folder: Path, text: TextTower) -> str:
     """Read a checkpoint's tokeniser as transformers would, without truncation and padding.
 
     Returns:
@@ -149,16 +151,16 @@ def import_tokenizer(folder: Path, text: TextConfig) -> str:
     return content
 
 
-def max_caption_tokens(folder: Path, text: TextConfig) -> int:
+def max_caption_tokens(folder: Path, text: TextTower) -> int:
     """Find the longest caption: the tokeniser's limit where it has one, else that of the position table."""
     path = folder / TOKENIZER_CONFIG_FILE
     limit = read_json(path, "").get("model_max_length") if path.is_file() else None
     if not isinstance(limit, int | float):
-        return text.max_position_embeddings
-    return min(int(limit), text.max_position_embeddings)  # where no limit was set, transformers writes 1e30
+        return text.max_tokens
+    return min(int(limit), text.max_tokens)  # where no limit was set, transformers writes 1e30
 
 
-def export_tokenizer_config(tokenizer_json: str, text: TextConfig, max_tokens: int) -> str:
+def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: int) -> str:
     """Make the tokenizer_config.json with which transformers loads our tokenizer.json.
 
     Args:
@@ -173,7 +175,7 @@ def export_tokenizer_config(tokenizer_json: str, text: TextConfig, max_tokens: i
         "model_max_length": max_tokens,
         "cls_token": empty[0],
         "sep_token": empty[-1],
-        "pad_token": tokenizer.id_to_token(text.pad_token_id),
+        "pad_token": tokenizer.id_to_token(text.padding_id),
     }
     return json.dumps(settings, indent=2) + "\n"
 

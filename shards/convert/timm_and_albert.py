@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import (
-    CONFIG_FILE,
-    ModelConfig,
-    PreprocessConfig,
-    VisionActivation,
-    VisionConfig,
-    describe,
-    find_model_folder,
-    read_json,
-)
+from shards.config import CONFIG_FILE, ModelConfig, PreprocessConfig, find_model_folder
 from shards.convert.preprocessing import Interpolation, Resize, import_tokenizer, max_caption_tokens
 from shards.convert.transformers_towers import import_text_config, mlp_ratio, one_side, rename_albert
 from shards.errors import ModelError
 from shards.saving import staged_model, write_weights
+from shards.schema import describe, read_json
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
+from shards.towers.vit import VisionActivation, VitTower
 from shards.weights import WEIGHTS_FILE, find_weights
 
 if TYPE_CHECKING:
@@ -96,8 +89,8 @@ def _joined_tensors(
         albert_names: its name of each of our tensors.
         seed: seed of the projections.
     """
+    from shards.fresh import fresh_tensors
     from shards.loading import read_tensor
-    from shards.towers import fresh_tensors
 
     fresh = dict(fresh_tensors(config, seed, ("vision_head.", "text_head.", LOGIT_SCALE)))
     ready = fresh | {f"vision.{name}": tensor for name, tensor in vit.state_dict().items()}
@@ -132,7 +125,7 @@ def _load_timm_vit(folder: Path) -> Any:
     return vit
 
 
-def _read_vit_config(vit: Any, folder: Path) -> VisionConfig:
+def _read_vit_config(vit: Any, folder: Path) -> VitTower:
     """Describe a timm model, and check that building from the description gives the same model.
 
     Raises:
@@ -185,13 +178,13 @@ def _read_timm_preprocess(vit: Any, image_size: int, max_caption_tokens: int, fo
     )
 
 
-def _describe_vit(vit: Any, activation: VisionActivation, folder: Path) -> VisionConfig:
+def _describe_vit(vit: Any, activation: VisionActivation, folder: Path) -> VitTower:
     from torch.nn import Identity
 
     block = vit.blocks[0]
     fc_norm = not isinstance(vit.fc_norm, Identity)
     scale = getattr(block.ls1, "init_values", None)
-    return VisionConfig(
+    return VitTower(
         image_size=one_side(vit.patch_embed.img_size, "img_size", folder),
         patch_size=one_side(vit.patch_embed.patch_size, "patch_size", folder),
         width=vit.embed_dim,
@@ -213,14 +206,12 @@ def _describe_vit(vit: Any, activation: VisionActivation, folder: Path) -> Visio
     )
 
 
-def _check_same(vit: Any, config: VisionConfig, folder: Path) -> None:
+def _check_same(vit: Any, config: VitTower, folder: Path) -> None:
     """Compare the structure that torch prints, and all shapes, with the model that the description builds."""
     import torch
 
-    from shards.vision import build_vit
-
     with torch.device("meta"):
-        built = build_vit(config)
+        built = config.build()
     for theirs, ours in zip(_structure(vit), _structure(built), strict=False):
         if theirs != ours:
             raise ModelError(f"{folder}: this ViT has {theirs.strip()!r} where we build {ours.strip()!r}")

@@ -10,9 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shards.config import TextConfig, VisionActivation, VisionConfig, describe
 from shards.errors import ModelError
+from shards.schema import describe
 from shards.tensor_shapes import LOGIT_SCALE
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VisionActivation, VitTower
 
 _OUR_ACTIVATION: dict[str, VisionActivation] = {
     "gelu": "gelu",
@@ -76,7 +78,7 @@ IGNORED = frozenset(
 )
 
 
-def import_vit_config(tree: Mapping[str, Any], where: Path) -> VisionConfig:
+def import_vit_config(tree: Mapping[str, Any], where: Path) -> VitTower:
     """Read a transformers ViT's configuration; missing keys have transformers' defaults.
 
     Raises:
@@ -95,7 +97,7 @@ def import_vit_config(tree: Mapping[str, Any], where: Path) -> VisionConfig:
         known = ", ".join(_OUR_ACTIVATION)
         raise ModelError(f"{where}: vision_config.hidden_act = {theirs.hidden_act!r}; only {known} can be imported")
     try:
-        return VisionConfig(
+        return VitTower(
             image_size=one_side(theirs.image_size, "vision_config.image_size", where),
             patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
             width=theirs.hidden_size,
@@ -117,7 +119,7 @@ def mlp_ratio(width: int, mlp_width: int) -> float:
     return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
 
 
-def import_text_config(tree: Mapping[str, Any], where: Path, *, has_pooler: bool) -> TextConfig:
+def import_text_config(tree: Mapping[str, Any], where: Path, *, has_pooler: bool) -> AlbertTower:
     """Read an ALBERT's configuration; missing keys have transformers' defaults.
 
     Args:
@@ -137,10 +139,10 @@ def import_text_config(tree: Mapping[str, Any], where: Path, *, has_pooler: bool
         raise ModelError(f"{where}: position_embedding_type = {found!r}; only 'absolute' can be imported")
     theirs = _parse(AlbertConfig, tree, where)
     try:
-        fields = {key: getattr(theirs, key) for key in TextConfig.model_fields if key != "pool"}
+        fields = {key: getattr(theirs, key) for key in AlbertTower.model_fields if key not in ("family", "pool")}
         # Only padding has this id, and it is masked.
         fields["pad_token_id"] = fields["pad_token_id"] or 0
-        return TextConfig(**fields, pool="pooler" if has_pooler else "mean")
+        return AlbertTower(**fields, pool="pooler" if has_pooler else "mean")
     except ValidationError as error:
         raise ModelError(f"{where}: text tower: {describe(error)}") from None
 

@@ -10,11 +10,12 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from shards.config import ModelConfig, TextConfig, VisionConfig, describe
-from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, text_costs, vision_costs
+from shards.config import ModelConfig
+from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, tower_costs
 from shards.errors import ModelError
 from shards.planning.devices import DeviceType
 from shards.ranges import STRICT, LayerRange
+from shards.schema import describe
 
 Source = Literal["measured", "estimated"]
 
@@ -117,7 +118,7 @@ class ModelCosts(JsonText):
         """Convert to captions of another length, by the ratio of operations."""
         if num_tokens == self.caption_tokens:
             return self
-        new, old = text_costs(config, num_tokens), text_costs(config, self.caption_tokens)
+        new, old = (tower_costs(config, "text", number) for number in (num_tokens, self.caption_tokens))
         tokens = num_tokens / self.caption_tokens
         return replace(
             self,
@@ -211,7 +212,6 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
         ModelError: the device doesn't compute in the dtype.
     """
     flops = device.flops_in(dtype)
-    vision, text = config.vision, config.text
     link_s = 2 / device.bandwidth_bytes_per_s if device.kind == "gpu" else 0.0
     return ModelCosts(
         model_fingerprint=None,
@@ -219,18 +219,18 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
         dtype=dtype,
         source="estimated",
         caption_tokens=caption_tokens,
-        vision=_seconds(vision_costs(config), flops),
-        text=_seconds(text_costs(config, caption_tokens), flops),
+        vision=_seconds(tower_costs(config, "vision", caption_tokens), flops),
+        text=_seconds(tower_costs(config, "text", caption_tokens), flops),
         send_s_per_byte=link_s + 2 / COPY_BYTES_PER_S,
         call_s=CALL_S,
-        workspace_bytes_per_image=_vision_workspace(vision) * BYTES_PER_VALUE[dtype],
-        workspace_bytes_per_caption=_text_workspace(text, caption_tokens) * BYTES_PER_VALUE[dtype],
+        workspace_bytes_per_image=config.vision.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype],
+        workspace_bytes_per_caption=config.text.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype],
     )
 
 
 def estimate_host(config: ModelConfig) -> HostCosts:
     """Estimate CPU seconds of an item outside the stages, scaled by the pixels that the model takes."""
-    pixels = (config.vision.image_size / 224) ** 2
+    pixels = (config.vision.side_px / 224) ** 2
     # Half of a decode is the file's own size, which the model doesn't change.
     decode_s = IMAGE_DECODE_S * (0.5 + 0.5 * pixels)
     return HostCosts(decode_s, CAPTION_TOKENISE_S, ITEM_WRITE_S, ITEM_ENGINE_S, STARTUP_S, "estimated")
@@ -238,15 +238,3 @@ def estimate_host(config: ModelConfig) -> HostCosts:
 
 def _seconds(costs: TowerCosts, flops: float) -> TowerSeconds:
     return TowerSeconds(costs.front / flops, costs.layer / flops, costs.head / flops)
-
-
-def _vision_workspace(vision: VisionConfig) -> int:
-    """Values held at once: in a layer residual, norm, q, k, v, and the hidden width twice; or the stem's maps."""
-    layer = vision.num_tokens * (5 * vision.width + 2 * vision.mlp_width)
-    pixels = 3 * vision.image_size**2
-    first_map = (vision.image_size // 2) ** 2 * vision.conv_channels[0] if vision.stem == "conv" else 0
-    return max(layer, pixels + 2 * first_map)
-
-
-def _text_workspace(text: TextConfig, num_tokens: int) -> int:
-    return num_tokens * (5 * text.hidden_size + 2 * text.intermediate_size)

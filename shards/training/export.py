@@ -11,11 +11,11 @@ import torch
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
+from shards.fresh import INITIAL_LOGIT_SCALE
 from shards.loading import read_tensor, torch_dtype
 from shards.saving import staged_folder, staged_model, write_weights
 from shards.summary import DELTA_FILE, DELTA_FORMAT, read_delta
 from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
-from shards.towers import INITIAL_LOGIT_SCALE
 from shards.weights import WEIGHTS_FILE, find_weights, read_header
 
 

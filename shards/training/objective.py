@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from shards.errors import ModelError
-from shards.towers import INITIAL_LOGIT_SCALE
+from shards.fresh import INITIAL_LOGIT_SCALE
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.settings import TrainSettings
 

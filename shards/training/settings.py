@@ -5,8 +5,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.config import ModelConfig, ModelSection
+from shards.config import ModelConfig
 from shards.ranges import NOTHING, LayerRange
+from shards.schema import ModelSection
 from shards.tensor_shapes import LOGIT_SCALE
 
 Loss = Literal["clip", "siglip", "concepts"]
@@ -137,7 +138,7 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
 
 
 def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
-    """Prefixes of the names of the towers' tensors that learn; of an ALBERT layer, those of its group."""
+    """Prefixes of the names of the towers' tensors that learn; of a layer, those of the weights that it applies."""
     match settings.what:
         case "all":
             return ("vision", "text")
@@ -148,10 +149,12 @@ def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[s
         case "projections":
             return ("vision_head.projection", "text_head.projection")
         case "layers":
-            vision, text = settings.vision_layers, settings.text_layers
-            groups = sorted({config.text.group_of(layer) for layer in range(text.start, text.stop)})
-            blocks = [f"vision.blocks.{layer}." for layer in range(vision.start, vision.stop)]
-            return (*blocks, *(f"text.encoder.albert_layer_groups.{group}." for group in groups))
+            ranges = {"vision": settings.vision_layers, "text": settings.text_layers}
+            return tuple(
+                f"{side}.{tower.prefix_of(number)}"
+                for side, tower in config.towers.items()
+                for number in tower.weight_numbers(ranges[side])
+            )
 
 
 def has_decay(name: str, num_dimensions: int) -> bool:

@@ -23,9 +23,10 @@ from torch import nn
 
 from shards.config import TOKENIZER_FILE, ModelConfig
 from shards.errors import ModelError
+from shards.fresh import fresh_tensors
+from shards.reference import TwinTower, load_towers
 from shards.shard import BATCH_COUNTER
 from shards.tensor_shapes import LOGIT_SCALE
-from shards.towers import TwinTower, fresh_tensors, load_towers
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.export import export_model, read_logit_scale, write_delta
 from shards.training.forward import caption_features, image_features
@@ -296,11 +297,10 @@ class Trainer:
         """Turn off fused attention on CPUs: over few tokens its backward pass takes a third of a step."""
         if self.device.type != "cpu":
             return
-        if self.config.text.max_position_embeddings <= FEW_TOKENS:
-            self.towers.text.set_attn_implementation("eager")
+        if self.config.text.max_tokens <= FEW_TOKENS:
+            self.config.text.use_plain_attention(self.towers.text)
         if self.config.vision.num_tokens <= FEW_TOKENS:
-            for block in self.towers.vision.blocks:
-                block.attn.fused_attn = False
+            self.config.vision.use_plain_attention(self.towers.vision)
 
     def _learns(self, prefix: str) -> bool:
         return any(parameter.requires_grad for name, parameter in self._named_parameters() if name.startswith(prefix))

@@ -10,8 +10,8 @@ from shards.activations import Batch, TowerState
 from shards.errors import ModelError
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.ranges import text_only, vision_only, whole_model
+from shards.reference import load_towers
 from shards.shard import load_shard
-from shards.towers import load_towers
 
 VARIANTS = {
     "plain": ({}, {}),
@@ -216,7 +216,7 @@ def test_a_video_is_the_mean_of_its_frames_projections(make_config, make_model, 
     towers = load_towers(folder)
     batch = make_batch(config, frames=(3, 1), tokens=(0, 0))
     with torch.no_grad():
-        projected = towers.project_pixels(batch.vision.values)
+        projected = towers.project("vision", batch.vision.values, batch.vision.lengths)
     expected = torch.stack([projected[:3].mean(0), projected[3]])
     found = load_shard(folder, vision_only(config))(batch).vision
     assert_close(found.values, expected / expected.norm(dim=1, keepdim=True), atol=1e-6, rtol=0)

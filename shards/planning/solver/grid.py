@@ -153,8 +153,7 @@ def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
 def _text_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
     """Bytes of each text range, (T,); a group of shared weights counts once in each range that applies it."""
     sizes = problem.part_bytes
-    group_of = problem.config.text.group_of
-    numbers = np.array([group_of(layer) for layer in range(ranges.depth)])
+    numbers = np.array([problem.config.text.weights_of(layer) for layer in range(ranges.depth)])
     groups = np.cumsum(np.diff(numbers, prepend=numbers[0]) != 0)  # of each layer, numbered without gaps
     group = sizes["text layers"] / (groups[-1] + 1)
     last = np.maximum(ranges.stops - 1, 0)

@@ -1,0 +1,381 @@
+"""Interface of a tower: all that the rest of the project asks a family about.
+
+A family is one subclass in one file. Its fields are the tower's section of config.json, its methods are of two kinds:
+arithmetic, which plans need and which imports no torch; and the work on a module that `build` made of the library's
+own parts. Names of tensors are those of that library, relative to the tower.
+
+Legend: `F` images (frames) or captions, `N` elements of a batch's inputs one after the other, `L` tokens of one input,
+`D` width of the tower.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shards.ranges import LayerRange
+from shards.schema import ModelSection
+
+if TYPE_CHECKING:
+    import torch
+
+    from shards.layouts import Layout, Padding
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
+Part = Literal["front", "layers", "head"]
+
+PARTS: tuple[Part, ...] = ("front", "layers", "head")
+
+
+@dataclass(frozen=True)
+class TowerFlops:
+    """Operations of one tower for one input.
+
+    A multiply and an add count as two operations. Norms, activations, biases and softmax are left out: they are a few
+    percent, and about the same share of every layer.
+
+    Attributes:
+        front: operations of the embeddings (and stem), which belong to the first layer.
+        layer: operations of one layer.
+        head: operations of norm and pooling, which belong to the last layer.
+    """
+
+    front: float
+    layer: float
+    head: float
+
+
+class Tower(ModelSection):
+    """One tower: its section of config.json, and what it can do."""
+
+    label: ClassVar[str]
+    """Name of the family in displays."""
+    layer_prefix: ClassVar[str]
+    """Prefix of the names of the layers' tensors, before the layer's number."""
+    head_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the names of the tensors of norm and pooling."""
+    float32_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the names of tensors outside the head that stay in float32, whatever the compute dtype."""
+    lookup_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the names of embedding tables, of which a lookup reads a few rows only: never int8."""
+
+    # Arithmetic, without torch.
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Number of layers."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Width of the activations between layers: `D`."""
+
+    @abstractmethod
+    def front_shapes(self) -> Shapes:
+        """Compute the shapes of the embeddings' tensors, by name."""
+
+    @abstractmethod
+    def block_shapes(self) -> Shapes:
+        """Compute the shapes of one layer's tensors, by name below the layer's own prefix."""
+
+    @abstractmethod
+    def head_shapes(self) -> Shapes:
+        """Compute the shapes of the tensors of norm and pooling, by name."""
+
+    @abstractmethod
+    def flops(self, num_tokens: int) -> TowerFlops:
+        """Count the operations for one input of `num_tokens`; a tower whose inputs all have as many ignores it."""
+
+    @abstractmethod
+    def workspace_values(self, num_tokens: int) -> int:
+        """Count the values that are held at once while one input is computed."""
+
+    @abstractmethod
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one input in front of the first layer."""
+
+    @abstractmethod
+    def tokens_in(self, num_tokens: int) -> int:
+        """Compute the tokens of one input inside the layers, `L`, of the planned number."""
+
+    @property
+    def has_head_pooler(self) -> bool:
+        """Whether a dense layer and tanh follow pooling, as part of the projection head."""
+        return False
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describe the tower in a few words, with its sizes."""
+
+    def weights_of(self, layer: int) -> int:
+        """Find the number of the weights that a layer applies; layers of some families share theirs."""
+        return layer
+
+    def weight_numbers(self, layers: LayerRange) -> list[int]:
+        """Find the numbers of all weights that a range of layers applies."""
+        return sorted({self.weights_of(layer) for layer in range(layers.start, layers.stop)})
+
+    def shapes(self, layers: LayerRange) -> Shapes:
+        """Compute the shapes of all tensors of a range of layers, with front and head where it holds them."""
+        shapes: Shapes = self.front_shapes() if layers.holds_front() else {}
+        for number in self.weight_numbers(layers):
+            prefix = self.prefix_of(number)
+            shapes |= {prefix + name: shape for name, shape in self.block_shapes().items()}
+        return shapes | (self.head_shapes() if layers.holds_head(self.num_layers) else {})
+
+    def prefix_of(self, number: int) -> str:
+        """Give the prefix of the names of the tensors of one set of weights."""
+        return f"{self.layer_prefix}{number}."
+
+    def part_of(self, name: str) -> Part:
+        """Find the part of the tower that a tensor belongs to."""
+        if name.startswith(self.layer_prefix):
+            return "layers"
+        return "head" if name.startswith(self.head_prefixes) else "front"
+
+    def fresh_value(self, name: str) -> float | None:
+        """Give the value that a tensor of a fresh tower is filled with, where the family has a rule of its own."""
+        del name
+        return None
+
+    # Work on a module.
+
+    @abstractmethod
+    def build(self) -> Any:
+        """Build the whole tower on torch's current default device; its weights are loaded later."""
+
+    @abstractmethod
+    def prune(self, module: Any, layers: LayerRange) -> None:
+        """Remove the modules that a shard with these layers doesn't own; the others keep their names."""
+
+    def fill_buffers(self, module: Any, device: torch.device) -> None:
+        """Fill the buffers that are in no weight file, of a module whose weights are loaded."""
+
+    @abstractmethod
+    def layer_modules(self, module: Any) -> Any:
+        """Give the module that holds the layers; its linear layers are those that int8 replaces."""
+
+    @abstractmethod
+    def layout(self, lengths: torch.Tensor, device: torch.device) -> Layout:
+        """Lay out inputs of these lengths, int64 (R,), all 1 or more, for the layers."""
+
+    @abstractmethod
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make the lengths of a usual batch, int64 (R,), its longest first; each input is one row."""
+
+    @abstractmethod
+    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make random inputs of these lengths."""
+
+    @abstractmethod
+    def input_layout(self) -> tuple[torch.dtype, Shape]:
+        """Give dtype and shape of one element of the tower's input: a frame, or a token id."""
+
+    @abstractmethod
+    def activation_shape(self) -> Shape:
+        """Give the shape of one element of an activation in transit: (L, D), or (D,)."""
+
+    @abstractmethod
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check the input of the front; on a GPU a wrong id would end the whole process.
+
+        Raises:
+            ModelError: it doesn't fit the tower.
+        """
+
+    @abstractmethod
+    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Embed the inputs; normalised pixels (F, 3, H, W) or token ids (N,), to (F, L, D)."""
+
+    @abstractmethod
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run a range of layers; (F, L, D) to (F, L, D)."""
+
+    @abstractmethod
+    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run norm and pooling in float32; (F, L, D) to (F, D)."""
+
+    @abstractmethod
+    def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Compute pooled features by the library's own forward function, of a module that holds everything; (F, D)."""
+
+    def use_plain_attention(self, module: Any) -> None:
+        """Turn off fused attention."""
+
+
+class VisionTower(Tower):
+    """A tower for images."""
+
+    @property
+    @abstractmethod
+    def side_px(self) -> int:
+        """Side of the square image, px."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Number of tokens of one image inside the layers: `L`."""
+
+    @property
+    @abstractmethod
+    def num_prefix_tokens(self) -> int:
+        """Number of class and register tokens, in front of the patches."""
+
+    def tokens_in(self, num_tokens: int) -> int:
+        """Compute the tokens of one image; all images have as many."""
+        del num_tokens
+        return self.num_tokens
+
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one image's pixels."""
+        del num_tokens
+        return 3 * self.side_px**2
+
+    def input_layout(self) -> tuple[torch.dtype, Shape]:
+        """Give dtype and shape of a frame."""
+        import torch
+
+        return torch.uint8, (self.side_px, self.side_px, 3)
+
+    def activation_shape(self) -> Shape:
+        """Give the shape of a frame's tokens, (L, D)."""
+        return (self.num_tokens, self.dim)
+
+    def layout(self, lengths: torch.Tensor, device: torch.device) -> Layout:
+        """Lay out frames, of which each is a rectangle of its own."""
+        from shards.layouts import Frames
+
+        del device
+        return Frames(lengths)
+
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make rows of one frame each."""
+        import torch
+
+        del num_tokens
+        return torch.ones(num_rows, dtype=torch.int64)
+
+    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make random pixels."""
+        import torch
+
+        return torch.randint(0, 256, (int(lengths.sum()), self.side_px, self.side_px, 3)).byte()
+
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check pixels, uint8 (F, H, W, 3).
+
+        Raises:
+            ModelError: this is no uint8 tensor of square RGB images of the model's size.
+        """
+        from shards.layouts import check_pixels
+
+        del lengths
+        check_pixels(values, self.side_px)
+
+    def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Choose the dtype of normalised pixels by the compute dtype."""
+        return dtype
+
+    def set_dtype(self, module: Any, dtype: torch.dtype) -> None:
+        """Tell a front that computes in float32 the dtype of its output."""
+
+
+class TextTower(Tower):
+    """A tower for captions."""
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int:
+        """Longest caption, in tokens."""
+
+    @property
+    @abstractmethod
+    def num_vocabulary(self) -> int:
+        """Number of tokens that the embedding table knows."""
+
+    @property
+    @abstractmethod
+    def padding_id(self) -> int:
+        """Token id that captions are padded with."""
+
+    def tokens_in(self, num_tokens: int) -> int:
+        """Compute the tokens of one caption."""
+        return num_tokens
+
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one caption's token ids, int32."""
+        return 4 * num_tokens
+
+    def input_layout(self) -> tuple[torch.dtype, Shape]:
+        """Give dtype and shape of a token id."""
+        import torch
+
+        return torch.int32, ()
+
+    def activation_shape(self) -> Shape:
+        """Give the shape of a token, (D,)."""
+        return (self.dim,)
+
+    def layout(self, lengths: torch.Tensor, device: torch.device) -> Padding:
+        """Lay out captions in a rectangle of the longest one's width."""
+        from shards.layouts import Padding
+
+        return Padding.of(lengths, device)
+
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make captions that differ in length, as in a batch, where all are padded to the longest: that one counts."""
+        import torch
+
+        longest = min(num_tokens, self.max_tokens)
+        return torch.linspace(longest, longest / 2, num_rows).ceil().long()
+
+    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make token ids."""
+        import torch
+
+        return torch.zeros(int(lengths.sum()), dtype=torch.int32)
+
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check token ids, int32 (N,).
+
+        Raises:
+            ModelError: an id is outside the vocabulary, or a caption is longer than the tower takes.
+        """
+        from shards.layouts import check_tokens
+
+        check_tokens(values, lengths, self.num_vocabulary, self.max_tokens)
+
+
+def linear_shapes(name: str, num_in: int, num_out: int, *, bias: bool = True) -> Shapes:
+    """Give the shapes of a linear layer, (out, in) as in torch.
+
+    Args:
+        name: name of the layer.
+        num_in: width of its input.
+        num_out: width of its output.
+        bias: whether it has one.
+    """
+    weight: Shapes = {f"{name}.weight": (num_out, num_in)}
+    return weight | ({f"{name}.bias": (num_out,)} if bias else {})
+
+
+def norm_shapes(name: str, width: int) -> Shapes:
+    """Give the shapes of a norm with bias."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def attention_flops(num_tokens: int, width: int, mlp_width: int) -> float:
+    """Count the operations of a transformer block.
+
+    For L tokens of width D and an MLP of M: q, k, v take 2*L*D*3D, scores and their sum 2*L*L*D each, the output
+    projection 2*L*D*D, the MLP 2*L*D*M twice.
+
+    Args:
+        num_tokens: L.
+        width: D.
+        mlp_width: M.
+    """
+    return 8 * num_tokens * width**2 + 4 * num_tokens**2 * width + 4 * num_tokens * width * mlp_width
