@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,19 @@ def _scheduled_as_before():
     after = os.sched_getscheduler(0)
     os.sched_setscheduler(0, before, os.sched_param(0))
     assert after == before, f"the test began under scheduling policy {before} and left the process under {after}"
+
+
+@pytest.fixture(autouse=True)
+def _servers_stopped():
+    """Fails a test that leaves a server's thread: over a closed socket it takes a core until the process ends."""
+    before = serving_threads()
+    yield
+    left = serving_threads() - before
+    assert not left, f"the test left servers running: {left}; call shutdown() before server_close()"
+
+
+def serving_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if "serve_forever" in thread.name}
 
 
 class MessageList(logging.Handler):

@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -265,11 +265,12 @@ def server():
 
         do_GET = do_POST
 
-    httpd = HTTPServer(("127.0.0.1", 0), Handler)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.handle_error = lambda *_: None
-    httpd.got, httpd.status, httpd.daemon_threads = [], 200, True
+    httpd.got, httpd.status = [], 200
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
     yield httpd
+    httpd.shutdown()
     httpd.server_close()
 
 

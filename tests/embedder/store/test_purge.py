@@ -1,6 +1,7 @@
 """Purged items are nowhere: not in what is published, not in what was, not in a text; and they stay away."""
 
 import json
+import shutil
 from contextlib import suppress
 from io import BytesIO
 
@@ -28,6 +29,7 @@ import embedder
 from embedder.errors import RunFailedError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
+from embedder.store.files import StoreFiles
 from embedder.store.history import one_before, past_runs, publications, readable, rollback
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
@@ -282,17 +284,20 @@ def test_a_damaged_file_is_no_proof(files, three_runs):
         purge(files, [GONE], no_index)
 
 
-def test_killed_between_any_two_steps_the_others_are_served_and_it_ends_when_done_again(tmp_path, monkeypatch):
-    for number in range(60):
-        files = new_store(tmp_path / str(number))
-        first = publish_refresh(files, row("a.jpg"), row("gone.jpg"), reject("gone.bad"))
-        publish_refresh(files, row("gone.jpg", modified="t1"), row("b.jpg"))
-        publish_refresh(files, row("c.jpg"), retired=["gone.bad"])
-        for name in TABLES:
-            DeltaTable(files.uri(name)).create_checkpoint()
-        run = read_current(files).run_id
-        files.write(f"runs/{run}/report.json", b'{"outcome": "/pictures/gone.jpg: odd"}')
-        others = without_gone(rows_now(files))
+@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_between_two_steps_the_others_are_served_and_it_ends_when_done_again(tmp_path, monkeypatch, stride):
+    before = new_store(tmp_path / "before")
+    first = publish_refresh(before, row("a.jpg"), row("gone.jpg"), reject("gone.bad"))
+    publish_refresh(before, row("gone.jpg", modified="t1"), row("b.jpg"))
+    publish_refresh(before, row("c.jpg"), retired=["gone.bad"])
+    for name in TABLES:
+        DeltaTable(before.uri(name)).create_checkpoint()
+    run = read_current(before).run_id
+    before.write(f"runs/{run}/report.json", b'{"outcome": "/pictures/gone.jpg: odd"}')
+    others = without_gone(rows_now(before))
+    for number in range(0, 60, stride):
+        shutil.copytree(before.folder, tmp_path / str(number))
+        files = StoreFiles(tmp_path / str(number))
         with dying(monkeypatch, number) as made, suppress(Killed):
             purge(files, ["gone.jpg", "gone.bad"], no_index)
         assert without_gone(rows_now(files)) == others
