@@ -11,7 +11,7 @@ from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
 from shards.tensor_shapes import held_dtype, shard_shapes
 from shards.towers.base import Shape
-from shards.weights import check_names, check_shape, find_weights
+from shards.weights import check_names, check_shape, find_weights, read_header
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Dtypes of activations by compute dtype; int8 is a dtype of weights alone.
@@ -72,6 +72,14 @@ def load_tensors(
             # product may depend on it), and a truncated file would end the process.
             tensors[name] = tensor.to(device, TORCH_DTYPES[held], copy=True)
     return tensors
+
+
+def stored_shape(files: Mapping[str, Path], name: str) -> Shape | None:
+    """Read the shape of a tensor in its file; None where there is none of that name, or the file is broken."""
+    try:
+        return read_header(files[name])[name].shape
+    except (KeyError, ModelError):
+        return None
 
 
 def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Tensor:

@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shards.errors import ModelError
 
+FAMILY_TAG = "family "
+"""Beginning of the tags of a union's members, which messages leave out."""
+
 
 class ModelSection(BaseModel):
     """Base of all sections: frozen, no unknown keys, no infinite numbers."""
@@ -38,10 +41,13 @@ def read_json(path: Path, cure: str) -> dict[str, object]:
 def describe(error: ValidationError) -> str:
     """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'configuration'}: {item['msg'].removeprefix('Value error, ')}"
-        f"{_found(item['input'])}"
+        f"{_key(item['loc'])}: {item['msg'].removeprefix('Value error, ')}{_found(item['input'])}"
         for item in error.errors()
     )
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location if not str(part).startswith(FAMILY_TAG)) or "configuration"
 
 
 def _found(value: object) -> str:

@@ -28,10 +28,10 @@ def model_import(
     read()
 
     from embedder.storage.model_download import resolve_model
-    from shards.convert import import_timm_and_albert, import_vision_text_dual_encoder
+    from shards.convert import import_timm_and_albert, import_transformers
 
     if albert is None:
-        model = import_vision_text_dual_encoder(resolve_model(source), out, name=Path(source).name)
+        model = import_transformers(resolve_model(source), out, name=Path(source).name)
     else:
         model = import_timm_and_albert(resolve_model(source), resolve_model(albert), out, embedding_dim)
     shown: list[RenderableType] = [f"model folder: {out}"]

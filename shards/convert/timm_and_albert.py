@@ -10,11 +10,15 @@ from pydantic import ValidationError
 
 from shards.config import CONFIG_FILE, ModelConfig, PreprocessConfig, find_model_folder
 from shards.convert.preprocessing import Interpolation, Resize, import_tokenizer, max_caption_tokens
-from shards.convert.transformers_towers import import_text_config, mlp_ratio, one_side, rename_albert
+from shards.convert.transformers_model import check_all_used, read_tower
 from shards.errors import ModelError
+from shards.ranges import LayerRange
 from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
+from shards.towers import IMPORTS
+from shards.towers.base import TextTower
+from shards.towers.from_transformers import mlp_ratio, one_side
 from shards.towers.vit import VisionActivation, VitTower
 from shards.weights import WEIGHTS_FILE, find_weights
 
@@ -56,8 +60,7 @@ def import_timm_and_albert(
     path = albert_folder / CONFIG_FILE
     tree = read_json(path, "give a transformers ALBERT folder")
     files = find_weights(albert_folder)
-    names = rename_albert(files)
-    text = import_text_config(tree, path, has_pooler="text.pooler.weight" in names)
+    text, names = _read_text(tree, files, path)
     vision = _read_vit_config(vit, vit_folder)
     max_tokens = min(MAX_CAPTION_TOKENS, max_caption_tokens(albert_folder, text))
     try:
@@ -75,6 +78,23 @@ def import_timm_and_albert(
     with staged_model(Path(out), config, tokenizer) as stage:
         write_weights(stage, _joined_tensors(config, vit, files, names, seed))
     return config
+
+
+def _read_text(tree: Mapping[str, Any], files: Mapping[str, Path], path: Path) -> tuple[TextTower, dict[str, str]]:
+    """Text tower of a checkpoint, with heads around it or without, and its name of each of our tensors."""
+    model_type = str(tree.get("model_type"))
+    names = {name.removeprefix(f"{model_type}."): name for name in files}
+    text = read_tower(model_type, "text", tree, frozenset(names), path)
+    if not isinstance(text, TextTower):
+        raise ModelError(f"{path}: model_type = {model_type!r}; give a checkpoint of a text tower")
+    theirs = {
+        name: IMPORTS[model_type].theirs(name, frozenset(names)) for name in text.shapes(LayerRange(0, text.num_layers))
+    }
+    bare = {name: files[full] for name, full in names.items()}
+    check_all_used(
+        bare, {their for each in theirs.values() for their in each}, IMPORTS[model_type].ignored, {"text": model_type}
+    )
+    return text, {f"text.{name}": names.get(each[0], each[0]) for name, each in theirs.items()}
 
 
 def _joined_tensors(

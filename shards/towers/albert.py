@@ -6,13 +6,25 @@ Source: transformers 5.23, `AlbertModel.forward` and `AlbertTransformer.forward`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
-from shards.towers.base import Shapes, TextTower, TowerFlops, attention_flops, linear_shapes, norm_shapes
+from shards.towers.base import (
+    Shapes,
+    TextTower,
+    TowerFlops,
+    TowerImport,
+    attention_flops,
+    linear_shapes,
+    norm_shapes,
+)
+from shards.towers.from_transformers import checked, parse_config
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +204,10 @@ class AlbertTower(TextTower):
 
         if self.pool == "mean":
             is_token = layout.is_token(x_FLD.device)
-            return (x_FLD.float() * is_token[:, :, None]).sum(1) / layout.lengths.to(x_FLD.device)[:, None]
+            mean: torch.Tensor = (x_FLD.float() * is_token[:, :, None]).sum(1) / layout.lengths.to(x_FLD.device)[
+                :, None
+            ]
+            return mean
         first: torch.Tensor = x_FLD[:, 0].float()
         return torch.tanh(module.pooler(first)) if self.pool == "pooler" else first
 
@@ -209,3 +224,50 @@ class AlbertTower(TextTower):
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""
         module.set_attn_implementation("eager")
+
+
+def read_albert(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> AlbertTower:
+    """Read an ALBERT's section of config.json; without a pooler among its tensors, tokens are averaged.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import AlbertConfig
+
+    if tree.get("position_embedding_type", "absolute") != "absolute":
+        found = tree["position_embedding_type"]
+        raise ModelError(f"{where}: position_embedding_type = {found!r}; only 'absolute' can be imported")
+    theirs = parse_config(AlbertConfig, tree, where)
+    fields = {key: getattr(theirs, key) for key in AlbertTower.model_fields if key not in ("family", "pool")}
+    # Only padding has this id, and it is masked.
+    fields["pad_token_id"] = fields["pad_token_id"] or 0
+    return checked(AlbertTower, where, theirs, {}, **fields, pool="pooler" if "pooler.weight" in names else "mean")
+
+
+def albert_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Give transformers' name of a tensor, which is ours."""
+    del names
+    return (name,)
+
+
+TOWERS = (AlbertTower,)
+# Heads of transformers' classes, which an encoder doesn't need, and tables that follow from the shapes.
+IMPORTS = {
+    "albert": TowerImport(
+        read_albert,
+        albert_names,
+        ignored=(
+            "predictions.",
+            "sop_classifier.",
+            "classifier.",
+            "qa_outputs.",
+            "embeddings.position_ids",
+            "embeddings.token_type_ids",
+        ),
+    )
+}

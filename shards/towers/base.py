@@ -11,7 +11,9 @@ Legend: `F` images (frames) or captions, `N` elements of a batch's inputs one af
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shards.ranges import LayerRange
@@ -45,6 +47,22 @@ class TowerFlops:
     front: float
     layer: float
     head: float
+
+
+@dataclass(frozen=True)
+class TowerImport:
+    """Reading of one kind of tower from a checkpoint of transformers.
+
+    Attributes:
+        read: makes the tower of its section of config.json, the names of its tensors, and the path for messages.
+        theirs: finds the checkpoint's tensors of one of ours: of our name, and all of their names. Several are
+            concatenated. Names are relative to the tower on both sides; `head.` begins those of the projection head.
+        ignored: prefixes of the names of tensors that an encoder doesn't need.
+    """
+
+    read: Callable[[Mapping[str, Any], frozenset[str], Path], Tower]
+    theirs: Callable[[str, frozenset[str]], tuple[str, ...]]
+    ignored: tuple[str, ...] = ()
 
 
 class Tower(ModelSection):
@@ -295,6 +313,11 @@ class TextTower(Tower):
     @abstractmethod
     def num_vocabulary(self) -> int:
         """Number of tokens that the embedding table knows."""
+
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a caption: nothing behind the first one counts; None where all counts."""
+        return None
 
     @property
     @abstractmethod

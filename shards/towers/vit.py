@@ -308,3 +308,6 @@ def _conv_shapes(conv: str, batch_norm: str, num_in: int, num_out: int) -> Shape
     # Running statistics are buffers: training updates them, evaluation normalises with them.
     statistics: Shapes = {f"{batch_norm}.running_mean": (num_out,), f"{batch_norm}.running_var": (num_out,)}
     return {f"{conv}.weight": (num_out, num_in, 3, 3)} | norm_shapes(batch_norm, num_out) | statistics
+
+
+TOWERS = (VitTower,)
