@@ -11,18 +11,25 @@ from pydantic import Field, ValidationError, model_validator
 from shards.errors import ModelError
 from shards.schema import ModelSection, describe, read_json
 from shards.towers import AnyTextTower, AnyVisionTower
-from shards.towers.base import Tower
+from shards.towers.base import TextTower, Tower, VisionTower
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 
+Projection = Literal["linear", "mlp", "none"]
+
 
 class PreprocessConfig(ModelSection):
-    """Preprocessing: from images to pixels, from captions to token ids."""
+    """Preprocessing: from images to pixels, from captions to token ids.
+
+    Settings of a side whose tower the model lacks change nothing.
+    """
 
     image_size: int = Field(224, ge=1, description="side of the square image, px")
-    resize: Literal["squash", "crop", "pad"] = Field(
-        "crop", description="squash: both sides to size; crop: shortest side, then centre; pad: whole image on white"
+    resize: Literal["squash", "crop", "pad", "pad_black"] = Field(
+        "crop",
+        description="squash: both sides to size; crop: shortest side, then centre; pad: whole image on white; "
+        "pad_black: on black, as open_clip does it",
     )
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = Field("bicubic", description="filter of the resize")
     resampler: Literal["pillow", "torchvision"] = Field(
@@ -41,40 +48,97 @@ class PreprocessConfig(ModelSection):
 
 
 class ModelConfig(ModelSection):
-    """Configuration of a model: all but the weights and the tokeniser."""
+    """Configuration of a model with two towers, or with one alone: all but the weights and the tokeniser."""
 
     format_version: Literal[1] = 1
     name: str = Field(min_length=1)
     trained: bool = Field(description="false: the projections are fresh, and search means nothing yet")
     embedding_dim: int = Field(ge=1, description="size of the common space: `E`")
     projection_bias: bool = False
-    vision: AnyVisionTower
-    text: AnyTextTower
+    vision_projection: Projection = Field(
+        "linear", description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU"
+    )
+    text_projection: Projection = Field(
+        "linear", description="none: the text tower's own vectors are the space; mlp: two layers around a GELU"
+    )
+    vision: AnyVisionTower | None
+    text: AnyTextTower | None
     preprocess: PreprocessConfig
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.preprocess.image_size != self.vision.side_px:
+        if self.vision is None and self.text is None:
+            raise ValueError("vision and text are both null; a model has one tower at least")
+        if self.vision is not None and self.preprocess.image_size != self.vision.side_px:
             raise ValueError(
                 f"preprocess.image_size ({self.preprocess.image_size}) is not the vision tower's "
                 f"({self.vision.side_px}); make them equal"
             )
-        if self.preprocess.max_caption_tokens > self.text.max_tokens:
+        if self.text is not None and self.preprocess.max_caption_tokens > self.text.max_tokens:
             raise ValueError(
                 f"preprocess.max_caption_tokens ({self.preprocess.max_caption_tokens}) exceeds "
                 f"the {self.text.max_tokens} tokens that the text tower takes; lower it"
             )
+        for side, tower in self.towers.items():
+            if self.projections[side] == "none" and tower.dim != self.embedding_dim:
+                raise ValueError(
+                    f'{side}_projection is "none", and the tower\'s vectors of {tower.dim} values are no vectors of '
+                    f'embedding_dim ({self.embedding_dim}); make them equal, or write "linear"'
+                )
         return self
 
     @property
+    def projections(self) -> dict[str, Projection]:
+        """Projections into the common space, by side."""
+        return {"vision": self.vision_projection, "text": self.text_projection}
+
+    @property
     def towers(self) -> dict[str, Tower]:
-        """The towers by side."""
-        return {"vision": self.vision, "text": self.text}
+        """The towers that the model has, by side."""
+        sides = {"vision": self.vision, "text": self.text}
+        return {side: tower for side, tower in sides.items() if tower is not None}
 
     @property
     def num_layers(self) -> dict[str, int]:
-        """Number of layers by side."""
-        return {side: tower.num_layers for side, tower in self.towers.items()}
+        """Number of layers by side; 0 of a tower that the model lacks."""
+        return {"vision": 0, "text": 0} | {side: tower.num_layers for side, tower in self.towers.items()}
+
+    @property
+    def required_vision(self) -> VisionTower:
+        """The vision tower.
+
+        Raises:
+            ModelError: the model has none.
+        """
+        if self.vision is None:
+            raise ModelError(f"model {self.name!r} has no vision tower: it embeds captions alone; give it texts")
+        return self.vision
+
+    @property
+    def required_text(self) -> TextTower:
+        """The text tower.
+
+        Raises:
+            ModelError: the model has none.
+        """
+        if self.text is None:
+            raise ModelError(f"model {self.name!r} has no text tower: it embeds images alone; give it images")
+        return self.text
+
+    def check_both_towers(self, purpose: str) -> None:
+        """Check that the model has two towers.
+
+        Args:
+            purpose: what needs them, for the message.
+
+        Raises:
+            ModelError: it has one alone.
+        """
+        if len(self.towers) < 2:
+            raise ModelError(
+                f"model {self.name!r} has a {next(iter(self.towers))} tower alone; {purpose} needs two towers, "
+                "so give a model for images and captions"
+            )
 
     def to_json(self) -> str:
         """Write the text of config.json."""

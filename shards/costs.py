@@ -6,7 +6,7 @@ from typing import Literal
 
 from shards.config import ModelConfig
 from shards.ranges import LayerRange, ShardSpec
-from shards.tensor_shapes import held_dtype, shard_shapes
+from shards.tensor_shapes import held_dtype, projection_shapes, shard_shapes
 from shards.towers.base import Shape, Shapes
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -39,10 +39,12 @@ class TowerCosts:
 
 
 def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
-    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`."""
-    tower = config.towers[side]
+    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`; none without a tower."""
+    tower = config.towers.get(side)
+    if tower is None:
+        return TowerCosts(0.0, 0.0, 0.0, 0)
     flops = tower.flops(num_tokens)
-    projection = 2 * tower.dim * config.embedding_dim
+    projection = 2 * sum(prod(shape) for shape in projection_shapes(config, side).values() if len(shape) == 2)
     return TowerCosts(flops.front, flops.layer, flops.head + projection, tower.num_layers)
 
 
@@ -73,7 +75,7 @@ def count_parameters(shapes: Shapes) -> int:
 
 
 def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_tokens: int) -> int:
-    """Compute the bytes of one input's state at a cut: the input itself, an activation, or the embedding.
+    """Compute the bytes of one input's state at a cut: the input itself, an activation, or the embedding; or nothing.
 
     The frames of a video share one embedding; here it counts once for each of them.
 
@@ -84,7 +86,9 @@ def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_toke
         dtype: compute dtype.
         num_tokens: tokens of a caption.
     """
-    tower = config.towers[side]
+    tower = config.towers.get(side)
+    if tower is None:
+        return 0
     if layer == 0:
         return tower.input_bytes(num_tokens)
     if layer == tower.num_layers:

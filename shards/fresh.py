@@ -41,9 +41,9 @@ def init_model(
     """
     folder = Path(folder)
     if tokenizer_json is not None:
-        check_tokenizer(parse_tokenizer(tokenizer_json, str(folder)), config.text, str(folder))
+        check_tokenizer(parse_tokenizer(tokenizer_json, str(folder)), config.required_text, str(folder))
     with staged_model(folder, config, tokenizer_json) as stage:
-        shapes = model_shapes(config) | OPTIONAL_SHAPES
+        shapes = model_shapes(config) | {LOGIT_SCALE: OPTIONAL_SHAPES[LOGIT_SCALE]}
         stream_weights(stage, shapes, fresh_tensors(config, seed), dtype=dtype, max_file_bytes=max_file_bytes)
     return folder
 

@@ -11,7 +11,7 @@ from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
 from shards.tensor_shapes import held_dtype, shard_shapes
 from shards.towers.base import Shape
-from shards.weights import check_names, check_shape, find_weights, read_header
+from shards.weights import CHECKPOINT_CURE, check_names, check_shape, find_weights, read_header
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Dtypes of activations by compute dtype; int8 is a dtype of weights alone.
@@ -99,7 +99,10 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
     from safetensors import SafetensorError, safe_open
 
     if name not in files:
-        raise ModelError(f"the weight files lack the tensor {name}, expected one of shape {list(shape)}")
+        folder = next(iter(files.values())).parent if files else "empty"
+        raise ModelError(
+            f"{folder}: the weight files lack the tensor {name}, expected one of shape {list(shape)}; {CHECKPOINT_CURE}"
+        )
     path = files[name]
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -108,3 +111,27 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
     return tensor
+
+
+def check_values(path: Path, name: str, tensor: torch.Tensor) -> None:
+    """Check that a checkpoint's tensor can be stored in a model folder: floating-point numbers, all finite.
+
+    Args:
+        path: its file, for the message.
+        name: its name.
+        tensor: its values.
+
+    Raises:
+        ModelError: it has another dtype, or a value is NaN or infinite.
+    """
+    if tensor.dtype not in TORCH_DTYPES.values():
+        raise ModelError(
+            f"{path}: the tensor {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, expected one of "
+            f"{', '.join(TORCH_DTYPES)}; save the model in one of them"
+        )
+    num_broken = tensor.numel() - int(tensor.isfinite().sum())
+    if num_broken:
+        raise ModelError(
+            f"{path}: the tensor {name} has {num_broken} of {tensor.numel()} values that are NaN or infinite, expected "
+            "finite ones; fetch the file again, or a model whose training did not diverge"
+        )

@@ -113,6 +113,7 @@ def plan_shards(
     from shards.planning.solver.search import best_placement
 
     _check_num_stages(config, num_stages)
+    mix = mix.of_towers(config)
     problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, mix.caption_tokens),))
     best = best_placement(problem, num_stages)
     if best is not None and num_stages <= min(problem.depths):
@@ -203,8 +204,8 @@ def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
     for number, spec in enumerate(specs):
         if not len(spec.vision) and not len(spec.text):
             raise ModelError(f"plan: stage {number} holds no layer; leave it out")
-    _check_tower("vision", [spec.vision for spec in specs], config.vision.num_layers)
-    _check_tower("text", [spec.text for spec in specs], config.text.num_layers)
+    for side, depth in config.num_layers.items():
+        _check_tower(side, [spec.layers_of(side) for spec in specs], depth)
 
 
 def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:

@@ -70,7 +70,7 @@ class TimedPart:
 
 
 def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
-    """Measure both towers: embeddings, one layer of each, heads, and a copy through memory.
+    """Measure the towers: embeddings, one layer of each, heads, and a copy through memory.
 
     Args:
         folder: a local model folder.
@@ -104,7 +104,9 @@ def _measure_tower(
     folder: str | Path, config: ModelConfig, side: str, setting: TimingSetting
 ) -> tuple[TowerSeconds, int]:
     """Seconds and workspace bytes; one layer is in memory at a time: embeddings and a layer, then the head."""
-    tower = config.towers[side]
+    tower = config.towers.get(side)
+    if tower is None:
+        return TowerSeconds(0.0, 0.0, 0.0), 0
     first, last = LayerRange(0, 1), LayerRange(tower.num_layers - 1, tower.num_layers)
     lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
     inputs = tower.sample_input(lengths)

@@ -69,17 +69,25 @@ def only(side: str, layers: LayerRange) -> ShardSpec:
 
 def whole_model(config: ModelConfig) -> ShardSpec:
     """Make the spec of a single shard that holds everything."""
-    return ShardSpec(vision_only(config).vision, text_only(config).text)
+    return ShardSpec(*(LayerRange(0, config.num_layers[side]) for side in ("vision", "text")))
 
 
 def vision_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes images; the text tower's weights are not read."""
-    return ShardSpec(LayerRange(0, config.vision.num_layers), NOTHING)
+    """Make the spec that encodes images; the text tower's weights are not read.
+
+    Raises:
+        ModelError: the model has no vision tower.
+    """
+    return ShardSpec(LayerRange(0, config.required_vision.num_layers), NOTHING)
 
 
 def text_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes captions and queries; the vision tower's weights are not read."""
-    return ShardSpec(NOTHING, LayerRange(0, config.text.num_layers))
+    """Make the spec that encodes captions and queries; the vision tower's weights are not read.
+
+    Raises:
+        ModelError: the model has no text tower.
+    """
+    return ShardSpec(NOTHING, LayerRange(0, config.required_text.num_layers))
 
 
 def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:

@@ -21,9 +21,9 @@ from shards.ranges import whole_model
 
 
 class TwinTower(nn.Module):
-    """Twin tower with its projections, in float32; its state dict has the model folder's names."""
+    """The towers with their projections, in float32; its state dict has the model folder's names."""
 
-    # Modules of the libraries, by side.
+    # Modules of the libraries, by side; those of a side without a tower are not there.
     vision: Any
     vision_head: Any
     text: Any
@@ -43,10 +43,9 @@ class TwinTower(nn.Module):
         """Device of the weights."""
         return self.normalise.mean.device
 
-    def output_of(self, side: str) -> Output:
-        """Kind of output on one side, as of a shard that holds everything."""
-        del side
-        return "embedding"
+    def output_of(self, side: str) -> Output | None:
+        """Kind of output on one side, as of a shard that holds everything; None where the model has no tower."""
+        return "embedding" if side in self.config.towers else None
 
     def pooled(self, side: str, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Compute pooled features by the library's own forward function; (F, width).
@@ -69,8 +68,8 @@ class TwinTower(nn.Module):
         return Batch(self._embed("vision", batch.vision), self._embed("text", batch.text))
 
     def _embed(self, side: str, state: TowerState | None) -> TowerState | None:
-        if state is None:
-            return None
+        if state is None or side not in self.config.towers:
+            return state
         lengths = state.lengths[state.lengths > 0]
         if not len(lengths):
             return TowerState(torch.empty((0, self.config.embedding_dim), device=self.device), state.lengths)

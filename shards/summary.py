@@ -101,7 +101,8 @@ def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tu
         part = part_of(config, name)
         num_parameters[part] += prod(entry.shape)
         size_bytes[part] += entry.stop - entry.start
-    return tuple(PartSummary(part, num_parameters[part], size_bytes[part]) for part in PARTS)
+    parts = [part for part in PARTS if part.partition(" ")[0] in config.towers]
+    return tuple(PartSummary(part, num_parameters[part], size_bytes[part]) for part in parts)
 
 
 @dataclass(frozen=True)

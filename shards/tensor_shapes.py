@@ -8,9 +8,10 @@ from shards.config import ModelConfig
 from shards.ranges import ShardSpec, whole_model
 from shards.towers.base import Shape, Shapes, linear_shapes
 
-# Optional, and not needed by any shard: log of the inverse temperature that training ended with.
+# Optional, and not needed by any shard: log of the inverse temperature that training ended with, and SigLIP's bias.
 LOGIT_SCALE = "logit_scale"
-OPTIONAL_SHAPES: Shapes = {LOGIT_SCALE: ()}
+LOGIT_BIAS = "logit_bias"
+OPTIONAL_SHAPES: Shapes = {LOGIT_SCALE: (), LOGIT_BIAS: ()}
 
 # Suffix of the name of a quantised weight's scales, one for each output channel.
 SCALE_SUFFIX = "_scale"
@@ -43,7 +44,27 @@ def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
 def _head_shapes(config: ModelConfig, side: str, width: int) -> Shapes:
     name = f"{side}_head"
     pooler = linear_shapes(f"{name}.pooler", width, width) if config.towers[side].has_head_pooler else {}
-    return pooler | linear_shapes(f"{name}.projection", width, config.embedding_dim, bias=config.projection_bias)
+    return pooler | {f"{name}.{each}": shape for each, shape in projection_shapes(config, side).items()}
+
+
+def projection_shapes(config: ModelConfig, side: str) -> Shapes:
+    """Compute the shapes of the tensors of a projection, by name below the head's own prefix."""
+    width, embedding_dim = config.towers[side].dim, config.embedding_dim
+    if config.projections[side] == "none":
+        return {}
+    if config.projections[side] == "linear":
+        return linear_shapes("projection", width, embedding_dim, bias=config.projection_bias)
+    hidden = mlp_projection_width(width, embedding_dim)
+    first = linear_shapes("projection.0", width, hidden, bias=False)
+    return first | linear_shapes("projection.2", hidden, embedding_dim, bias=False)
+
+
+def mlp_projection_width(width: int, embedding_dim: int) -> int:
+    """Compute the hidden width of a projection of two layers.
+
+    Source: open_clip 3.3, `HFTextEncoder`.
+    """
+    return (width + embedding_dim) // 2
 
 
 def held_dtype(config: ModelConfig, name: str, shape: Shape, dtype: str) -> str:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -11,6 +11,12 @@ from rich.console import RenderableType
 from embedder.cli.options import ModelFolder, ReadConfig, command
 from embedder.cli.results import MIB, Result, new_table
 from embedder.config import RunConfig
+from embedder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shards.config import ModelConfig
+
+NO_TOWER = "none"
 
 app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
 
@@ -19,22 +25,28 @@ app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a fol
 @command
 def model_import(
     read: ReadConfig,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face ViT + ALBERT folder, or timm checkpoint.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint of transformers, open_clip or timm.")],
     out: ModelFolder,
-    albert: Annotated[str | None, typer.Option(help="ALBERT folder that joins a timm checkpoint.")] = None,
+    text: Annotated[str | None, typer.Option(help="Text tower's folder that joins a timm checkpoint.")] = None,
+    albert: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
 ) -> Result:
     """Turn a checkpoint into a model folder."""
     read()
 
-    from embedder.storage.model_download import resolve_model
-    from shards.convert import import_timm_and_albert, import_transformers
+    from embedder.storage.model_download import model_name, resolve_checkpoint
+    from shards.convert import import_checkpoint, import_timm_and_text
 
-    if albert is None:
-        model = import_transformers(resolve_model(source), out, name=Path(source).name)
+    if text is not None and albert is not None:
+        raise ConfigError("--albert is the old name of --text; give --text alone")
+    joined = text if text is not None else albert
+    if joined is None:
+        model = import_checkpoint(resolve_checkpoint(source), out, name=model_name(source))
     else:
-        model = import_timm_and_albert(resolve_model(source), resolve_model(albert), out, embedding_dim)
+        model = import_timm_and_text(resolve_checkpoint(source), resolve_checkpoint(joined), out, embedding_dim)
     shown: list[RenderableType] = [f"model folder: {out}"]
+    if albert is not None:
+        shown.append("--albert is called --text now; the old name goes with the next release")
     if not model.trained:
         shown.append("its projections are fresh: search with it means nothing before training")
     return Result({"out": out, "trained": model.trained}, shown)
@@ -95,14 +107,20 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
     shown: list[RenderableType] = [
         f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
         f"embeddings of {model.embedding_dim}",
-        f"vision: {model.vision.describe()}",
-        f"text: {model.text.describe()}, captions up to {model.preprocess.max_caption_tokens}",
+        f"vision: {model.vision.describe() if model.vision is not None else NO_TOWER}",
+        f"text: {_describe_text(model)}",
         new_table("part", "parameters", "MiB on disk", rows=rows),
         f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
     ]
     data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}
     return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
+
+
+def _describe_text(model: "ModelConfig") -> str:
+    if model.text is None:
+        return NO_TOWER
+    return f"{model.text.describe()}, captions up to {model.preprocess.max_caption_tokens}"
 
 
 def _delta_info(folder: Path) -> Result:

@@ -93,7 +93,7 @@ def _answer_parts(answer: "Answer", *, explain: bool) -> list[RenderableType]:
 
 def _plan_table(cut: "ShardPlan", *, explain: bool) -> Table:
     """One row for each stage; a bar shows how busy its replicas are."""
-    columns = ["stage", "on", "ViT layers", "ALBERT layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
+    columns = ["stage", "on", "image layers", "text layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
     rows = [[str(number), *_row(cut, stage)] for number, stage in enumerate(cut.stages)]
     if explain:
         columns.append("busy")

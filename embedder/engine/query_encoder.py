@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 BATCH_ROWS = 32
 
+NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
+NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
+
 
 class QueryEncoder:
     """Encoder of texts and images with the towers of one model."""
@@ -38,8 +41,10 @@ class QueryEncoder:
             float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: a text is empty, or no UTF-8.
+            ConfigError: the model has no text tower, or a text is empty, or no UTF-8.
         """
+        if self.model.config.text is None:
+            raise ConfigError(f"model {self.model.folder}: {NO_TEXT_TOWER}")
         if not all(text.strip() for text in texts):
             raise ConfigError("the query is empty; write what the images should show")
         for text in texts:
@@ -54,8 +59,10 @@ class QueryEncoder:
             float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: an image can't be read.
+            ConfigError: the model has no vision tower, or an image can't be read.
         """
+        if self.model.config.vision is None:
+            raise ConfigError(f"model {self.model.folder}: {NO_VISION_TOWER}")
         return self._in_batches(
             self._image_batch, [image if isinstance(image, bytes) else Path(image) for image in images]
         )
@@ -106,7 +113,11 @@ class QueryEncoder:
 
     @locked_cached_property
     def _captions(self) -> CaptionEncoder:
-        return CaptionEncoder(self.model.tokenizer_json, self.model.config.preprocess.max_caption_tokens)
+        model = self.model
+        if model.tokenizer_json is None:
+            raise ConfigError(f"model {model.folder}: {NO_TEXT_TOWER}")
+        end_id = model.config.required_text.end_id
+        return CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens, end_id)
 
     @locked_cached_property
     def _text_tower(self) -> "Shard":

@@ -30,6 +30,8 @@ MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit ea
 # pixels are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
 
+PADDING_COLOURS = {"pad": "white", "pad_black": "black"}
+
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -195,8 +197,8 @@ def resize_image(image: Image.Image, resize: ResizeSpec) -> bytes:
     if cut := long_cut(image.size, resize):
         image = image.crop(cut)
     scaled = _scaled(image, scaled_size(image.size, resize), resize)
-    if resize.mode == "pad":
-        scaled = _padded(scaled, resize.image_size)
+    if resize.mode in PADDING_COLOURS:
+        scaled = _padded(scaled, resize.image_size, PADDING_COLOURS[resize.mode])
     return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
 
 
@@ -212,7 +214,7 @@ def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
     return scaled if box == (0, 0, *size) else scaled.crop(box)
 
 
-def _padded(image: Image.Image, side: int) -> Image.Image:
-    square = Image.new(image.mode, (side, side), "white")
+def _padded(image: Image.Image, side: int, colour: str) -> Image.Image:
+    square = Image.new(image.mode, (side, side), colour)
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return square

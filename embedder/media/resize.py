@@ -8,7 +8,7 @@ from typing import Literal
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
-ResizeMode = Literal["squash", "crop", "pad"]
+ResizeMode = Literal["squash", "crop", "pad", "pad_black"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
 
@@ -25,7 +25,7 @@ class ResizeSpec:
     Attributes:
         image_size: side of the square, in pixels.
         mode: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
-            `pad` shows the whole image on white.
+            `pad` shows the whole image on white, `pad_black` on black.
         interpolation: the filter of that name (antialiased).
         reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
         resampler: library whose resize is matched to the bit; `torchvision` also crops as transformers does with it.
@@ -45,13 +45,17 @@ def scaled_size(size: Size, resize: ResizeSpec) -> Size:
         size: width and height of the image.
         resize: the rule.
 
-    Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down.
+    Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down. open_clip 3.3
+    `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds otherwise than `pad` in a few of 100,000.
     """
     side, shortest, longest = resize.image_size, min(size), max(size)
     if resize.mode == "squash":
         return side, side
     if resize.mode == "crop":
         width, height = (side if edge == shortest else side * edge // shortest for edge in size)
+        return width, height
+    if resize.mode == "pad_black":
+        width, height = (max(1, round(edge / (longest / side))) for edge in size)
         return width, height
     width, height = (max(1, round(side * edge / longest)) for edge in size)
     return width, height

@@ -182,8 +182,9 @@ def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCo
     """
     num_rows = rows_per_batch(config)
     costs, whole = costs.at_tokens(mix.caption_tokens, model.config), whole_model(model.config)
-    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.num_layers)
-    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.text.num_layers)
+    mix = mix.of_towers(model.config)
+    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.num_layers["vision"])
+    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.num_layers["text"])
     item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
     calls_s = ENGINE_CALL_S * ((config.num_stages + 1) / num_rows + 1 / config.rows_per_part)
     items_per_s = (hardware.num_cpus() - ENGINE_CORES) / (item_s + calls_s)
@@ -217,7 +218,7 @@ def measure_call(config: RunConfig, model: Model) -> float:
     from embedder.steps.stage import Stage
     from shards.profile import median_s, torch_threads
 
-    one_layer = ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
+    one_layer = ShardSpec(*(LayerRange(0, int(side in model.config.towers)) for side in ("vision", "text")))
     num_rows = rows_per_batch(config)
     empty = {"pixels": TENSOR, "token_ids": TENSOR, "trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})

@@ -76,9 +76,12 @@ def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
 
 
 def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
-    """Median CPU seconds of tokenising one caption."""
+    """Median CPU seconds of tokenising one caption; none for a model without a text tower."""
+    if model.tokenizer_json is None:
+        return 0.0
     captions = [text for table in tables for text in table["caption"].to_pylist() if text] or ["an image of a cat"]
-    encoder = CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens)
+    config = model.config
+    encoder = CaptionEncoder(model.tokenizer_json, config.preprocess.max_caption_tokens, config.required_text.end_id)
     seconds = []
     for caption in (captions * NUM_CAPTIONS)[:NUM_CAPTIONS]:
         started_s = time.thread_time()

@@ -162,7 +162,7 @@ class Store:
     @locked_cached_property
     def searcher(self) -> Searcher:
         """Searcher of this snapshot."""
-        return Searcher(Snapshot(self.files, self.current, self.info.model_fingerprint))
+        return Searcher(Snapshot(self.files, self.current, self.info))
 
     @locked_cached_property
     def encoder(self) -> QueryEncoder:

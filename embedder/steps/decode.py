@@ -236,7 +236,8 @@ def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) ->
     """
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
-    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.resize.image_size**2)
+    if spec.resize is not None:
+        measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.resize.image_size**2)
     measurement.num_captions = table.num_rows - tokens.null_count
     for start in range(0, table.num_rows, spec.rows_per_batch):
         batch = pc.binary_length(tokens.slice(start, spec.rows_per_batch))

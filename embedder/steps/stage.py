@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from embedder.batch_schema import TENSOR
+from embedder.batch_schema import TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
@@ -66,10 +66,17 @@ class Stage:
         read = [self._input_column(table, tower) for tower in INPUTS if self._output_kind(tower)]
         batches = self._batches(table.select([*read, "trace"]))
         encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch)])
-        block = table.drop_columns([*read, "trace"]).combine_chunks()
+        block = self._without_missing(table.drop_columns([*read, "trace"])).combine_chunks()
         for name, column in zip(encoded.column_names, encoded.columns, strict=True):
             # Ray passes on each chunk of each column separately; only of the tensors would a copy cost more than that.
             block = block.append_column(name, column if column.type == TENSOR else column.combine_chunks())
+        return block
+
+    def _without_missing(self, block: pa.Table) -> pa.Table:
+        """Replace the input of a tower that the model lacks by embeddings that are all null."""
+        for tower, name in INPUTS.items():
+            if tower not in self.config.towers and name in block.column_names:
+                block = block.drop_columns([name]).append_column(EMBEDDINGS[tower], pa.nulls(block.num_rows, VECTOR))
         return block
 
     def _batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,9 @@ class Architecture(ConfigSection):
         except ValidationError as error:
             raise ValueError(describe(error)) from None
         if self.text.num_vocabulary < MIN_VOCABULARY:
-            raise ValueError(f"text.vocab_size is {self.text.num_vocabulary}; a tokeniser needs at least {MIN_VOCABULARY}")
+            raise ValueError(
+                f"text.vocab_size is {self.text.num_vocabulary}; a tokeniser needs at least {MIN_VOCABULARY}"
+            )
         return self
 
     def as_model(self) -> ModelConfig:

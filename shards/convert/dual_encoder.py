@@ -50,7 +50,7 @@ def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None
         (stage / PROCESSOR_FILE).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
         if (folder / TOKENIZER_FILE).is_file():
             tokenizer = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-            settings = export_tokenizer_config(tokenizer, config.text, config.preprocess.max_caption_tokens)
+            settings = export_tokenizer_config(tokenizer, config.required_text, config.preprocess.max_caption_tokens)
             (stage / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
             (stage / TOKENIZER_CONFIG_FILE).write_text(settings, encoding="utf-8")
         (stage / CONFIG_FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
@@ -82,11 +82,12 @@ def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
 
 
 def _check_exportable(config: ModelConfig, folder: Path) -> tuple[VitTower, AlbertTower]:
-    vision, text = config.vision, config.text
+    vision, text = config.required_vision, config.required_text
     if not isinstance(vision, VitTower) or not isinstance(text, AlbertTower):
         raise ModelError(f"{folder}: {vision.label} + {text.label}; only ViT + ALBERT can be exported")
     found = {f"vision.{key}": value for key, value in vision.model_dump(exclude={"family"}).items()}
     found |= {"text.pool": text.pool, "projection_bias": config.projection_bias}
+    found |= {f"{side}_projection": projection for side, projection in config.projections.items()}
     expected = {
         "vision.class_token": True,
         "vision.num_reg_tokens": 0,
@@ -98,8 +99,17 @@ def _check_exportable(config: ModelConfig, folder: Path) -> tuple[VitTower, Albe
         "vision.init_values": None,
         "vision.pool": "token",
         "vision.pooler": "tanh",
+        "vision.mlp": "mlp",
+        "vision.qk_norm": False,
+        "vision.scale_attn_norm": False,
+        "vision.scale_mlp_norm": False,
+        "vision.norm": "layer",
+        "vision.embed_norm": False,
+        "vision.proj_bias": True,
         "text.pool": "pooler",
         "projection_bias": False,
+        "vision_projection": "linear",
+        "text_projection": "linear",
     }
     for key, value in expected.items():
         if found[key] != value:

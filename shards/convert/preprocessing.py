@@ -18,7 +18,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"
 COMBINED_PROCESSOR_FILE = "processor_config.json"
 
-Resize = Literal["squash", "crop", "pad"]
+Resize = Literal["squash", "crop", "pad", "pad_black"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
 _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -132,7 +132,9 @@ def _require(path: Path, key: str, found: object, expected: bool) -> None:
 
 
 def import_tokenizer(folder: Path, text: TextTower) -> str:
-    """Read a checkpoint's tokeniser as transformers would, without truncation and padding.
+    """Read a checkpoint's tokeniser as transformers would, without truncation.
+
+    It pads where the text tower takes captions of a fixed length only: to that length, with its own padding token.
 
     Returns:
         The content of tokenizer.json.
@@ -142,10 +144,16 @@ def import_tokenizer(folder: Path, text: TextTower) -> str:
     """
     if (folder / TOKENIZER_FILE).is_file() and not (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = parse_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"), str(folder))
+        padding = tokenizer.padding or _padding_of(tokenizer.id_to_token(text.padding_id), text.padding_id)
     else:
-        tokenizer = _load_through_transformers(folder)
+        tokenizer, padding = _load_through_transformers(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if text.has_fixed_length:
+        if padding["pad_token"] is None:
+            raise ModelError(f"{folder}: the tokeniser has no padding token, and a {text.label} tower needs one")
+        length = max_caption_tokens(folder, text)
+        tokenizer.enable_padding(**(padding | {"length": length, "pad_to_multiple_of": None}))
     check_tokenizer(tokenizer, text, str(folder))
     content: str = tokenizer.to_str()
     return content
@@ -180,9 +188,22 @@ def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: in
     return json.dumps(settings, indent=2) + "\n"
 
 
-def _load_through_transformers(folder: Path) -> Any:
+def _padding_of(token: str | None, token_id: int | None, side: str = "right") -> dict[str, Any]:
+    """Make tokenizers' settings of padding."""
+    return {"pad_token": token, "pad_id": token_id, "direction": side}
+
+
+def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, in one of ours."""
     from transformers import AutoTokenizer
 
+    from shards.convert.siglip_tokenizer import convert_siglip_tokenizer, is_siglip_tokenizer
+
+    settings = read_json(folder / TOKENIZER_CONFIG_FILE, "") if (folder / TOKENIZER_CONFIG_FILE).is_file() else {}
+    if is_siglip_tokenizer(folder, settings):
+        tokenizer, pad_token = convert_siglip_tokenizer(folder, settings)
+        side = str(settings.get("padding_side", "right"))
+        return tokenizer, _padding_of(pad_token, tokenizer.token_to_id(pad_token), side)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -193,4 +214,4 @@ def _load_through_transformers(folder: Path) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"{folder}: {type(tokenizer).__name__} has no fast form; convert it to {TOKENIZER_FILE} first")
-    return backend
+    return backend, _padding_of(tokenizer.pad_token, tokenizer.pad_token_id, tokenizer.padding_side)

@@ -16,6 +16,7 @@ from shards.errors import ModelError
 from shards.planning.devices import DeviceType
 from shards.ranges import STRICT, LayerRange
 from shards.schema import describe
+from shards.towers.base import Tower
 
 Source = Literal["measured", "estimated"]
 
@@ -116,10 +117,10 @@ class ModelCosts(JsonText):
 
     def at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
         """Convert to captions of another length, by the ratio of operations."""
-        if num_tokens == self.caption_tokens:
-            return self
+        if num_tokens == self.caption_tokens or config.text is None:
+            return replace(self, caption_tokens=num_tokens)
         new, old = (tower_costs(config, "text", number) for number in (num_tokens, self.caption_tokens))
-        tokens = num_tokens / self.caption_tokens
+        tokens = config.text.tokens_in(num_tokens) / config.text.tokens_in(self.caption_tokens)
         return replace(
             self,
             caption_tokens=num_tokens,
@@ -156,6 +157,22 @@ class DataMix:
             raise ModelError("mix: items hold neither images nor captions; give one of the two a mean above 0")
         if self.caption_tokens < 1:
             raise ModelError(f"mix: caption_tokens is {self.caption_tokens}; a caption has at least one token")
+
+    def of_towers(self, config: ModelConfig) -> "DataMix":
+        """Leave out what the model has no tower for.
+
+        Raises:
+            ModelError: nothing is left.
+        """
+        images = self.images_per_item if config.vision is not None else 0.0
+        captions = self.captions_per_item if config.text is not None else 0.0
+        if images == captions == 0:
+            side, inputs = ("text", "captions") if config.vision is None else ("vision", "images")
+            raise ModelError(
+                f"mix: items without {inputs}, and model {config.name!r} has a {side} tower alone; "
+                f"give them a mean above 0"
+            )
+        return replace(self, images_per_item=images, captions_per_item=captions)
 
 
 @dataclass(frozen=True)
@@ -223,17 +240,21 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
         text=_seconds(tower_costs(config, "text", caption_tokens), flops),
         send_s_per_byte=link_s + 2 / COPY_BYTES_PER_S,
         call_s=CALL_S,
-        workspace_bytes_per_image=config.vision.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype],
-        workspace_bytes_per_caption=config.text.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype],
+        workspace_bytes_per_image=_workspace_bytes(config.vision, dtype, caption_tokens),
+        workspace_bytes_per_caption=_workspace_bytes(config.text, dtype, caption_tokens),
     )
 
 
 def estimate_host(config: ModelConfig) -> HostCosts:
     """Estimate CPU seconds of an item outside the stages, scaled by the pixels that the model takes."""
-    pixels = (config.vision.side_px / 224) ** 2
+    pixels = (config.vision.side_px / 224) ** 2 if config.vision is not None else 1.0
     # Half of a decode is the file's own size, which the model doesn't change.
     decode_s = IMAGE_DECODE_S * (0.5 + 0.5 * pixels)
     return HostCosts(decode_s, CAPTION_TOKENISE_S, ITEM_WRITE_S, ITEM_ENGINE_S, STARTUP_S, "estimated")
+
+
+def _workspace_bytes(tower: Tower | None, dtype: Dtype, caption_tokens: int) -> int:
+    return tower.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype] if tower is not None else 0
 
 
 def _seconds(costs: TowerCosts, flops: float) -> TowerSeconds:

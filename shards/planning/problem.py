@@ -9,7 +9,7 @@ from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.devices import DeviceType, Fleet
 from shards.ranges import ShardSpec
-from shards.tensor_shapes import held_dtype, model_shapes, part_of
+from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
 
 ROWS_PER_BATCH = 32
 
@@ -86,15 +86,15 @@ class PlacementProblem:
     @cached_property
     def depths(self) -> tuple[int, int]:
         """Number of layers of the vision and of the text tower."""
-        return self.config.vision.num_layers, self.config.text.num_layers
+        return self.config.num_layers["vision"], self.config.num_layers["text"]
 
     @cached_property
     def part_bytes(self) -> dict[str, int]:
         """Bytes of the loaded weights by part of the model."""
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
         for name, shape in model_shapes(self.config).items():
             part = part_of(self.config, name)
-            sizes[part] = sizes.get(part, 0) + tensor_bytes(shape, held_dtype(self.config, name, shape, self.dtype))
+            sizes[part] += tensor_bytes(shape, held_dtype(self.config, name, shape, self.dtype))
         return sizes
 
     def image_bytes(self, layer: int) -> float:
@@ -160,6 +160,7 @@ def make_problem(
         Pool(num, device, costs[device.name].at_tokens(mix.caption_tokens, config), shared=device.kind == "cpu")
         for num, device in fleet
     )
+    mix = mix.of_towers(config)
     cores = [pool.num for pool in pools if pool.shared]
     return PlacementProblem(
         config=config,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Tag
 
 from shards.schema import FAMILY_TAG
-from shards.towers import albert, clip, vit, vit_imports
+from shards.towers import albert, bert, chinese_clip, clip, dino_imports, distilbert, eva, siglip, vit, vit_imports
 from shards.towers.albert import AlbertTower
 from shards.towers.base import TextTower, Tower, TowerImport, VisionTower
 from shards.towers.vit import VitTower
 
-MODULES = (albert, clip, vit, vit_imports)
+MODULES = (albert, bert, chinese_clip, clip, dino_imports, distilbert, eva, siglip, vit, vit_imports)
 
 DEFAULT_VISION, DEFAULT_TEXT = VitTower(), AlbertTower()
 

@@ -6,42 +6,24 @@ Source: transformers 5.23, `AlbertModel.forward` and `AlbertTransformer.forward`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.errors import ModelError
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
-from shards.towers.base import (
-    Shapes,
-    TextTower,
-    TowerFlops,
-    TowerImport,
-    attention_flops,
-    linear_shapes,
-    norm_shapes,
-)
-from shards.towers.from_transformers import checked, parse_config
+from shards.towers.base import Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
+from shards.towers.text_encoder import TextActivation, TextEncoderTower, TextPooling, encoder_import
 
 if TYPE_CHECKING:
     import torch
 
 
-TextActivation = Literal[
-    "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"
-]
-
-
-class AlbertTower(TextTower):
+class AlbertTower(TextEncoderTower):
     """An ALBERT as transformers builds it; its layers are the applications of shared groups of weights."""
 
     label = "ALBERT"
+    library_class = "AlbertModel"
     layer_prefix = "encoder.albert_layer_groups."
-    head_prefixes = ("pooler.",)
-    lookup_prefixes = ("embeddings.",)
 
     family: Literal["albert"] = "albert"
     vocab_size: int = Field(30000, ge=1)
@@ -59,18 +41,15 @@ class AlbertTower(TextTower):
     type_vocab_size: int = Field(2, ge=1)
     layer_norm_eps: float = Field(1e-12, gt=0)
     pad_token_id: int = Field(0, ge=0)
-    pool: Literal["pooler", "cls", "mean"] = Field("pooler", description="dense + tanh on [CLS], [CLS], or token mean")
+    pool: TextPooling = Field("pooler", description="dense + tanh on [CLS], [CLS], or token mean")
 
     @model_validator(mode="after")
-    def _buildable(self) -> Self:
-        require_multiple("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+    def _applies_every_group(self) -> Self:
         if self.num_hidden_groups > self.num_hidden_layers:
             raise ValueError(
                 f"num_hidden_groups ({self.num_hidden_groups}) exceeds num_hidden_layers "
                 f"({self.num_hidden_layers}); a group without a layer is never applied"
             )
-        if self.pad_token_id >= self.vocab_size:
-            raise ValueError(f"pad_token_id {self.pad_token_id} is outside the vocabulary of {self.vocab_size}")
         return self
 
     def weights_of(self, layer: int) -> int:
@@ -79,35 +58,6 @@ class AlbertTower(TextTower):
         Source: transformers 5.23, `AlbertTransformer.forward`; the same float division, so that rounding agrees.
         """
         return int(layer / (self.num_hidden_layers / self.num_hidden_groups))
-
-    @property
-    def num_layers(self) -> int:
-        """Number of applications of layer groups."""
-        return self.num_hidden_layers
-
-    @property
-    def dim(self) -> int:
-        """Width of the activations."""
-        return self.hidden_size
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest caption, in tokens."""
-        return self.max_position_embeddings
-
-    @property
-    def num_vocabulary(self) -> int:
-        """Number of tokens that the embedding table knows."""
-        return self.vocab_size
-
-    @property
-    def padding_id(self) -> int:
-        """Token id that captions are padded with."""
-        return self.pad_token_id
-
-    def describe(self) -> str:
-        """Describe the tower with its sizes."""
-        return f"{self.label} {self.num_hidden_layers} layers x {self.hidden_size}, {self.vocab_size:,} tokens"
 
     def front_shapes(self) -> Shapes:
         """Compute the shapes of the embeddings and of the mapping to the layers' width."""
@@ -143,23 +93,6 @@ class AlbertTower(TextTower):
             head=2 * self.hidden_size**2 if self.pool == "pooler" else 0,
         )
 
-    def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and the hidden width twice."""
-        return num_tokens * (5 * self.hidden_size + 2 * self.intermediate_size)
-
-    def build(self) -> Any:
-        """Build the whole ALBERT, with attention by torch's fused kernel."""
-        from shards.compat import deferred_compiler
-
-        with deferred_compiler():
-            from transformers import AlbertConfig, AlbertModel
-            from transformers.initialization import no_init_weights
-
-        # The fields have AlbertConfig's names, but for family and pooling.
-        config = AlbertConfig(**self.model_dump(exclude={"family", "pool"}), attn_implementation="sdpa")
-        with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
-            return AlbertModel(config, add_pooling_layer=self.pool == "pooler")
-
     def prune(self, module: Any, layers: LayerRange) -> None:
         """Remove all modules that a shard with these applications doesn't own; the others keep their names."""
         from torch import nn
@@ -172,15 +105,6 @@ class AlbertTower(TextTower):
             module.embeddings = module.encoder.embedding_hidden_mapping_in = None
         if not layers.holds_head(self.num_layers):
             module.pooler = None
-
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the tables of positions and types; on the meta device they have no values."""
-        import torch
-
-        if module.embeddings is not None:
-            shape = module.embeddings.position_ids.shape
-            module.embeddings.position_ids = torch.arange(shape[-1], device=device).expand(shape)
-            module.embeddings.token_type_ids = torch.zeros(shape, dtype=torch.long, device=device)
 
     def layer_modules(self, module: Any) -> Any:
         """Give the encoder, whose mapping to the layers' width is one of its linear layers."""
@@ -198,76 +122,11 @@ class AlbertTower(TextTower):
             x_FLD = module.encoder.albert_layer_groups[self.weights_of(layer)](x_FLD, layout.mask)
         return x_FLD
 
-    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Pool each caption's tokens into one vector, in float32; (R, T, D) to (R, D)."""
-        import torch
-
-        if self.pool == "mean":
-            is_token = layout.is_token(x_FLD.device)
-            mean: torch.Tensor = (x_FLD.float() * is_token[:, :, None]).sum(1) / layout.lengths.to(x_FLD.device)[
-                :, None
-            ]
-            return mean
-        first: torch.Tensor = x_FLD[:, 0].float()
-        return torch.tanh(module.pooler(first)) if self.pool == "pooler" else first
-
-    def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function."""
-        layout = self.layout(lengths, values.device)
-        ids_RT = layout.pad(values, fill=self.pad_token_id)
-        output = module(input_ids=ids_RT, attention_mask=layout.is_token(values.device).long())
-        if self.pool == "pooler":
-            pooled: torch.Tensor = output.pooler_output
-            return pooled
-        return self.pool_tokens(module, output.last_hidden_state, layout)
-
-    def use_plain_attention(self, module: Any) -> None:
-        """Turn off fused attention."""
-        module.set_attn_implementation("eager")
-
-
-def read_albert(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> AlbertTower:
-    """Read an ALBERT's section of config.json; without a pooler among its tensors, tokens are averaged.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import AlbertConfig
-
-    if tree.get("position_embedding_type", "absolute") != "absolute":
-        found = tree["position_embedding_type"]
-        raise ModelError(f"{where}: position_embedding_type = {found!r}; only 'absolute' can be imported")
-    theirs = parse_config(AlbertConfig, tree, where)
-    fields = {key: getattr(theirs, key) for key in AlbertTower.model_fields if key not in ("family", "pool")}
-    # Only padding has this id, and it is masked.
-    fields["pad_token_id"] = fields["pad_token_id"] or 0
-    return checked(AlbertTower, where, theirs, {}, **fields, pool="pooler" if "pooler.weight" in names else "mean")
-
-
-def albert_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Give transformers' name of a tensor, which is ours."""
-    del names
-    return (name,)
+    def run_pooler(self, module: Any, first_FD: torch.Tensor) -> torch.Tensor:
+        """Run the pooler, dense and tanh, on the first token of each caption."""
+        pooled: torch.Tensor = module.pooler_activation(module.pooler(first_FD))
+        return pooled
 
 
 TOWERS = (AlbertTower,)
-# Heads of transformers' classes, which an encoder doesn't need, and tables that follow from the shapes.
-IMPORTS = {
-    "albert": TowerImport(
-        read_albert,
-        albert_names,
-        ignored=(
-            "predictions.",
-            "sop_classifier.",
-            "classifier.",
-            "qa_outputs.",
-            "embeddings.position_ids",
-            "embeddings.token_type_ids",
-        ),
-    )
-}
+IMPORTS = {"albert": encoder_import(AlbertTower, "AlbertConfig", ignored=("predictions.", "sop_classifier."))}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -58,11 +58,22 @@ class TowerImport:
         theirs: finds the checkpoint's tensors of one of ours: of our name, and all of their names. Several are
             concatenated. Names are relative to the tower on both sides; `head.` begins those of the projection head.
         ignored: prefixes of the names of tensors that an encoder doesn't need.
+        has_projection: whether the checkpoint's tower has the projection into the common space among its own layers.
+        rows: by the end of our name, which rows of the checkpoint's tensor ours is: (first, stop, parts) counts parts
+            of equal size, so (0, 1, 3) is its first third. All of them where no end is named.
+        combined: by our name, what computes ours of the checkpoint's tensors where joining doesn't.
     """
 
     read: Callable[[Mapping[str, Any], frozenset[str], Path], Tower]
     theirs: Callable[[str, frozenset[str]], tuple[str, ...]]
     ignored: tuple[str, ...] = ()
+    has_projection: bool = False
+    rows: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    combined: Mapping[str, Callable[[list[torch.Tensor]], torch.Tensor]] = field(default_factory=dict)
+
+    def rows_of(self, name: str) -> tuple[int, int, int] | None:
+        """Find which rows of the checkpoint's tensor one of ours is; None for all of them."""
+        return next((rows for end, rows in self.rows.items() if name.endswith(end)), None)
 
 
 class Tower(ModelSection):
@@ -318,6 +329,11 @@ class TextTower(Tower):
     def end_id(self) -> int | None:
         """Id of the token that ends a caption: nothing behind the first one counts; None where all counts."""
         return None
+
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether all captions are padded to one length, with padding that is attended to like any other token."""
+        return False
 
     @property
     @abstractmethod

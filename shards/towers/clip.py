@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
-from shards.towers.base import (
-    Shapes,
-    TextTower,
-    TowerFlops,
-    TowerImport,
-    attention_flops,
-    linear_shapes,
-    norm_shapes,
-)
+from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes, norm_shapes
 from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
 
@@ -35,67 +27,11 @@ if TYPE_CHECKING:
 ClipActivation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu"]
 
 
-class ClipTextTower(TextTower):
-    """CLIP's text transformer."""
+class PreNormTextTower(TextEncoderTower):
+    """What the text towers of CLIP and SigLIP share: norms in front of attention and MLP, and one after the layers."""
 
-    label = "CLIP text"
     layer_prefix = "encoder.layers."
     head_prefixes = ("final_layer_norm.",)
-    lookup_prefixes = ("embeddings.",)
-
-    family: Literal["clip_text"] = "clip_text"
-    vocab_size: int = Field(49408, ge=1)
-    hidden_size: int = Field(512, ge=1)
-    num_hidden_layers: int = Field(12, ge=1, description="layers")
-    num_attention_heads: int = Field(8, ge=1)
-    intermediate_size: int = Field(2048, ge=1)
-    hidden_act: ClipActivation = "quick_gelu"
-    max_position_embeddings: int = Field(77, ge=1, description="longest caption, in tokens")
-    layer_norm_eps: float = Field(1e-5, gt=0)
-    eos_token_id: int = Field(49407, ge=0, description="id of the token that ends a caption, where it is pooled")
-    pad_token_id: int = Field(49407, ge=0)
-
-    @model_validator(mode="after")
-    def _buildable(self) -> Self:
-        require_multiple("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
-        if max(self.pad_token_id, self.eos_token_id) >= self.vocab_size:
-            found = max(self.pad_token_id, self.eos_token_id)
-            raise ValueError(f"the token id {found} is outside the vocabulary of {self.vocab_size}")
-        return self
-
-    @property
-    def num_layers(self) -> int:
-        """Number of layers."""
-        return self.num_hidden_layers
-
-    @property
-    def dim(self) -> int:
-        """Width of the activations."""
-        return self.hidden_size
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest caption, in tokens."""
-        return self.max_position_embeddings
-
-    @property
-    def num_vocabulary(self) -> int:
-        """Number of tokens that the embedding table knows."""
-        return self.vocab_size
-
-    @property
-    def padding_id(self) -> int:
-        """Token id that captions are padded with."""
-        return self.pad_token_id
-
-    @property
-    def end_id(self) -> int | None:
-        """Id of the token that ends a caption: nothing after the first one counts."""
-        return self.eos_token_id
-
-    def describe(self) -> str:
-        """Describe the tower with its sizes."""
-        return f"{self.label} {self.num_hidden_layers} layers x {self.hidden_size}, {self.vocab_size:,} tokens"
 
     def front_shapes(self) -> Shapes:
         """Compute the shapes of the token and position tables."""
@@ -122,23 +58,12 @@ class ClipTextTower(TextTower):
 
     def flops(self, num_tokens: int) -> TowerFlops:
         """Count the operations for one caption; its front only looks tokens up."""
-        return TowerFlops(0, attention_flops(num_tokens, self.hidden_size, self.intermediate_size), 0)
+        layer = attention_flops(self.tokens_in(num_tokens), self.hidden_size, self.intermediate_size)
+        return TowerFlops(0, layer, 0)
 
-    def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and the hidden width twice."""
-        return num_tokens * (5 * self.hidden_size + 2 * self.intermediate_size)
-
-    def build(self) -> Any:
-        """Build the whole tower, with attention by torch's fused kernel."""
-        from shards.compat import deferred_compiler
-
-        with deferred_compiler():
-            from transformers import CLIPTextConfig, CLIPTextModel
-            from transformers.initialization import no_init_weights
-
-        config = CLIPTextConfig(**self.model_dump(exclude={"family"}), attn_implementation="sdpa")
-        with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
-            return CLIPTextModel(config)
+    def library_options(self) -> dict[str, Any]:
+        """Give no options beside the configuration."""
+        return {}
 
     def prune(self, module: Any, layers: LayerRange) -> None:
         """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
@@ -152,28 +77,9 @@ class ClipTextTower(TextTower):
         if not layers.holds_head(self.num_layers):
             module.final_layer_norm = None
 
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the table of positions; on the meta device it has no values."""
-        import torch
-
-        if module.embeddings is not None:
-            shape = module.embeddings.position_ids.shape
-            module.embeddings.position_ids = torch.arange(shape[-1], device=device).expand(shape)
-
     def layer_modules(self, module: Any) -> Any:
         """Give the layers."""
         return module.encoder.layers
-
-    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Look up tokens and positions; (N,) to (R, T, D)."""
-        tokens: torch.Tensor = module.embeddings(layout.pad(values, fill=self.pad_token_id))
-        return tokens
-
-    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run layers in order, in which each token sees those in front of it."""
-        for layer in range(layers.start, layers.stop):
-            x_FLD = module.encoder.layers[layer](x_FLD, None, is_causal=True)
-        return x_FLD
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run the last norm over the last token of each caption, in float32; (R, T, D) to (R, D)."""
@@ -185,15 +91,47 @@ class ClipTextTower(TextTower):
         return pooled
 
     def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function."""
+        """Compute pooled features by transformers' own forward function, which masks no padding."""
         layout = self.layout(lengths, values.device)
         ids_RT = layout.pad(values, fill=self.pad_token_id)
         pooled: torch.Tensor = module(input_ids=ids_RT).pooler_output
         return pooled
 
-    def use_plain_attention(self, module: Any) -> None:
-        """Turn off fused attention."""
-        module.set_attn_implementation("eager")
+
+class ClipTextTower(PreNormTextTower):
+    """CLIP's text transformer."""
+
+    label = "CLIP text"
+    library_class = "CLIPTextModel"
+
+    family: Literal["clip_text"] = "clip_text"
+    vocab_size: int = Field(49408, ge=1)
+    hidden_size: int = Field(512, ge=1)
+    num_hidden_layers: int = Field(12, ge=1, description="layers")
+    num_attention_heads: int = Field(8, ge=1)
+    intermediate_size: int = Field(2048, ge=1)
+    hidden_act: ClipActivation = "quick_gelu"
+    max_position_embeddings: int = Field(77, ge=1, description="longest caption, in tokens")
+    layer_norm_eps: float = Field(1e-5, gt=0)
+    eos_token_id: int = Field(49407, ge=0, description="id of the token that ends a caption, where it is pooled")
+    pad_token_id: int = Field(49407, ge=0)
+
+    @model_validator(mode="after")
+    def _ends_inside_vocabulary(self) -> Self:
+        if self.eos_token_id >= self.vocab_size:
+            raise ValueError(f"eos_token_id {self.eos_token_id} is outside the vocabulary of {self.vocab_size}")
+        return self
+
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a caption: nothing after the first one counts."""
+        return self.eos_token_id
+
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run layers in order, in which each token sees those in front of it."""
+        for layer in range(layers.start, layers.stop):
+            x_FLD = module.encoder.layers[layer](x_FLD, None, is_causal=True)
+        return x_FLD
 
 
 def read_clip_text(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> ClipTextTower:
@@ -273,21 +211,22 @@ _VISION_BLOCK = {
 
 
 def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of a ViT's tensors."""
-    del names
+    """Find transformers' names of one of a ViT's tensors; older versions nest the tower in a dual encoder once more."""
+    nested = "vision_model." if any(each.startswith("vision_model.") for each in names) else ""
     if name == "cls_token":
-        return ("embeddings.class_embedding",)
+        return (f"{nested}embeddings.class_embedding",)
     if name == "pos_embed":
-        return ("embeddings.position_embedding.weight",)
+        return (f"{nested}embeddings.position_embedding.weight",)
     module, _, leaf = name.rpartition(".")
     if module in _VISION_MODULES:
-        return (f"{_VISION_MODULES[module]}.{leaf}",)
+        return (f"{nested}{_VISION_MODULES[module]}.{leaf}",)
     _, layer, part = module.split(".", 2)
-    return tuple(f"encoder.layers.{layer}.{theirs}.{leaf}" for theirs in _VISION_BLOCK[part])
+    return tuple(f"{nested}encoder.layers.{layer}.{theirs}.{leaf}" for theirs in _VISION_BLOCK[part])
 
 
 TOWERS = (ClipTextTower,)
+_POSITIONS = ("embeddings.position_ids", "vision_model.embeddings.position_ids")  # they follow from the shapes
 IMPORTS = {
-    "clip_text_model": TowerImport(read_clip_text, clip_text_names, ignored=("embeddings.position_ids",)),
-    "clip_vision_model": TowerImport(read_clip_vision, clip_vision_names, ignored=("embeddings.position_ids",)),
+    "clip_text_model": TowerImport(read_clip_text, clip_text_names, ignored=_POSITIONS),
+    "clip_vision_model": TowerImport(read_clip_vision, clip_vision_names, ignored=_POSITIONS),
 }

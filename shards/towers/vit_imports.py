@@ -1,7 +1,7 @@
 """Vision towers of transformers that a timm VisionTransformer computes exactly.
 
-Source: transformers 5.23, modeling_vit.py and conversion_mapping.py: `save_pretrained` writes the older names, which
-all versions read; the newer ones are the names of the modules since then.
+Source: transformers 5.23, modeling_vit.py, modeling_deit.py and conversion_mapping.py: `save_pretrained` writes the
+older names, which all versions read; the newer ones are the names of the modules since then.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,11 @@ _TOP = {
     "norm": "layernorm",
     "head.pooler": "pooler.dense",
 }
-_WHOLE = {"cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings"}
+_WHOLE = {
+    "cls_token": "embeddings.cls_token",
+    "reg_token": "embeddings.distillation_token",
+    "pos_embed": "embeddings.position_embeddings",
+}
 _OLD_BLOCK = {
     "norm1": ("layernorm_before",),
     "attn.qkv": ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
@@ -59,13 +63,31 @@ def read_vit(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> Vit
     """
     from transformers import ViTConfig
 
-    theirs = parse_config(ViTConfig, tree, where)
-    expected = {"num_channels": 3, "pooler_act": "tanh", "pooler_output_size": theirs.hidden_size}
+    return _read(parse_config(ViTConfig, tree, where), names, where)
+
+
+def read_deit(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
+    """Read a DeiT's section of config.json: a ViT whose distillation token is a register with a position of its own.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import DeiTConfig
+
+    return _read(parse_config(DeiTConfig, tree, where), names, where, num_reg_tokens=1)
+
+
+def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: int = 0) -> VitTower:
     return checked(
         VitTower,
         where,
         theirs,
-        expected,
+        {"num_channels": 3, "pooler_act": "tanh", "pooler_output_size": theirs.hidden_size},
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
         width=theirs.hidden_size,
@@ -73,6 +95,7 @@ def read_vit(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> Vit
         num_heads=theirs.num_attention_heads,
         mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
         qkv_bias=theirs.qkv_bias,
+        num_reg_tokens=num_reg_tokens,
         pooler="tanh" if "pooler.dense.weight" in names else "none",
         norm_eps=theirs.layer_norm_eps,
         activation=vision_activation(theirs.hidden_act, where),
@@ -103,4 +126,9 @@ def vit_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     return tuple(f"{prefix}{layer}.{theirs}.{leaf}" for theirs in block[part])
 
 
-IMPORTS = {"vit": TowerImport(read_vit, vit_names, ignored=("embeddings.mask_token", "classifier."))}
+_UNUSED = ("embeddings.mask_token", "classifier.", "cls_classifier.", "distillation_classifier.", "decoder.")
+
+IMPORTS = {
+    "vit": TowerImport(read_vit, vit_names, ignored=_UNUSED),
+    "deit": TowerImport(read_deit, vit_names, ignored=_UNUSED),
+}

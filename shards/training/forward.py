@@ -49,7 +49,7 @@ def image_features(
     Raises:
         ModelError: pixels aren't of the model's size.
     """
-    vision = towers.config.vision
+    vision = towers.config.required_vision
     check_pixels(pixels_NHHC, vision.side_px)
     if batch is None or settings is None or batch.image_keys is None:
         return _pooled(towers, towers.normalise(pixels_NHHC, torch.float32), None)
@@ -64,7 +64,7 @@ def image_features(
 
 
 def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | None) -> torch.Tensor:
-    tower, module = towers.config.vision, towers.vision
+    tower, module = towers.config.required_vision, towers.vision
     layout = tower.layout(torch.ones(len(pixels_N3HH), dtype=torch.int64), pixels_N3HH.device)
     x_NLD = tower.front(module, pixels_N3HH, layout)
     if kept_NK is not None:
@@ -89,7 +89,7 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
     Raises:
         ModelError: an id is outside the vocabulary, or a caption too long.
     """
-    towers.config.text.check_input(token_ids, lengths)
+    towers.config.required_text.check_input(token_ids, lengths)
     captions = torch.split(token_ids, lengths.tolist())
     order = lengths.argsort(stable=True)
     groups = torch.split(order, CAPTION_GROUP)

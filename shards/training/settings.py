@@ -8,13 +8,12 @@ from pydantic import Field, model_validator
 from shards.config import ModelConfig
 from shards.ranges import NOTHING, LayerRange
 from shards.schema import ModelSection
-from shards.tensor_shapes import LOGIT_SCALE
+from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE
 
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
-# Parameters of the loss, trained beside the towers.
-LOGIT_BIAS = "logit_bias"
+# Parameters of the loss, trained beside the towers, with the temperature and SigLIP's bias.
 PROTOTYPES = "prototypes"
 
 _NO_DECAY_TABLES = ("_token", "pos_embed", "embeddings.weight")

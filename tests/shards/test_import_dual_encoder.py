@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from shards.towers.from_transformers import mlp_ratio
 from torch.testing import assert_close
 
 from shards.activations import Batch, TowerState
@@ -16,6 +15,7 @@ from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.plan import plan_shards
 from shards.shard import load_shard
+from shards.towers.from_transformers import mlp_ratio
 
 CAPTIONS = ["a red car", "two cats sleep on a sofa in the rain", "fruit"]
 
@@ -223,9 +223,9 @@ def test_captions_keep_transformers_own_token_ids(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("config.json", {"model_type": "clip"}, "model_type = 'clip'; this import takes 'vision-text-dual-encoder'"),
-        ("config.json", {"vision_config__model_type": "clip_vision_model"}, "vision tower is 'clip_vision_model'"),
-        ("config.json", {"text_config__model_type": "bert"}, "text tower is 'bert'; only 'albert'"),
+        ("config.json", {"model_type": "gpt2"}, "model_type = 'gpt2'; this import takes .*'vision-text-dual-encoder'"),
+        ("config.json", {"vision_config__model_type": "swin"}, "vision tower is 'swin'; these can be imported: "),
+        ("config.json", {"text_config__model_type": "gpt2"}, "text tower is 'gpt2'; these can be imported: "),
         ("config.json", {"vision_config__hidden_act": "mish"}, "hidden_act = 'mish'; only gelu"),
         ("config.json", {"text_config__hidden_act": "mish"}, "hidden_act.*mish"),
         ("config.json", {"vision_config__num_channels": 1}, "num_channels = 1; only 3"),

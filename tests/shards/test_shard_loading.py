@@ -163,9 +163,9 @@ def test_a_tensor_that_the_model_does_not_know_is_refused(model):
         load_shard(model, SECOND)
 
 
-def test_the_temperature_is_allowed_and_not_needed(model):
-    assert OPTIONAL_SHAPES == {"logit_scale": ()}
-    rewrite(model, lambda tensors: tensors.update({"logit_scale": torch.tensor(2.6)}))
+def test_temperature_and_bias_are_allowed_and_not_needed(model):
+    assert OPTIONAL_SHAPES == {"logit_scale": (), "logit_bias": ()}
+    rewrite(model, lambda tensors: tensors.update({name: torch.tensor(2.6) for name in OPTIONAL_SHAPES}))
     load_towers(model)
 
 

@@ -86,7 +86,7 @@ def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence
     """Levels of the search: cuts of both towers (every few layers, near the best so far, all), and price rounds."""
     depths = problem.depths
     for parts in COARSE_CUTS:
-        widths = [-(-depth // part) for depth, part in zip(depths, parts, strict=True)]
+        widths = [max(1, -(-depth // part)) for depth, part in zip(depths, parts, strict=True)]
         if max(widths) > 1:
             vision, text = ([*range(0, depth, width), depth] for depth, width in zip(depths, widths, strict=True))
             yield vision, text, COARSE_ROUNDS

@@ -2,66 +2,18 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch, randomise
+from tokenizers import Tokenizer
+from tower_checkpoints import CAPTIONS, END, save_clip
+from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch
 
 from shards.config import load_model_config
 from shards.convert import import_transformers
 
-NUM_TOKENS, SIZE = 300, 32
-START, END = NUM_TOKENS - 2, NUM_TOKENS - 1
-TEXT = {
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 16,
-    "bos_token_id": START,
-    "eos_token_id": END,
-    "pad_token_id": END,
-}
-VISION = {
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": SIZE,
-    "patch_size": 8,
-}
-CAPTIONS = ["A red car", "two cats sleep on a sofa", "fruit"]
-
-
-def byte_level_bpe() -> Tokenizer:
-    """Tokeniser as CLIP has it: byte-level BPE in lower case, between a start and an end token."""
-    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CAPTIONS, trainers.BpeTrainer(vocab_size=START, initial_alphabet=alphabet))
-    for number in range(tokenizer.get_vocab_size(), START):
-        tokenizer.add_tokens([f"word{number}"])
-    tokenizer.add_special_tokens(["<|startoftext|>", "<|endoftext|>"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|startoftext|> $A <|endoftext|>",
-        special_tokens=[("<|startoftext|>", START), ("<|endoftext|>", END)],
-    )
-    return tokenizer
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
-
     folder = tmp_path_factory.mktemp("clip") / "checkpoint"
-    torch.manual_seed(0)
-    model = randomise(CLIPModel(CLIPConfig(text_config=TEXT, vision_config=VISION, projection_dim=24)))
-    model.save_pretrained(folder)
-    size = {"height": SIZE, "width": SIZE}
-    CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=size).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(byte_level_bpe().to_str())
-    return folder, model
+    return folder, save_clip(folder)
 
 
 @pytest.fixture(scope="module")
