@@ -272,7 +272,7 @@ def test_two_signals_leave_no_process_of_ray(make_run, tmp_path, line):
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     code = process.wait(60)
-    # A second signal that comes as Python ends, after it gave its handler back, ends the process itself: a shell's 130.
+    # Seen once, under load: the second signal ended the process itself. A shell says 130 of that, too.
     assert code in (1, 130, -signal.SIGINT)
     assert "Traceback" not in log.read_text()
     _, alive = psutil.wait_procs(children, timeout=30)
