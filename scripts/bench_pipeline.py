@@ -32,7 +32,7 @@ from pathlib import Path
 from corpus import DEMO_MODEL, Pair, make_model, shipped_pairs, write_pairs
 from embedder.engine import hardware
 from pipeline_bench.bulk import compare_bulk
-from pipeline_bench.contest import hold, ratios, show_standings
+from pipeline_bench.contest import hold, paired_ratios, ratios, show_standings
 from pipeline_bench.contestants import NAMES, contestants
 from pipeline_bench.task import Task
 from pipeline_bench.tuning import settings_of, tuned
@@ -79,7 +79,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", help="of all but `Ray Data, fp32`")
     parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(NAMES)}")
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
-    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, whose pipeline takes part")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="another checkout, whose pipeline takes part",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
@@ -165,6 +172,7 @@ def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace
         "settings": settings,
         "contestants": {name: standing.to_json() for name, standing in standings.items()},
         "ratios": ratios(standings),
+        "paired": paired_ratios(standings, taking_part),
     }
     if options.bulk:
         found["bulk"] = compare_bulk(workload, task, folder / "bulk", options.timeout)

@@ -238,11 +238,10 @@ class SandboxedDecoder:
             return request | {"path": os.path.abspath(source)}  # noqa: PTH100 - resolves no links, takes str too
         encoded = memoryview(source).cast("B")
         inbox_fd, _ = self._shared_fds()
-        os.ftruncate(inbox_fd, encoded.nbytes)
         offset = 0
         while offset < encoded.nbytes:
             offset += os.pwrite(inbox_fd, encoded[offset:], offset)
-        return request
+        return request | {"size": encoded.nbytes}
 
     def _collect_segment(self, answer: Message, resize: ResizeSpec, frames_per_segment: int) -> VideoSegment:
         pixels = self._collect(answer, resize, frames_per_segment)

@@ -4,6 +4,7 @@ Requests and answers are one JSON line each on the control socket. Encoded bytes
 through the outbox: files in memory that both processes hold open.
 """
 
+import io
 import json
 import os
 import stat
@@ -110,6 +111,9 @@ class Server:
         """Open the file of a request: one on disk, or the content of the inbox."""
         if "path" in request:
             return open_regular(request["path"])
+        if request["do"] == "image":  # to truncate the inbox for each would take 70 microseconds
+            return io.BytesIO(os.pread(self.inbox_fd, request["size"], 0))
+        os.ftruncate(self.inbox_fd, request["size"])  # an earlier file may have been longer
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
 
     def _post(self, images: list[bytes]) -> Message:

@@ -176,6 +176,37 @@ def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
     return {what: a / b for what, (a, b) in pairs.items() if a and b}
 
 
+def paired_ratios(
+    standings: Mapping[str, Standing], contestants: Sequence[Contestant]
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Compare each other checkout with this one, round by round, and print it.
+
+    Args:
+        standings: by name.
+        contestants: who took part.
+
+    Returns:
+        By the other's name and by figure: the median of this one's value over the other's in the same round, the
+        least and the largest; the window's rate, CPU of an item, seconds to the first item.
+    """
+    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    for other in (each for each in contestants if each.checkout is not None):
+        own = standings[other.name.removesuffix(f" of {other.checkout.name}")]
+        for figure in ("items_per_s", "cpu_ms", "first_s"):
+            pairs = [
+                (getattr(one, figure), getattr(two, figure))
+                for one, two in zip(own.turns, standings[other.name].turns, strict=True)
+            ]
+            if all(one and two for one, two in pairs):
+                rounds = [one / two for one, two in pairs]
+                found.setdefault(other.name, {})[figure] = float(median(rounds)), min(rounds), max(rounds)
+        shown = (
+            f"{figure} {mid:.2f} [{low:.2f}, {high:.2f}]" for figure, (mid, low, high) in found[other.name].items()
+        )
+        print(f"  over {other.name}, {len(own.turns)} rounds: {', '.join(shown)}", flush=True)
+    return found
+
+
 def _rate_of(standings: Mapping[str, Standing], key: str) -> float | None:
     """Steady items a second of a contestant; None where it took no part or ran too briefly."""
     return standings[NAMES[key]].median("items_per_s") if NAMES[key] in standings else None

@@ -75,8 +75,8 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
             continue
         command = _pipeline_command(task, *PIPELINES[key], options.set)
         chosen.append(Contestant(name, command, has_store=True))
-        if options.beside is not None:
-            chosen.append(Contestant(f"{name}, beside", command, has_store=True, checkout=options.beside))
+        for checkout in options.beside:
+            chosen.append(Contestant(f"{name} of {checkout.name}", command, has_store=True, checkout=checkout))
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -211,12 +212,27 @@ def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
     (tmp_path / "embedder").mkdir()
     (tmp_path / "embedder" / "__init__.py").touch()
     (tmp_path / "embedder" / "__main__.py").write_text("import sys; print(*sys.argv[1:3], 'by another checkout')")
-    options = Namespace(only="loop,ray3", daft=None, set=[], beside=tmp_path)
+    options = Namespace(only="loop,ray3", daft=None, set=[], beside=[tmp_path])
     found = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
-    assert [each.name for each in found] == ["loop", "ray, 3 stages", "ray, 3 stages, beside"]
+    assert [each.name for each in found] == ["loop", "ray, 3 stages", f"ray, 3 stages of {tmp_path.name}"]
     assert [each.checkout for each in found] == [None, None, tmp_path]
     watched = run_watched(found[2].command(tmp_path), tmp_path, 60.0, checkout=found[2].checkout)
     assert watched.last_line == "embed items by another checkout"
+
+
+def test_checkouts_are_compared_round_by_round(capsys):
+    from pipeline_bench.contest import Standing, Turn, paired_ratios
+    from pipeline_bench.contestants import Contestant
+
+    def standing(*rates):
+        return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30, {}) for rate in rates), 1.0)
+
+    old = Contestant("local of old", list, has_store=True, checkout=Path("/old"))
+    standings = {"local": standing(10.0, 30.0, 20.0), "local of old": standing(10.0, 20.0, 25.0)}
+    found = paired_ratios(standings, [Contestant("local", list), old])
+    assert found["local of old"]["items_per_s"] == (1.0, 0.8, 1.5)
+    assert found["local of old"]["first_s"] == (1.0, 1.0, 1.0)
+    assert "over local of old, 3 rounds: items_per_s 1.00 [0.80, 1.50]" in capsys.readouterr().out
 
 
 @pytest.mark.slow

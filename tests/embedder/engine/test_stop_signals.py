@@ -272,7 +272,8 @@ def test_two_signals_leave_no_process_of_ray(make_run, tmp_path, line):
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     code = process.wait(60)
-    assert code in (1, 130)
+    # Seen once, under load: the second signal ended the process itself. A shell says 130 of that, too.
+    assert code in (1, 130, -signal.SIGINT)
     assert "Traceback" not in log.read_text()
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive

@@ -16,7 +16,6 @@ from embedder.ingest.embed import embed
 from embedder.ingest.guards import force, judge, judge_retire, refusal
 from embedder.ingest.run_result import count_run
 from embedder.store.files import StoreFiles
-from embedder.store.hash_sample import hash_of, lowest_keys
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.part_writer import write_part
 from embedder.store.runs import Run, all_runs
@@ -348,16 +347,6 @@ def test_a_source_that_lost_too_much_is_refused(published, gone, figure, passes)
 def test_the_source_that_lost_its_items_is_named():
     message = judge_retire({"small": 10, "large": 990}, {"small": 9}, 0.05).message
     assert message.startswith("source small: 9 of 10 published items are not listed")
-
-
-def test_the_lowest_keys_are_the_same_in_any_order_and_know_their_places():
-    keys = [f"item {number}" for number in range(20_000)]
-    in_order = lowest_keys([keys[:15_000], keys[10_000:]], 50)
-    reversed_order = lowest_keys([keys[10_000:][::-1], keys[:15_000][::-1]], 50)
-    assert list(in_order) == list(reversed_order) == sorted(keys, key=hash_of)[:50]
-    for key, places in in_order.items():
-        number = int(key.split()[1])
-        assert places == {piece for piece, is_in in ((0, number < 15_000), (1, number >= 10_000)) if is_in}
 
 
 @pytest.fixture

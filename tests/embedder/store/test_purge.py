@@ -292,12 +292,10 @@ def test_killed_between_two_steps_the_others_are_served_and_it_ends_when_done_ag
     publish_refresh(before, row("c.jpg"), retired=["gone.bad"])
     for name in TABLES:
         DeltaTable(before.uri(name)).create_checkpoint()
-    run = read_current(before).run_id
-    before.write(f"runs/{run}/report.json", b'{"outcome": "/pictures/gone.jpg: odd"}')
+    before.write(f"runs/{read_current(before).run_id}/report.json", b'{"outcome": "/pictures/gone.jpg: odd"}')
     others = without_gone(rows_now(before))
     for number in range(0, 60, stride):
-        shutil.copytree(before.folder, tmp_path / str(number))
-        files = StoreFiles(tmp_path / str(number))
+        files = StoreFiles(shutil.copytree(before.folder, tmp_path / str(number)))
         with dying(monkeypatch, number) as made, suppress(Killed):
             purge(files, ["gone.jpg", "gone.bad"], no_index)
         assert without_gone(rows_now(files)) == others
