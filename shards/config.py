@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError, model_validator
 from shards.errors import ModelError
 from shards.schema import ModelSection, describe, read_json
 from shards.towers import AnyTextTower, AnyVisionTower
-from shards.towers.base import TextTower, Tower, VisionTower
+from shards.towers.base import Tower
+from shards.towers.kinds import TextTower, VisionTower
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"

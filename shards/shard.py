@@ -17,7 +17,8 @@ from shards.loading import activation_dtype, load_tensors
 from shards.quantised import make_linears_int8
 from shards.ranges import ShardSpec, check_spec
 from shards.tensor_shapes import SCALE_SUFFIX
-from shards.towers.base import Tower, VisionTower
+from shards.towers.base import Tower
+from shards.towers.kinds import VisionTower
 
 # BatchNorm counts batches while it trains; nothing that is embedded depends on it.
 BATCH_COUNTER = ".num_batches_tracked"

@@ -5,7 +5,7 @@ from typing import Any
 
 from shards.config import TOKENIZER_FILE
 from shards.errors import ModelError
-from shards.towers.base import TextTower
+from shards.towers.kinds import TextTower
 
 
 def parse_tokenizer(content: str, where: str) -> Any:

@@ -35,7 +35,7 @@ from embedder.training.tokenizer import train_tokenizer
 from embedder.training.train_worker import allocate_workers
 from embedder.training.validation import Validation
 from shards.tokenizer import check_tokenizer, parse_tokenizer
-from shards.towers.base import TextTower
+from shards.towers.kinds import TextTower
 from shards.training.checkpoint import load_checkpoint
 from shards.training.trainer import Trainer
 

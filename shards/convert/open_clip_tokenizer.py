@@ -17,7 +17,7 @@ from shards.convert.open_clip_config import TextSection
 from shards.convert.preprocessing import TOKENIZER_CONFIG_FILE, import_tokenizer
 from shards.errors import ModelError
 from shards.tokenizer import check_tokenizer, parse_tokenizer
-from shards.towers.base import TextTower
+from shards.towers.kinds import TextTower
 
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _OWN_VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"

@@ -12,7 +12,7 @@ from shards.config import TOKENIZER_FILE, PreprocessConfig
 from shards.errors import ModelError
 from shards.schema import read_json
 from shards.tokenizer import check_tokenizer, parse_tokenizer
-from shards.towers.base import TextTower
+from shards.towers.kinds import TextTower
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"

@@ -18,7 +18,8 @@ from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import model_shapes
 from shards.towers import IMPORTS
-from shards.towers.base import TextTower, Tower, VisionTower
+from shards.towers.base import Tower
+from shards.towers.kinds import TextTower, VisionTower
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
 from shards.towers import IMPORTS
-from shards.towers.base import TextTower
+from shards.towers.kinds import TextTower
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,8 @@ from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers import IMPORTS
-from shards.towers.base import Shape, TextTower, Tower, TowerImport, VisionTower
+from shards.towers.base import Shape, Tower, TowerImport
+from shards.towers.kinds import TextTower, VisionTower
 from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pydantic import Discriminator, Tag
 from shards.schema import FAMILY_TAG
 from shards.towers import albert, bert, chinese_clip, clip, dino_imports, distilbert, eva, siglip, vit, vit_imports
 from shards.towers.albert import AlbertTower
-from shards.towers.base import TextTower, Tower, TowerImport, VisionTower
+from shards.towers.base import Tower, TowerImport
+from shards.towers.kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
 MODULES = (albert, bert, chinese_clip, clip, dino_imports, distilbert, eva, siglip, vit, vit_imports)

@@ -14,8 +14,9 @@ from pydantic import model_validator
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
-from shards.towers.base import Shapes, TextTower, TowerFlops, TowerImport, attention_flops, linear_shapes
+from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
 from shards.towers.from_transformers import checked, parse_config
+from shards.towers.kinds import TextTower
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
-from shards.towers.base import Shapes, TowerFlops, VisionTower, attention_flops, linear_shapes, norm_shapes
+from shards.towers.base import Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
+from shards.towers.kinds import VisionTower
 
 if TYPE_CHECKING:
     import torch
