@@ -14,7 +14,6 @@ from PIL import Image
 
 from shards.config import ModelConfig, PreprocessConfig
 from shards.fresh import init_model
-from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
 
 PACKAGE = Path(__file__).parents[1] / "embedder"
@@ -109,7 +108,7 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
     Args:
         folder: to make.
         vision: of the vision tower, `VitTower`.
-        text: of the text tower, `AlbertTower`, where it differs from the demo's kind.
+        text: of the text tower, of the default family, where it differs from the demo's.
     """
     demo = json.loads((DEMO_MODEL / "config.json").read_text())
     text = {"vocab_size": demo["text"]["vocab_size"], "max_position_embeddings": 64, "pool": "mean"} | text
@@ -118,7 +117,7 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
         trained=False,
         embedding_dim=256,
         vision=VitTower(**vision),
-        text=AlbertTower(**text),
+        text=text,
         preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
     )
     return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())
