@@ -19,6 +19,9 @@ TOKENIZER_FILE = "tokenizer.json"
 
 Projection = Literal["linear", "mlp", "none"]
 
+CROPPED = ("squash", "crop")
+"""Ways to resize after which the middle square may be cut out."""
+
 
 class PreprocessConfig(ModelSection):
     """Preprocessing: from images to pixels, from captions to token ids.
@@ -27,10 +30,17 @@ class PreprocessConfig(ModelSection):
     """
 
     image_size: int = Field(224, ge=1, description="side of the square image, px")
-    resize: Literal["squash", "crop", "pad", "pad_black"] = Field(
+    resize: Literal["squash", "crop", "pad", "pad_black", "patches"] = Field(
         "crop",
         description="squash: both sides to size; crop: shortest side, then centre; pad: whole image on white; "
-        "pad_black: on black, as open_clip does it",
+        "pad_black: on black, as open_clip does it; patches: no square, but whole patches along both sides, at most "
+        "the vision tower's max_patches",
+    )
+    resize_size: int | None = Field(
+        None,
+        ge=1,
+        description="size of the resize by squash or crop, px, after which the middle square of image_size is kept; "
+        "none: image_size",
     )
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = Field("bicubic", description="filter of the resize")
     resampler: Literal["pillow", "torchvision"] = Field(
@@ -45,6 +55,11 @@ class PreprocessConfig(ModelSection):
     def _divisible(self) -> Self:
         if min(self.std) <= 0:
             raise ValueError(f"std is {self.std}; pixels are divided by it, so each must be positive")
+        if self.resize_size is not None and (self.resize_size < self.image_size or self.resize not in CROPPED):
+            raise ValueError(
+                f'resize_size is {self.resize_size} with resize "{self.resize}" and image_size {self.image_size}; it '
+                "belongs to squash and crop, and is no smaller than image_size"
+            )
         return self
 
 
@@ -74,6 +89,11 @@ class ModelConfig(ModelSection):
             raise ValueError(
                 f"preprocess.image_size ({self.preprocess.image_size}) is not the vision tower's "
                 f"({self.vision.side_px}); make them equal"
+            )
+        if self.vision is not None and (self.preprocess.resize == "patches") != (self.vision.patch_px is not None):
+            rule = '"patches"' if self.vision.patch_px is not None else 'another than "patches"'
+            raise ValueError(
+                f'preprocess.resize is "{self.preprocess.resize}"; a {self.vision.label} tower takes {rule}'
             )
         if self.text is not None and self.preprocess.max_caption_tokens > self.text.max_tokens:
             raise ValueError(
@@ -126,19 +146,27 @@ class ModelConfig(ModelSection):
             raise ModelError(f"model {self.name!r} has no text tower: it embeds images alone; give it images")
         return self.text
 
-    def check_both_towers(self, purpose: str) -> None:
-        """Check that the model has two towers.
+    def at_patches(self, num_patches: int | None) -> Self:
+        """Make the configuration for images of so many patches, where the tower takes such; None changes nothing."""
+        if self.vision is None or num_patches is None:
+            return self
+        return self.model_copy(update={"vision": self.vision.at_patches(num_patches)})
 
-        Args:
-            purpose: what needs them, for the message.
+    def check_trainable(self) -> None:
+        """Check that training takes the model.
 
         Raises:
-            ModelError: it has one alone.
+            ModelError: it has one tower alone, or its images keep their own proportions.
         """
         if len(self.towers) < 2:
             raise ModelError(
-                f"model {self.name!r} has a {next(iter(self.towers))} tower alone; {purpose} needs two towers, "
+                f"model {self.name!r} has a {next(iter(self.towers))} tower alone; training needs two towers, "
                 "so give a model for images and captions"
+            )
+        if self.required_vision.patch_px is not None:
+            raise ModelError(
+                f"model {self.name!r} has a {self.required_vision.label} tower, whose images keep their own "
+                "proportions; training takes images of one size, so give a model with another vision tower"
             )
 
     def to_json(self) -> str:
@@ -171,7 +199,7 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     if "format_version" not in tree and {"model_type", "architecture", "architectures"} & tree.keys():
         raise ModelError(
             f"{path}: this is a checkpoint of transformers or timm, not a model folder; "
-            "turn it into one with `embedder model import SRC --out DIR`"
+            "turn it into one with `embedder model import SRC --out DIR` (for a plan, `--config-only` is enough)"
         )
     try:
         return ModelConfig.model_validate(tree)

@@ -9,7 +9,7 @@ import torch
 
 from shards.config import ModelConfig
 from shards.saving import MAX_FILE_BYTES, staged_model, stream_weights
-from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
+from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, is_table, model_shapes
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.base import Shape
 
@@ -66,15 +66,14 @@ def fresh_tensors(
 
 
 def _fresh_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """Norms are 1, biases 0, tokens and tables of deviation 0.02 as in timm and ALBERT; matrices keep the variance."""
+    """Norms are 1, biases 0, tokens and tables of deviation 0.02 as in timm and BERT; matrices keep the variance."""
     side, _, inner = name.partition(".")
     value = config.towers[side].fresh_value(inner) if side in config.towers else None
     if value is not None:
         return torch.full(shape, value)
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith((".bias", ".running_mean")) else torch.ones(shape)
-    is_table = name.endswith(("_token", "pos_embed", "embeddings.weight"))
-    deviation = 0.02 if is_table else 1 / math.sqrt(math.prod(shape[1:]))
+    deviation = 0.02 if is_table(name) else 1 / math.sqrt(math.prod(shape[1:]))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
     return torch.randn(shape, generator=generator) * deviation

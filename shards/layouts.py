@@ -20,6 +20,10 @@ class Layout(Protocol):
     def vectors_per_row(self) -> torch.Tensor:
         """Number of pooled vectors of each row, int64 (R,), on the CPU: they are averaged."""
 
+    @property
+    def elements_per_row(self) -> torch.Tensor:
+        """Number of elements of an activation of each row, int64 (R,), on the CPU."""
+
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Convert elements one after the other, (N, ...), to what layers work on."""
 
@@ -37,6 +41,11 @@ class Frames:
 
     vectors_per_row: torch.Tensor
 
+    @property
+    def elements_per_row(self) -> torch.Tensor:
+        """One element for each frame."""
+        return self.vectors_per_row
+
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Return the frames as they are."""
         return values
@@ -48,7 +57,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Padding:
-    """Layout of one batch's captions in a rectangle of the longest one's width.
+    """Layout of captions that are computed together, in a rectangle of the longest one's width.
 
     Attributes:
         lengths: int64 (R,), on the CPU: tokens of each caption.
@@ -86,6 +95,11 @@ class Padding:
         """One vector for each caption."""
         return torch.ones_like(self.lengths)
 
+    @property
+    def elements_per_row(self) -> torch.Tensor:
+        """One element for each token."""
+        return self.lengths
+
     def pad(self, values: torch.Tensor, fill: int = 0) -> torch.Tensor:
         """Convert packed (N, ...) to padded (R, T, ...)."""
         if self.places is None:
@@ -104,6 +118,83 @@ class Padding:
         return (torch.arange(self.shape[1]) < self.lengths[:, None]).to(device)
 
 
+@dataclass(frozen=True)
+class PatchGrids:
+    """Layout of images that keep their own proportions, in a rectangle of the longest one's width.
+
+    Attributes:
+        grids: int64 (R, 3), on the CPU: frames, patch rows and patch columns of each row.
+        patches: layout of the frames' patches, without class and register tokens.
+        tokens: layout of all of the frames' tokens.
+    """
+
+    grids: torch.Tensor
+    patches: Padding
+    tokens: Padding
+
+    @staticmethod
+    def of(grids: torch.Tensor, num_prefix_tokens: int, device: torch.device) -> "PatchGrids":
+        """Lay out the frames of these grids.
+
+        Args:
+            grids: integers (R, 3), on the CPU.
+            num_prefix_tokens: class and register tokens of a frame.
+            device: device of the layers.
+        """
+        grids = grids.long()
+        lengths = grids[:, 1:].prod(1).repeat_interleave(grids[:, 0])
+        patches = Padding.of(lengths, device)
+        tokens = Padding.of(lengths + num_prefix_tokens, device) if num_prefix_tokens else patches
+        return PatchGrids(grids, patches, tokens)
+
+    @property
+    def vectors_per_row(self) -> torch.Tensor:
+        """Frames of each row."""
+        return self.grids[:, 0]
+
+    @property
+    def patches_per_row(self) -> torch.Tensor:
+        """Patches of all frames of each row, int64 (R,)."""
+        return self.grids.prod(1)
+
+    @property
+    def elements_per_row(self) -> torch.Tensor:
+        """Tokens of all frames of each row."""
+        return self.patches_per_row + self.grids[:, 0] * (self.tokens.lengths[:1] - self.patches.lengths[:1])
+
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """Convert packed tokens (N, ...) to padded (F, L, ...)."""
+        return self.tokens.pad(values)
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """Convert padded (F, L, ...) to packed (N, ...)."""
+        return self.tokens.pack(x)
+
+    def coordinates(self) -> torch.Tensor:
+        """Compute row and column of each patch, int64 (F, N, 2), on the CPU; those of padding are 0."""
+        frames = self.grids[:, 1:].repeat_interleave(self.grids[:, 0], 0)
+        number, columns = torch.arange(self.patches.shape[1]), frames[:, 1:]
+        places = torch.stack([number // columns, number % columns], -1)
+        return places * (number < self.patches.lengths[:, None])[..., None]
+
+    def is_patch(self, device: torch.device) -> torch.Tensor | None:
+        """Whether a place holds a patch; bool (F, N). None where all do."""
+        return None if self.patches.places is None else self.patches.is_token(device)
+
+    def added_mask(self, x_FLD: torch.Tensor) -> torch.Tensor | None:
+        """Make what is added to the scores of attention, (F, 1, L, L): the least number at padding; None without any.
+
+        Args:
+            x_FLD: the tokens, whose dtype and device it has.
+        """
+        if self.tokens.places is None:
+            return None
+        is_token_F11L = self.tokens.is_token(x_FLD.device)[:, None, None]
+        mask = torch.zeros_like(is_token_F11L, dtype=x_FLD.dtype)
+        mask.masked_fill_(~is_token_F11L, torch.finfo(x_FLD.dtype).min)
+        return mask.expand(-1, -1, x_FLD.shape[1], -1)
+
+
 class Normalise(nn.Module):
     """Normalisation of uint8 [0, 255] pixels, channels first, in float32 before the cast to the compute dtype."""
 
@@ -118,7 +209,14 @@ class Normalise(nn.Module):
         self.register_buffer("std", torch.tensor(preprocess.std, device="cpu").view(shape), persistent=False)
 
     def forward(self, pixels_FHWC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Scale to [0, 1], subtract the mean, divide by the deviation; (F, 3, H, W)."""
+        """Scale to [0, 1], subtract the mean, divide by the deviation; (F, H, W, 3) to (F, 3, H, W).
+
+        Patches, (N, 3 for each pixel), keep their order.
+        """
+        if pixels_FHWC.ndim == 2:
+            values = pixels_FHWC.to(self.mean.device).float().view(len(pixels_FHWC), -1, 3)
+            values.div_(255).sub_(self.mean.flatten()).div_(self.std.flatten())
+            return values.flatten(1).to(dtype)
         pixels = pixels_FHWC.to(self.mean.device).permute(0, 3, 1, 2).contiguous().float()
         return pixels.div_(255).sub_(self.mean).div_(self.std).to(dtype)
 

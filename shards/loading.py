@@ -1,5 +1,6 @@
 """Read the tensors that a shard owns, and only those, from a model folder's safetensors files."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from shards.config import ModelConfig
 from shards.errors import ModelError
 from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
-from shards.tensor_shapes import held_dtype, shard_shapes
+from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, held_dtype, shard_shapes
 from shards.towers.base import Shape
 from shards.weights import CHECKPOINT_CURE, check_names, check_shape, find_weights, read_header
 
@@ -111,6 +112,18 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
     return tensor
+
+
+def read_sigmoid(folder: Path) -> tuple[float, float] | None:
+    """Read scale and bias of the logits whose sigmoid is the probability that a caption fits an image, as in SigLIP.
+
+    None of a model without a bias: CLIP's softmax compares candidates, and says nothing of one pair.
+    """
+    files = find_weights(folder)
+    if LOGIT_SCALE not in files or LOGIT_BIAS not in files:
+        return None
+    scale, bias = (read_tensor(files, name, ()).float().item() for name in (LOGIT_SCALE, LOGIT_BIAS))
+    return math.exp(scale), bias
 
 
 def check_values(path: Path, name: str, tensor: torch.Tensor) -> None:

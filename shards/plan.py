@@ -113,7 +113,7 @@ def plan_shards(
     from shards.planning.solver.search import best_placement
 
     _check_num_stages(config, num_stages)
-    mix = mix.of_towers(config)
+    mix, config = mix.of_towers(config), config.at_patches(mix.image_patches)
     problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, mix.caption_tokens),))
     best = best_placement(problem, num_stages)
     if best is not None and num_stages <= min(problem.depths):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from shards.activations import TowerState
 from shards.compat import silent_stderr
 from shards.config import ModelConfig, load_model_config
 from shards.heads import unit_rows
@@ -46,7 +47,7 @@ class TimingSetting:
         device: torch device.
         num_threads: torch threads of one replica.
         num_rows: inputs of one batch.
-        caption_tokens: tokens of one caption.
+        caption_tokens: mean tokens of a caption.
     """
 
     dtype: str = "float32"
@@ -109,33 +110,50 @@ def _measure_tower(
         return TowerSeconds(0.0, 0.0, 0.0), 0
     first, last = LayerRange(0, 1), LayerRange(tower.num_layers - 1, tower.num_layers)
     lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
-    inputs = tower.sample_input(lengths)
-    sample = random_activation(
-        (int(lengths.sum()), *tower.activation_shape()), activation_dtype(setting.dtype), setting.device
-    )
+    batch = TowerState(tower.sample_input(lengths), lengths, tower.sample_grids(lengths))
+    dtype, device = activation_dtype(setting.dtype), torch.device(setting.device)
 
     def front(shard: Shard, num_rows: int) -> torch.Tensor:
-        some = lengths[:num_rows]
-        values = shard.front_input(side, inputs[: int(some.sum())])
-        return tower.front(getattr(shard, side), values, tower.layout(some, shard.device))
+        module = getattr(shard, side)
+        return _joined(
+            [
+                layout.pack(tower.front(module, shard.front_input(side, values), layout))
+                for values, layout, _ in groups(num_rows)
+            ]
+        )
 
     def layer(shard: Shard, num_rows: int) -> torch.Tensor:
-        layout, x_FLD = padded(num_rows)
-        return tower.run(getattr(shard, side), first, x_FLD, layout)
+        module = getattr(shard, side)
+        return _joined([layout.pack(tower.run(module, first, x_FLD, layout)) for _, layout, x_FLD in groups(num_rows)])
 
     def head(shard: Shard, num_rows: int) -> torch.Tensor:
-        layout, x_FLD = padded(num_rows)
-        pooled = tower.pool_tokens(getattr(shard, side), x_FLD, layout)
-        return unit_rows(getattr(shard, f"{side}_head")(pooled), layout.vectors_per_row)
+        module, project = getattr(shard, side), getattr(shard, f"{side}_head")
+        return _joined(
+            [
+                unit_rows(project(tower.pool_tokens(module, x_FLD, layout)), layout.vectors_per_row)
+                for _, layout, x_FLD in groups(num_rows)
+            ]
+        )
 
     @cache
-    def padded(num_rows: int) -> tuple[Layout, torch.Tensor]:
-        some = lengths[:num_rows]
-        layout = tower.layout(some, torch.device(setting.device))
-        return layout, layout.pad(sample[: int(some.sum())])
+    def groups(num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
+        """Input, layout and activation of each group that the first rows are computed in."""
+        some = batch.take(torch.arange(num_rows))
+        parts = [some.take(group) for group in some.groups(tower)]
+        layouts = [tower.layout(part.lengths, device, part.grids) for part in parts]
+        shapes = [(int(layout.elements_per_row.sum()), *tower.activation_shape()) for layout in layouts]
+        return [
+            (part.values, layout, layout.pad(random_activation(shape, dtype, device)))
+            for part, layout, shape in zip(parts, layouts, shapes, strict=True)
+        ]
 
     parts = _measure_parts(folder, only(side, first), setting, front, layer)
     return _tower(*parts, *_measure_parts(folder, only(side, last), setting, head))
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Join the results of groups; of one group there is nothing to copy."""
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _measure_parts(

@@ -6,6 +6,7 @@ mistakes.
 Legend: `F` frames, `N` tokens of all captions, `R` captions, `E` embedding size.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +48,32 @@ class TwinTower(nn.Module):
         """Kind of output on one side, as of a shard that holds everything; None where the model has no tower."""
         return "embedding" if side in self.config.towers else None
 
-    def pooled(self, side: str, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def pooled(
+        self, side: str, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute pooled features by the library's own forward function; (F, width).
 
         Args:
             side: the tower.
-            values: uint8 images (F, H, W, 3) | token ids (N,).
-            lengths: int64 (R,), on the CPU, all 1 or more: frames or tokens of each row.
+            values: uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,).
+            lengths: int64 (R,), on the CPU, all 1 or more: frames, patches or tokens of each row.
+            grids: int32 (R, 3), of patches: frames, patch rows and patch columns of each row.
         """
         values = self.normalise(values, torch.float32) if side == "vision" else values.to(self.device)
-        return self.config.towers[side].reference(getattr(self, side), values, lengths)
+        return self.config.towers[side].reference(getattr(self, side), values, lengths, grids)
 
-    def project(self, side: str, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Project the pooled features; float32 (F, E), not normalised."""
-        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pooled(side, values, lengths))
+    def project(
+        self, side: str, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Project the pooled features; float32 (F, E), not normalised.
+
+        Args:
+            side: the tower.
+            values: as for `pooled`.
+            lengths: as for `pooled`.
+            grids: as for `pooled`.
+        """
+        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pooled(side, values, lengths, grids))
         return projected
 
     def forward(self, batch: Batch) -> Batch:
@@ -70,11 +83,13 @@ class TwinTower(nn.Module):
     def _embed(self, side: str, state: TowerState | None) -> TowerState | None:
         if state is None or side not in self.config.towers:
             return state
-        lengths = state.lengths[state.lengths > 0]
-        if not len(lengths):
+        if not state.lengths.any():
             return TowerState(torch.empty((0, self.config.embedding_dim), device=self.device), state.lengths)
-        layout = self.config.towers[side].layout(lengths, self.device)
-        rows = unit_rows(self.project(side, state.values, lengths), layout.vectors_per_row)
+        return state.run_in_groups(self.config.towers[side], partial(self._embed_group, side))
+
+    def _embed_group(self, side: str, state: TowerState) -> TowerState:
+        layout = self.config.towers[side].layout(state.lengths, self.device, state.grids)
+        rows = unit_rows(self.project(side, state.values, state.lengths, state.grids), layout.vectors_per_row)
         return TowerState(rows, state.lengths.clamp(max=1))
 
 

@@ -3,6 +3,7 @@
 Legend: `F` frames or captions, `L` tokens of one of them, `D` width, `E` embedding size.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,20 +133,25 @@ class Shard(nn.Module):
     def _run(self, side: str, state: TowerState | None) -> TowerState | None:
         if state is None or self.output_of(side) is None:
             return state
-        tower, module, layers = self.config.towers[side], getattr(self, side), self.spec.layers_of(side)
-        lengths = state.lengths[state.lengths > 0]
-        if not len(lengths):
+        tower = self.config.towers[side]
+        if not state.lengths.any():
             return self._empty(side, state)
-        layout = tower.layout(lengths, self.device)
+        if self.spec.layers_of(side).holds_front():
+            tower.check_input(state.values, state.lengths[state.lengths > 0])
+        return state.run_in_groups(tower, partial(self._run_group, side))
+
+    def _run_group(self, side: str, state: TowerState) -> TowerState:
+        """Run the layers on rows that are computed in one rectangle, and that all have this side."""
+        tower, module, layers = self.config.towers[side], getattr(self, side), self.spec.layers_of(side)
+        layout = tower.layout(state.lengths, self.device, state.grids)
         if layers.holds_front():
-            tower.check_input(state.values, lengths)
             x_FLD = tower.front(module, self.front_input(side, state.values), layout)
         else:
             x_FLD = layout.pad(state.values.to(self.device))
         x_FLD = tower.run(module, layers, x_FLD, layout)
         head = getattr(self, f"{side}_head")
         if head is None:
-            return TowerState(layout.pack(x_FLD), state.lengths)
+            return TowerState(layout.pack(x_FLD), layout.elements_per_row)
         projected_FE = head(tower.pool_tokens(module, x_FLD, layout))
         return TowerState(unit_rows(projected_FE, layout.vectors_per_row), state.lengths.clamp(max=1))
 

@@ -16,6 +16,9 @@ OPTIONAL_SHAPES: Shapes = {LOGIT_SCALE: (), LOGIT_BIAS: ()}
 # Suffix of the name of a quantised weight's scales, one for each output channel.
 SCALE_SUFFIX = "_scale"
 
+# Suffixes of the names of tables of tokens and positions, whatever a library calls them.
+_TABLES = ("_token", "pos_embed", "embedding.weight", "embeddings.weight")
+
 PARTS = ("vision front", "vision layers", "vision head", "text front", "text layers", "text head")
 
 
@@ -23,6 +26,11 @@ def part_of(config: ModelConfig, name: str) -> str:
     """Find which of `PARTS` a tensor belongs to."""
     side, _, inner = name.partition(".")
     return f"{side} {config.towers[side].part_of(inner)}" if side in config.towers else side.replace("_", " ")
+
+
+def is_table(name: str) -> bool:
+    """Whether a tensor is a table of tokens or positions: it begins small, and has no weight decay."""
+    return name.endswith(_TABLES)
 
 
 def model_shapes(config: ModelConfig) -> Shapes:

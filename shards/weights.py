@@ -77,6 +77,20 @@ def find_weights(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]
     return {name: folder / each for name, each in read_index(index, "safetensors").items()}
 
 
+def stored_names(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:
+    """Find the same where there are weights; of a folder that holds its configuration alone, nothing.
+
+    Args:
+        folder: a model folder, or a checkpoint.
+        file_name: as `find_weights` takes it.
+
+    Raises:
+        ModelError: a header or the index is broken.
+    """
+    names = (file_name, f"{file_name}{INDEX_SUFFIX}")
+    return find_weights(folder, file_name) if any((folder / name).is_file() for name in names) else {}
+
+
 def read_index(index: Path, suffix: str) -> dict[str, str]:
     """Read which file of its folder holds each tensor.
 

@@ -30,16 +30,23 @@ def model_import(
     text: Annotated[str | None, typer.Option(help="Text tower's folder that joins a timm checkpoint.")] = None,
     albert: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
+    config_only: Annotated[bool, typer.Option("--config-only", help="Read no weights: enough to plan with.")] = False,
 ) -> Result:
     """Turn a checkpoint into a model folder."""
     read()
 
     from embedder.storage.model_download import model_name, resolve_checkpoint
-    from shards.convert import import_checkpoint, import_timm_and_text
+    from shards.convert import import_checkpoint, import_config, import_timm_and_text
 
     if text is not None and albert is not None:
         raise ConfigError("--albert is the old name of --text; give --text alone")
     joined = text if text is not None else albert
+    if config_only:
+        if joined is not None:
+            raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
+        model = import_config(resolve_checkpoint(source, config_only=True), out, name=model_name(source))
+        planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
+        return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
     if joined is None:
         model = import_checkpoint(resolve_checkpoint(source), out, name=model_name(source))
     else:

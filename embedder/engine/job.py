@@ -192,7 +192,7 @@ def check_int8(config: RunConfig, model: Model) -> None:
 
 def handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
     """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut."""
-    pixels = 3 * model.config.preprocess.image_size**2 if model.config.vision is not None else 0
+    pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
@@ -220,13 +220,16 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
 
 def resize_spec(model: Model) -> ResizeSpec:
     """Return how the model's images are resized."""
-    preprocess = model.config.preprocess
+    preprocess, vision = model.config.preprocess, model.config.required_vision
     return ResizeSpec(
         image_size=preprocess.image_size,
         mode=preprocess.resize,
         interpolation=preprocess.interpolation,
         reduced_decode=preprocess.reduced_decode,
         resampler=preprocess.resampler,
+        resize_size=preprocess.resize_size,
+        patch_size=vision.patch_px or 0,
+        max_patches=vision.num_tokens - vision.num_prefix_tokens if vision.patch_px is not None else 0,
     )
 
 

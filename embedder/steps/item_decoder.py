@@ -6,8 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from embedder.batch_schema import DECODED, IMAGE_GRID
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
@@ -34,6 +38,12 @@ class DecodeSpec:
     frames_per_segment: int
     rows_per_batch: int
     caption_end_id: int | None = None
+
+    @property
+    def columns(self) -> list[pa.Field]:
+        """Columns that decoding adds to a listing, but for the trace."""
+        has_grids = self.resize is not None and self.resize.mode == "patches"
+        return [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class ItemDecoder:
         problem = content.problem
         if content.kind == "image" and content.media is not None and self.spec.resize is not None:
             try:
-                row["pixels"] = self.sandbox.image(content.media, self.spec.resize)
+                row |= pixel_columns(self.sandbox.image(content.media, self.spec.resize)[None], self.spec.resize)
             except DecodeError as error:
                 problem = _decode_problem(error)
         modality = _modality(content)
@@ -116,7 +126,7 @@ class ItemDecoder:
                 if last_row is not None:
                     yield last_row
                 last_row = caption if num_vectors == 0 else {"caption": content.caption}
-                last_row = last_row | vars(segment) | {"modality": "video"}
+                last_row = last_row | vars(segment) | pixel_columns(segment.pixels, resize) | {"modality": "video"}
                 num_vectors += 1
         except DecodeError as error:
             problem = _decode_problem(error)

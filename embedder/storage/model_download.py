@@ -18,6 +18,8 @@ from shards.saving import staged_folder
 
 # Data only: no pickles, no code. Those of tokenisers (.txt, .model) are for what `embedder model import` reads.
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
+# For a plan.
+CONFIG_FILES = ("*.json",)
 # Pickled weights, which that import turns into safetensors without running code.
 PICKLED_FILES = ("*pytorch_model*.bin",)
 
@@ -42,12 +44,18 @@ def resolve_model(uri: str | Path) -> Path:
     return _resolve(uri, ALLOWED_FILES)
 
 
-def resolve_checkpoint(uri: str | Path) -> Path:
+def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
     """Find the folder of a checkpoint as `resolve_model` does; with pickled weights where there are no safetensors.
+
+    Args:
+        uri: as for `resolve_model`.
+        config_only: download its JSON files alone.
 
     Raises:
         ModelError: there is no such folder, or it can't be downloaded.
     """
+    if config_only:
+        return _resolve(uri, CONFIG_FILES)
     folder = resolve_model(uri)
     is_local = not is_remote(str(uri)) and _hub_id(uri) is None
     if is_local or any(folder.glob("*.safetensors")):

@@ -82,7 +82,7 @@ class Example:
 def _tools_for(spec: ExampleSpec) -> tuple[ItemReader, CaptionEncoder]:
     """Decoder of this process: tasks that follow each other in one worker share its sandbox and tokeniser."""
     if spec.decode.tokenizer_json is None:
-        raise ValueError("training needs a text tower; `check_both_towers` comes before")
+        raise ValueError("training needs a text tower; `check_trainable` comes before")
     return ItemReader(spec.decode), CaptionEncoder(
         spec.decode.tokenizer_json, spec.decode.max_caption_tokens, spec.decode.caption_end_id
     )

@@ -154,7 +154,7 @@ def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Train
     device = _device(config)
     if (architecture := config.architecture) is None:
         model = open_model(str(config.model))
-        model.config.check_both_towers("training")
+        model.config.check_trainable()
         _check_layers(config, model)
         trainer = Trainer(model.folder, config.train, device=device)
     else:

@@ -1,20 +1,35 @@
 """Import of a checkpoint of any kind: its content tells which."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
-from shards.convert.single_tower import import_timm, import_tower
-from shards.convert.transformers_model import CLASSES, import_transformers
+from shards.convert.single_tower import import_timm, import_tower, read_timm_config, read_tower_config
+from shards.convert.transformers_model import import_transformers, read_transformers_config
 from shards.errors import ModelError
+from shards.saving import staged_model
 from shards.schema import read_json
 from shards.summary import DELTA_FILE
-from shards.towers import IMPORTS
+from shards.towers import CLASSES, IMPORTS
 from shards.weights import find_weights
 
 OPEN_CLIP_FILE = "open_clip_config.json"
 MAX_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Importer:
+    """Functions for one kind of checkpoint.
+
+    Attributes:
+        convert: turns a checkpoint into a model folder.
+        read_config: reads what its config.json would be, of a folder and the model's name; the weights may lack.
+    """
+
+    convert: Callable[..., ModelConfig]
+    read_config: Callable[[Path, str], ModelConfig]
 
 
 def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -31,24 +46,44 @@ def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = No
         ModelError: the folder holds none of these, something else than its configuration says, or something that can't
             be mapped.
     """
-    return _importer(find_model_folder(src))(src, out, name=name)
+    return _importer(find_model_folder(src)).convert(src, out, name=name)
 
 
-def _importer(folder: Path) -> Callable[..., ModelConfig]:
-    """Function that imports what a folder holds."""
+def import_config(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Write a model folder that holds the config.json of a checkpoint alone: enough to plan with.
+
+    Nothing but the checkpoint's own configuration is needed. Weights are not read; where there are some, the names of
+    their tensors tell details that the configuration doesn't.
+
+    Args:
+        src: folder of the checkpoint, as `import_checkpoint` takes it.
+        out: the folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the folder holds none of these checkpoints, or something that can't be mapped.
+    """
+    folder = find_model_folder(src)
+    config = _importer(folder).read_config(folder, name or Path(src).name)
+    with staged_model(Path(out), config, None):
+        return config
+
+
+def _importer(folder: Path) -> Importer:
+    """Functions for what a folder holds."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     model_type = str(tree.get("model_type"))
     if (folder / OPEN_CLIP_FILE).is_file() and not (model_type in CLASSES and _is_of_transformers(folder)):
-        from shards.convert.open_clip_model import import_open_clip
+        from shards.convert.open_clip_model import import_open_clip, read_model_config
 
-        return import_open_clip
+        return Importer(import_open_clip, read_model_config)
     if model_type in CLASSES:
-        return import_transformers
+        return Importer(import_transformers, read_transformers_config)
     if model_type in IMPORTS:
-        return import_tower
+        return Importer(import_tower, read_tower_config)
     if "architecture" in tree:
-        return import_timm
+        return Importer(import_timm, read_timm_config)
     raise ModelError(f"{folder}: {_found(folder, tree)}; {_taken()}")
 
 

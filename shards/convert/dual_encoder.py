@@ -1,4 +1,4 @@
-"""Export as transformers' VisionTextDualEncoderModel with a ViT and an ALBERT."""
+"""Export as transformers' VisionTextDualEncoderModel with a ViT and a text encoder that has a pooler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shards.convert.transformers_model import their_names
 from shards.errors import ModelError
 from shards.saving import staged_folder, write_weights
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
-from shards.towers.albert import AlbertTower
+from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VitTower
 from shards.weights import find_weights
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_TYPE = "vision-text-dual-encoder"
-TYPES = {"vision": "vit", "text": "albert"}
 
 _THEIR_ACTIVATION = {"gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -46,7 +45,7 @@ def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None
     tree = _export_config(config, folder)
     processor = export_processor(config.preprocess)
     with staged_folder(Path(out)) as stage:
-        write_weights(stage, _export_tensors(find_weights(folder), config))
+        write_weights(stage, _export_tensors(find_weights(folder), config, tree["text_config"]["model_type"]))
         (stage / PROCESSOR_FILE).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
         if (folder / TOKENIZER_FILE).is_file():
             tokenizer = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
@@ -77,14 +76,16 @@ def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
         },
-        "text_config": {"model_type": "albert"} | text.model_dump(exclude={"family", "pool"}),
+        "text_config": {"model_type": text.dual_encoder_type} | text.library_settings(),
     }
 
 
-def _check_exportable(config: ModelConfig, folder: Path) -> tuple[VitTower, AlbertTower]:
+def _check_exportable(config: ModelConfig, folder: Path) -> tuple[VitTower, TextEncoderTower]:
     vision, text = config.required_vision, config.required_text
-    if not isinstance(vision, VitTower) or not isinstance(text, AlbertTower):
-        raise ModelError(f"{folder}: {vision.label} + {text.label}; only ViT + ALBERT can be exported")
+    if not isinstance(vision, VitTower) or not isinstance(text, TextEncoderTower) or text.dual_encoder_type is None:
+        raise ModelError(
+            f"{folder}: {vision.label} + {text.label}; a ViT with a text encoder that has a pooler can be exported"
+        )
     found = {f"vision.{key}": value for key, value in vision.model_dump(exclude={"family"}).items()}
     found |= {"text.pool": text.pool, "projection_bias": config.projection_bias}
     found |= {f"{side}_projection": projection for side, projection in config.projections.items()}
@@ -119,13 +120,13 @@ def _check_exportable(config: ModelConfig, folder: Path) -> tuple[VitTower, Albe
     return vision, text
 
 
-def _export_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def _export_tensors(
+    files: Mapping[str, Path], config: ModelConfig, text_type: str
+) -> Iterator[tuple[str, torch.Tensor]]:
     from shards.loading import read_tensor
 
     shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
+    types, names = {"vision": "vit", "text": text_type}, {"vision": frozenset[str](), "text": frozenset[str]()}
     for name, shape in shapes.items():
-        theirs, tensor = (
-            their_names(name, TYPES, {"vision": frozenset(), "text": frozenset()}),
-            read_tensor(files, name, shape),
-        )
+        theirs, tensor = their_names(name, types, names), read_tensor(files, name, shape)
         yield from zip(theirs, [tensor] if len(theirs) == 1 else tensor.chunk(len(theirs)), strict=True)

@@ -28,7 +28,7 @@ from shards.saving import staged_model, write_weights
 from shards.schema import describe
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import Shape, Tower
-from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE
+from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, stored_names
 
 if TYPE_CHECKING:
     import torch
@@ -56,17 +56,26 @@ def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = Non
         text = read_text(theirs, frozenset(files), folder)
         tokenizer, tower = import_open_clip_tokenizer(folder, theirs.text_cfg, text.tower)
         sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": replace(text, tower=tower)}
-        try:
-            config = describe_model(theirs, images, sides, name or Path(src).name)
-        except ValidationError as error:
-            raise ModelError(f"{folder}: {describe(error)}") from None
+        config = describe_model(theirs, images, sides, name or Path(src).name, folder)
         with staged_model(Path(out), config, tokenizer) as stage:
             write_weights(stage, _import_tensors(files, config, sides))
     return config
 
 
+def read_model_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a model that open_clip saved; its weights and tokeniser may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    theirs, images = read_open_clip_config(folder)
+    names = frozenset(stored_names(folder, f"{_prefix(folder)}{WEIGHTS_FILE}"))
+    sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": read_text(theirs, names, folder)}
+    return describe_model(theirs, images, sides, name, folder)
+
+
 def describe_model(
-    theirs: OpenClipConfig, images: PreprocessSection, sides: Mapping[str, Side[Tower]], name: str
+    theirs: OpenClipConfig, images: PreprocessSection, sides: Mapping[str, Side[Tower]], name: str, folder: Path
 ) -> ModelConfig:
     """Make our configuration of a model.
 
@@ -75,22 +84,26 @@ def describe_model(
         images: open_clip's preprocessing.
         sides: the towers as they were read.
         name: of the model.
+        folder: the checkpoint, for messages.
 
     Raises:
-        ValidationError: of pydantic; the parts don't fit one another.
+        ModelError: the parts don't fit one another.
     """
     towers: dict[str, Any] = {side: each.tower for side, each in sides.items()}
     projections: dict[str, Any] = {f"{side}_projection": each.projection for side, each in sides.items()}
     max_tokens = min(theirs.text_cfg.context_length, towers["text"].max_tokens)
-    return ModelConfig(
-        name=name,
-        trained=True,
-        embedding_dim=theirs.embed_dim,
-        projection_bias=any("projection.bias" in each.projection_tensors for each in sides.values()),
-        preprocess=read_open_clip_preprocess(images, towers["vision"].side_px, max_tokens),
-        **projections,
-        **towers,
-    )
+    try:
+        return ModelConfig(
+            name=name,
+            trained=True,
+            embedding_dim=theirs.embed_dim,
+            projection_bias=any("projection.bias" in each.projection_tensors for each in sides.values()),
+            preprocess=read_open_clip_preprocess(images, towers["vision"].side_px, max_tokens),
+            **projections,
+            **towers,
+        )
+    except ValidationError as error:
+        raise ModelError(f"{folder}: {describe(error)}") from None
 
 
 def _prefix(folder: Path) -> str:

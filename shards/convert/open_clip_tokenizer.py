@@ -1,7 +1,7 @@
 """Tokenisers of open_clip's checkpoints: those of transformers, cleaned as open_clip cleans, and open_clip's own.
 
-Source: open_clip 3.3, tokenizer.py. What `ftfy` repairs (text that was decoded wrongly) and HTML entities stay as they
-are: no tokenizer.json can express them.
+Source: open_clip 3.3, tokenizer.py, and ftfy 6.3, chardata.py. Of what these repair, text that was decoded wrongly and
+rare HTML entities stay as they are: no tokenizer.json can express them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from shards.config import TOKENIZER_FILE
 from shards.convert.open_clip_config import TextSection
 from shards.convert.preprocessing import TOKENIZER_CONFIG_FILE, import_tokenizer
+from shards.convert.siglip_tokenizer import FINAL_SIGMA
 from shards.errors import ModelError
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.kinds import TextTower
@@ -22,6 +24,13 @@ from shards.towers.kinds import TextTower
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _OWN_VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"
 _START, _END = "<|startoftext|>", "<|endoftext|>"
+# What ftfy takes out, and puts plain letters and quotes for; and of HTML's entities, those of ASCII and the space.
+_CONTROLS = r"[\x{0}-\x{8}\x{b}\x{e}-\x{1f}\x{7f}\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
+_SINGLE_QUOTES, _DOUBLE_QUOTES = r"[\x{2bc}\x{2018}-\x{201b}]", r"[\x{201c}-\x{201f}]"
+_LIGATURES = (0x132, 0x133, *range(0x1C4, 0x1CD), *range(0x1F1, 0x1F4), *range(0xFB00, 0xFB05), 0xFB06)
+_FULL_WIDTH = (0x3000, *range(0xFF01, 0xFF5F))
+_PLAIN = {chr(code): normalize("NFKC", chr(code)) for code in (*_LIGATURES, *_FULL_WIDTH)}
+_ENTITIES = {"&amp;amp;": "&", "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": " "}
 # Of the 49,408 tokens: 256 bytes, the same at a word's end, start and end; the others are merges.
 _NUM_MERGES = 49152 - 256 - 2
 
@@ -91,11 +100,17 @@ def _clean(tokenizer: Any, section: TextSection, folder: Path) -> None:
             f"{folder}: text_cfg.tokenizer_kwargs = {section.tokenizer_kwargs}; can be imported: strip_sep_token, and "
             "clean = 'whitespace', 'lower' or 'canonicalize'"
         )
-    steps: list[Any] = []
+    steps: list[Any] = [normalizers.Replace(*pair) for pair in (_ENTITIES | _PLAIN).items()]
+    steps += [
+        normalizers.Replace(Regex(_SINGLE_QUOTES), "'"),
+        normalizers.Replace(Regex(_DOUBLE_QUOTES), '"'),
+        normalizers.Replace(Regex(_CONTROLS), ""),
+        normalizers.NFC(),
+    ]
     if clean == "canonicalize":
-        steps = [normalizers.Replace("_", " "), normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), "")]
+        steps += [normalizers.Replace("_", " "), normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), "")]
     if clean != "whitespace":
-        steps.append(normalizers.Lowercase())
+        steps += [normalizers.Replace(Regex(FINAL_SIGMA), "ς"), normalizers.Lowercase()]
     steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
     tokenizer.normalizer = normalizers.Sequence([*steps, *own])

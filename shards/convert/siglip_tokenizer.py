@@ -26,7 +26,7 @@ _PUNCTUATION = f"[{re.escape(string.punctuation)}]"
 _WHITESPACE = r"[\s\x{1c}-\x{1f}]+"  # as Python has it
 # Python writes a capital sigma at the end of a word as a final one; points and apostrophes don't end a word.
 _CASED, _IGNORED = r"[\p{Lowercase}\p{Uppercase}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}.:'\x{2019}\x{b7}\x{2027}]"
-_FINAL_SIGMA = rf"(?<={_CASED}|{_CASED}{_IGNORED})Σ(?!{_IGNORED}*{_CASED})"
+FINAL_SIGMA = rf"(?<={_CASED}|{_CASED}{_IGNORED})Σ(?!{_IGNORED}*{_CASED})"
 
 
 def is_siglip_tokenizer(folder: Path, settings: Mapping[str, object]) -> bool:
@@ -93,7 +93,7 @@ def _normaliser(proto: Any, *, lower_case: bool) -> Any:
 
     steps = [normalizers.Replace(_SPACE, " "), normalizers.Prepend(_SPACE)]
     if lower_case:
-        steps += [normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
+        steps += [normalizers.Replace(Regex(FINAL_SIGMA), "ς"), normalizers.Lowercase()]
     steps += [
         normalizers.Replace(Regex(_PUNCTUATION), ""),
         normalizers.Replace(Regex(_WHITESPACE), " "),

@@ -10,16 +10,17 @@ from pydantic import ValidationError
 
 from shards.config import CONFIG_FILE, ModelConfig, PreprocessConfig, find_model_folder
 from shards.convert.pickled_weights import checkpoint_weights
-from shards.convert.preprocessing import import_processor, import_tokenizer, max_caption_tokens
-from shards.convert.timm_vision import load_timm_model, read_timm_preprocess, read_timm_tower
-from shards.convert.transformers_model import check_all_used, import_tensor, read_tower
+from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
+from shards.convert.timm_vision import build_timm_model, load_timm_model, read_timm_preprocess, read_timm_tower
+from shards.convert.transformers_model import check_all_used, import_tensor, read_tower, resize_tower
 from shards.errors import ModelError
 from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import model_shapes
 from shards.towers import IMPORTS
-from shards.towers.base import Tower
+from shards.towers.base import Shapes, Tower, TowerImport
 from shards.towers.kinds import TextTower, VisionTower
+from shards.weights import stored_names
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +48,25 @@ def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -
     with checkpoint_weights(folder, Path(out)) as weights:
         files = bare_names(weights)
         tower = read_tower(model_type, "only", tree, frozenset(files), path)
-        config, tokenizer = _config(tower, folder, name or Path(src).name)
+        config = _config(tower, folder, name or Path(src).name, IMPORTS[model_type])
+        tokenizer = import_tokenizer(folder, tower) if isinstance(tower, TextTower) else None
         with staged_model(Path(out), config, tokenizer) as stage:
-            write_weights(stage, _tensors(files, config, model_type))
+            write_weights(stage, _tensors(files, config, model_type, tower.front_shapes()))
     return config
+
+
+def read_tower_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a tower that transformers saved; its weights and processors may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "give the folder of a model that transformers saved")
+    names = frozenset(bare_names(stored_names(folder)))
+    model_type = str(tree.get("model_type"))
+    tower = read_tower(model_type, "only", tree, names, path)
+    return _config(tower, folder, name, IMPORTS[model_type], is_complete=False)
 
 
 def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -66,23 +82,55 @@ def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) ->
     """
     folder = find_model_folder(src)
     module = load_timm_model(folder)
-    tower = read_timm_tower(module, folder)
-    preprocess = read_timm_preprocess(module, tower.side_px, DEFAULT_CAPTION_TOKENS, folder)
-    config = _model(tower, preprocess, folder, name or Path(src).name)
+    config = _timm_config(module, folder, name or Path(src).name)
     weights = {f"vision.{each}": tensor for each, tensor in module.state_dict().items()}
     with staged_model(Path(out), config, None) as stage:
         write_weights(stage, ((each, weights[each]) for each in model_shapes(config)))
     return config
 
 
-def _config(tower: Tower, folder: Path, name: str) -> tuple[ModelConfig, str | None]:
-    """Configuration of the model, and its tokeniser, where it has one."""
+def read_timm_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a vision tower that timm saved; its weights may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    return _timm_config(build_timm_model(folder), folder, name)
+
+
+def _timm_config(module: Any, folder: Path, name: str) -> ModelConfig:
+    tower = read_timm_tower(module, folder)
+    preprocess = read_timm_preprocess(module, tower.side_px, DEFAULT_CAPTION_TOKENS, folder, patch_px=tower.patch_px)
+    return _model(tower, preprocess, folder, name)
+
+
+def _config(tower: Tower, folder: Path, name: str, found: TowerImport, *, is_complete: bool = True) -> ModelConfig:
+    """Configuration of the model.
+
+    Args:
+        tower: its tower.
+        folder: the checkpoint.
+        name: of the model.
+        found: the import of the tower.
+        is_complete: whether the folder must have an image processor.
+    """
     if isinstance(tower, TextTower):
         preprocess = PreprocessConfig(max_caption_tokens=max_caption_tokens(folder, tower))
-        return _model(tower, preprocess, folder, name), import_tokenizer(folder, tower)
+        return _model(tower, preprocess, folder, name)
     if isinstance(tower, VisionTower):
-        preprocess = import_processor(folder, tower.side_px, DEFAULT_CAPTION_TOKENS)
-        return _model(tower, preprocess, folder, name), None
+        tower = import_budget(folder, tower)
+        preprocess = import_processor(
+            folder,
+            tower.side_px,
+            DEFAULT_CAPTION_TOKENS,
+            is_required=is_complete,
+            takes_any_size=found.positions != "fixed",
+            patch_px=tower.patch_px,
+        )
+        try:
+            return _model(resize_tower(tower, preprocess.image_size), preprocess, folder, name)
+        except ValidationError as error:
+            raise ModelError(f"{folder}: the image processor's size: {describe(error)}") from None
     raise TypeError(f"{type(tower).__name__} is a tower neither for images nor for captions")
 
 
@@ -103,8 +151,16 @@ def bare_names(files: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
 
 
 def _tensors(
-    files: Mapping[str, tuple[str, Path]], config: ModelConfig, model_type: str
+    files: Mapping[str, tuple[str, Path]], config: ModelConfig, model_type: str, stored_at: Shapes
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the model in their order.
+
+    Args:
+        files: the checkpoint's name and file of each tensor, by its name inside the tower.
+        config: our configuration.
+        model_type: the checkpoint's.
+        stored_at: shapes of the embeddings at the checkpoint's own image size.
+    """
     names, found = frozenset(files), IMPORTS[model_type]
     theirs = {}
     for name in model_shapes(config):
@@ -117,4 +173,5 @@ def _tensors(
     full = {name: each for name, (each, _) in files.items()}
     for name, shape in model_shapes(config).items():
         their = tuple(full.get(each, each) for each in theirs[name])
-        yield name, import_tensor(by_full_name, their, shape, found, name.partition(".")[2])
+        inner = name.partition(".")[2]
+        yield name, import_tensor(by_full_name, their, shape, found, inner, stored_at.get(inner))

@@ -60,7 +60,9 @@ def import_timm_and_text(
                 embedding_dim=embedding_dim,
                 vision=vision,
                 text=text,
-                preprocess=read_timm_preprocess(module, vision.side_px, max_tokens, vision_folder),
+                preprocess=read_timm_preprocess(
+                    module, vision.side_px, max_tokens, vision_folder, patch_px=vision.patch_px
+                ),
             )
         except ValidationError as error:
             raise ModelError(f"{vision_folder} and {text_folder}: {describe(error)}") from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from math import isqrt, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,52 +11,21 @@ from pydantic import ValidationError
 
 from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.convert.pickled_weights import checkpoint_weights
-from shards.convert.preprocessing import import_processor, import_tokenizer, max_caption_tokens
+from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
 from shards.errors import ModelError
 from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
-from shards.towers import IMPORTS
-from shards.towers.base import Shape, Tower, TowerImport
+from shards.towers import CLASSES, IMPORTS
+from shards.towers.base import ModelClass, Shape, Tower, TowerImport
 from shards.towers.kinds import TextTower, VisionTower
-from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape
+from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_names
 
 if TYPE_CHECKING:
     import torch
 
 Towers = Mapping[str, tuple[Tower, str]]
 """By side, the tower and the `model_type` that it was read as."""
-
-
-@dataclass(frozen=True)
-class ModelClass:
-    """A class of transformers with two towers.
-
-    Attributes:
-        vision_type: `model_type` of a vision section that names none.
-        text_type: the same of a text section.
-        has_projections: whether it has them; without them, the text tower's own is the only one.
-        refused: towers that the class can't compute, by `model_type`, with the reason.
-    """
-
-    vision_type: str | None = None
-    text_type: str | None = None
-    has_projections: bool = True
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-
-CLASSES = {
-    "clip": ModelClass("clip_vision_model", "clip_text_model"),
-    "chinese_clip": ModelClass("chinese_clip_vision_model", "chinese_clip_text_model"),
-    "siglip": ModelClass("siglip_vision_model", "siglip_text_model", has_projections=False),
-    "siglip2": ModelClass("siglip2_vision_model", "siglip2_text_model", has_projections=False),
-    "vision-text-dual-encoder": ModelClass(refused={"distilbert": "it has no pooler, which this class needs"}),
-}
-
-# Sections that hold a whole two-tower model, of which one tower is taken.
-_INNER_TYPES = {
-    (kind, side): f"{kind}_{side}_model" for kind in ("clip", "siglip", "siglip2") for side in ("vision", "text")
-}
 
 
 def import_transformers(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -72,15 +41,33 @@ def import_transformers(src: str | Path, out: str | Path, *, name: str | None = 
     """
     folder = find_model_folder(src)
     with checkpoint_weights(folder, Path(out)) as files:
-        config, types = _import_config(folder, files, name or Path(src).name)
+        config, types, towers = _import_config(folder, frozenset(files), name or Path(src).name)
         tokenizer = import_tokenizer(folder, config.required_text)
         with staged_model(Path(out), config, tokenizer) as stage:
-            write_weights(stage, _import_tensors(files, config, types))
+            write_weights(stage, _import_tensors(files, config, types, towers))
     return config
 
 
-def _import_config(folder: Path, files: Mapping[str, Path], name: str) -> tuple[ModelConfig, dict[str, str]]:
-    """Configuration of the model, and the `model_type` of each side."""
+def read_transformers_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a saved model of two towers; its weights and processors may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    return _import_config(folder, frozenset(stored_names(folder)), name, is_complete=False)[0]
+
+
+def _import_config(
+    folder: Path, names: frozenset[str], name: str, *, is_complete: bool = True
+) -> tuple[ModelConfig, dict[str, str], dict[str, Tower]]:
+    """Configuration of the model; the `model_type` of each side, and its tower at the checkpoint's own image size.
+
+    Args:
+        folder: the checkpoint.
+        names: names of its tensors.
+        name: of the model.
+        is_complete: whether the folder must have an image processor.
+    """
     path = folder / CONFIG_FILE
     tree: dict[str, Any] = read_json(path, "give the folder of a model that transformers saved")
     model_class = CLASSES.get(str(tree.get("model_type")))
@@ -88,37 +75,46 @@ def _import_config(folder: Path, files: Mapping[str, Path], name: str) -> tuple[
         raise ModelError(
             f"{path}: model_type = {tree.get('model_type')!r}; this import takes {', '.join(map(repr, CLASSES))}"
         )
-    defaults = {"vision": model_class.vision_type, "text": model_class.text_type}
-    sections = {side: _section(tree, f"{side}_config", path) for side in defaults}
+    sections = {side: _section(tree, f"{side}_config", path) for side in model_class.types}
     types = {}
     for side, section in sections.items():
-        found = str(section.get("model_type") or defaults[side])
-        types[side] = _INNER_TYPES.get((found, side), found)
-        if types[side] in model_class.refused:
+        found = str(section.get("model_type") or model_class.types[side])
+        # A section may name a whole model of two towers, of which it is one.
+        types[side] = CLASSES.get(found, ModelClass()).types[side] or found
+        if types[side] in IMPORTS and not IMPORTS[types[side]].has_pooled_output:
             raise ModelError(
-                f"{path}: the {side} tower is {types[side]!r}: {model_class.refused[types[side]]}, so transformers "
-                "computes no features of it either; retrain with another tower"
+                f"{path}: the {side} tower is {types[side]!r}: it has no pooler, which this class needs, so "
+                "transformers computes no features of it either; retrain with another tower"
             )
     towers = {
-        side: read_tower(types[side], side, section, below(files, side), path) for side, section in sections.items()
+        side: read_tower(types[side], side, section, below(names, side), path) for side, section in sections.items()
     }
     vision, text = towers["vision"], towers["text"]
     if not isinstance(vision, VisionTower) or not isinstance(text, TextTower):
         raise ModelError(f"{path}: its towers are {types}; expected one for images and one for captions")
+    vision = import_budget(folder, vision)
     try:
+        preprocess = import_processor(
+            folder,
+            vision.side_px,
+            max_caption_tokens(folder, text),
+            is_required=is_complete,
+            takes_any_size=IMPORTS[types["vision"]].positions != "fixed",
+            patch_px=vision.patch_px,
+        )
         config = ModelConfig(
             name=name,
             trained=True,
             embedding_dim=tree.get("projection_dim", 512) if model_class.has_projections else vision.dim,
             projection_bias=not model_class.has_projections,
             vision_projection="linear" if model_class.has_projections else "none",
-            vision=vision,
+            vision=resize_tower(vision, preprocess.image_size),
             text=text,
-            preprocess=import_processor(folder, vision.side_px, max_caption_tokens(folder, text)),
+            preprocess=preprocess,
         )
     except ValidationError as error:
         raise ModelError(f"{path}: {describe(error)}") from None
-    return config, types
+    return config, types, towers
 
 
 def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: frozenset[str], where: Path) -> Tower:
@@ -141,10 +137,10 @@ def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: fr
     return IMPORTS[model_type].read(section, names, where)
 
 
-def below(files: Mapping[str, Path], side: str) -> frozenset[str]:
+def below(names: Iterable[str], side: str) -> frozenset[str]:
     """Give the names of the tensors of one side, without its prefix."""
     prefix = f"{side}_model."
-    return frozenset(name.removeprefix(prefix) for name in files if name.startswith(prefix))
+    return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
@@ -167,8 +163,16 @@ def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozens
 
 
 def _import_tensors(
-    files: Mapping[str, Path], config: ModelConfig, types: Mapping[str, str]
+    files: Mapping[str, Path], config: ModelConfig, types: Mapping[str, str], towers: Mapping[str, Tower]
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the model in their order.
+
+    Args:
+        files: the checkpoint's file of each tensor.
+        config: our configuration.
+        types: the `model_type` of each side.
+        towers: each side's tower at the checkpoint's own image size.
+    """
     names = {side: below(files, side) for side in types}
     shapes = model_shapes(config) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
     theirs = {name: their_names(name, types, names) for name in shapes}
@@ -177,7 +181,8 @@ def _import_tensors(
     for name, shape in shapes.items():
         side, _, inner = name.partition(".")
         if side in types:
-            yield name, import_tensor(files, theirs[name], shape, IMPORTS[types[side]], inner)
+            stored = towers[side].front_shapes().get(inner, shape)
+            yield name, import_tensor(files, theirs[name], shape, IMPORTS[types[side]], inner, stored)
         else:
             yield name, joined_tensor(files, theirs[name], shape)
 
@@ -205,7 +210,12 @@ def check_all_used(
 
 
 def import_tensor(
-    files: Mapping[str, Path], theirs: tuple[str, ...], shape: Shape, found: TowerImport, name: str
+    files: Mapping[str, Path],
+    theirs: tuple[str, ...],
+    shape: Shape,
+    found: TowerImport,
+    name: str,
+    stored_at: Shape | None = None,
 ) -> torch.Tensor:
     """Read one of our tensors as the import of its tower says.
 
@@ -215,10 +225,16 @@ def import_tensor(
         shape: our shape.
         found: the import.
         name: our name inside the tower.
+        stored_at: shape at the checkpoint's own image size; None where it is ours.
 
     Raises:
         ModelError: one is missing, broken, of another shape, or has values that are not finite.
     """
+    if stored_at is not None and stored_at != shape:
+        table = import_tensor(files, theirs, stored_at, found, name)
+        return resample_positions(table, shape, antialias=found.positions == "antialiased")
+    if name in found.flattened:
+        return joined_tensor(files, theirs, (prod(shape[:-1]), shape[-1])).reshape(shape)
     if name not in found.combined:
         return joined_tensor(files, theirs, shape, found.rows_of(name))
     from shards.loading import check_values, read_tensor, stored_shape
@@ -233,6 +249,38 @@ def import_tensor(
     combined = found.combined[name](tensors)
     check_shape(files[theirs[-1]], " with ".join(theirs), combined.shape, shape, POSITIONS_CURE)
     return combined
+
+
+def resize_tower(tower: VisionTower, image_size: int) -> VisionTower:
+    """Make the same tower for images of another size.
+
+    Raises:
+        ValidationError: of pydantic; it can't take them.
+    """
+    if tower.side_px == image_size:
+        return tower
+    return tower.model_validate(tower.model_dump() | {"image_size": image_size})
+
+
+def resample_positions(table_1LD: torch.Tensor, shape: Shape, *, antialias: bool) -> torch.Tensor:
+    """Resample a table of positions, whose class token, if any, comes first.
+
+    Source: transformers 5.23, `interpolate_pos_encoding` of Dinov2Embeddings and Dinov2WithRegistersEmbeddings.
+
+    Args:
+        table_1LD: the table, of a square of patches.
+        shape: that of the result.
+        antialias: whether a smaller table is filtered.
+    """
+    import torch
+
+    side, new_side = isqrt(table_1LD.shape[1]), isqrt(shape[1])
+    num_prefix = table_1LD.shape[1] - side**2
+    patches_1DHW = table_1LD[:, num_prefix:].mT.reshape(1, -1, side, side)
+    resampled_1DHW = torch.nn.functional.interpolate(
+        patches_1DHW.float(), size=(new_side, new_side), mode="bicubic", align_corners=False, antialias=antialias
+    )
+    return torch.cat((table_1LD[:, :num_prefix], resampled_1DHW.to(table_1LD.dtype).flatten(2).mT), 1)
 
 
 def joined_tensor(

@@ -92,6 +92,7 @@ class ModelCosts(JsonText):
         dtype: compute dtype.
         source: measured or estimated.
         caption_tokens: the length of caption that the text tower's seconds are for.
+        image_patches: the patches of an image that the vision tower's seconds are for; None for the most that it takes.
         vision: seconds of one image (frame).
         text: seconds of one caption.
         send_s_per_byte: seconds per byte that passes from a stage to the next through the object store, copies between
@@ -114,9 +115,13 @@ class ModelCosts(JsonText):
     call_s: float
     workspace_bytes_per_image: int
     workspace_bytes_per_caption: int
+    image_patches: int | None = None
 
-    def at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
-        """Convert to captions of another length, by the ratio of operations."""
+    def at_mix(self, mix: "DataMix", config: ModelConfig) -> "ModelCosts":
+        """Convert to captions and images of another length, by the ratio of operations."""
+        return self._at_tokens(mix.caption_tokens, config)._at_patches(mix.image_patches, config)
+
+    def _at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
         if num_tokens == self.caption_tokens or config.text is None:
             return replace(self, caption_tokens=num_tokens)
         new, old = (tower_costs(config, "text", number) for number in (num_tokens, self.caption_tokens))
@@ -128,6 +133,19 @@ class ModelCosts(JsonText):
             workspace_bytes_per_caption=round(self.workspace_bytes_per_caption * tokens),
         )
 
+    def _at_patches(self, num_patches: int | None, config: ModelConfig) -> "ModelCosts":
+        if num_patches == self.image_patches or config.vision is None:
+            return replace(self, image_patches=num_patches)
+        wanted, known = (config.at_patches(number) for number in (num_patches, self.image_patches))
+        new, old = (tower_costs(each, "vision", self.caption_tokens) for each in (wanted, known))
+        tokens = wanted.required_vision.num_tokens / known.required_vision.num_tokens
+        return replace(
+            self,
+            image_patches=num_patches,
+            vision=self.vision.scaled(tokens, new.layer / old.layer, tokens),
+            workspace_bytes_per_image=round(self.workspace_bytes_per_image * tokens),
+        )
+
 
 @dataclass(frozen=True)
 class DataMix:
@@ -136,10 +154,12 @@ class DataMix:
     Attributes:
         images_per_item: images and video frames that an item holds.
         captions_per_item: captions that an item holds.
-        caption_tokens: tokens of a caption, [CLS] and [SEP] included.
+        caption_tokens: tokens computed for a caption, [CLS], [SEP] and the padding of its group included.
+        image_patches: patches of an image, where the vision tower takes images of their own proportions; None for the
+            most that it takes.
 
     Raises:
-        ModelError: a mean is negative or no number, all items are empty, or captions have no token.
+        ModelError: a mean is negative or no number, all items are empty, or inputs have no token.
     """
 
     __pydantic_config__ = STRICT
@@ -147,6 +167,7 @@ class DataMix:
     images_per_item: float = 1.0
     captions_per_item: float = 1.0
     caption_tokens: int = 16
+    image_patches: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("images_per_item", "captions_per_item"):
@@ -157,6 +178,8 @@ class DataMix:
             raise ModelError("mix: items hold neither images nor captions; give one of the two a mean above 0")
         if self.caption_tokens < 1:
             raise ModelError(f"mix: caption_tokens is {self.caption_tokens}; a caption has at least one token")
+        if self.image_patches is not None and self.image_patches < 1:
+            raise ModelError(f"mix: image_patches is {self.image_patches}; an image has at least one patch")
 
     def of_towers(self, config: ModelConfig) -> "DataMix":
         """Leave out what the model has no tower for.

@@ -157,13 +157,12 @@ def make_problem(
         num_cores: number of shared cores, where the fleet names none.
     """
     pools = tuple(
-        Pool(num, device, costs[device.name].at_tokens(mix.caption_tokens, config), shared=device.kind == "cpu")
-        for num, device in fleet
+        Pool(num, device, costs[device.name].at_mix(mix, config), shared=device.kind == "cpu") for num, device in fleet
     )
     mix = mix.of_towers(config)
     cores = [pool.num for pool in pools if pool.shared]
     return PlacementProblem(
-        config=config,
+        config=config.at_patches(mix.image_patches),
         dtype=dtype,
         mix=mix,
         pools=pools,

@@ -7,13 +7,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Tag
 
 from shards.schema import FAMILY_TAG
-from shards.towers import albert, bert, chinese_clip, clip, dino_imports, distilbert, eva, siglip, vit, vit_imports
+from shards.towers import (
+    albert,
+    bert,
+    chinese_clip,
+    clip,
+    dino_imports,
+    distilbert,
+    eva,
+    metaclip_2,
+    modernbert,
+    naflex,
+    siglip,
+    vit,
+    vit_imports,
+)
 from shards.towers.albert import AlbertTower
-from shards.towers.base import Tower, TowerImport
+from shards.towers.base import ModelClass, Tower, TowerImport
 from shards.towers.kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
-MODULES = (albert, bert, chinese_clip, clip, dino_imports, distilbert, eva, siglip, vit, vit_imports)
+MODULES = (
+    albert,
+    bert,
+    chinese_clip,
+    clip,
+    dino_imports,
+    distilbert,
+    eva,
+    metaclip_2,
+    modernbert,
+    naflex,
+    siglip,
+    vit,
+    vit_imports,
+)
 
 DEFAULT_VISION, DEFAULT_TEXT = VitTower(), AlbertTower()
 
@@ -21,6 +49,12 @@ IMPORTS: dict[str, TowerImport] = {
     model_type: found for module in MODULES for model_type, found in getattr(module, "IMPORTS", {}).items()
 }
 """Readers of towers of transformers' checkpoints, by `model_type`."""
+
+CLASSES: dict[str, ModelClass] = {
+    model_type: found for module in MODULES for model_type, found in getattr(module, "CLASSES", {}).items()
+}
+CLASSES["vision-text-dual-encoder"] = ModelClass()
+"""transformers' classes of two towers, by `model_type`; the last one joins towers of any families."""
 
 
 def _any_of(kind: type[Tower], default: type[Tower]) -> Any:

@@ -23,6 +23,7 @@ class AlbertTower(TextEncoderTower):
 
     label = "ALBERT"
     library_class = "AlbertModel"
+    dual_encoder_type = "albert"
     layer_prefix = "encoder.albert_layer_groups."
 
     family: Literal["albert"] = "albert"

@@ -54,7 +54,8 @@ class TowerImport:
     """Reading of one kind of tower from a checkpoint of transformers.
 
     Attributes:
-        read: makes the tower of its section of config.json, the names of its tensors, and the path for messages.
+        read: makes the tower of its section of config.json, the names of its tensors (without weights none: then it has
+            what the library's class has), and the path for messages.
         theirs: finds the checkpoint's tensors of one of ours: of our name, and all of their names. Several are
             concatenated. Names are relative to the tower on both sides; `head.` begins those of the projection head.
         ignored: prefixes of the names of tensors that an encoder doesn't need.
@@ -62,6 +63,11 @@ class TowerImport:
         rows: by the end of our name, which rows of the checkpoint's tensor ours is: (first, stop, parts) counts parts
             of equal size, so (0, 1, 3) is its first third. All of them where no end is named.
         combined: by our name, what computes ours of the checkpoint's tensors where joining doesn't.
+        positions: how transformers fits them to images of another size than the configuration's: not at all; by
+            rotation, of any size; by resampling their table, antialiased or not.
+        flattened: our names of tensors that the checkpoint has as a matrix: all dimensions but the last one are one.
+        has_pooled_output: whether the checkpoint's class pools; without that, transformers' class of two arbitrary
+            towers computes no features of it.
     """
 
     read: Callable[[Mapping[str, Any], frozenset[str], Path], Tower]
@@ -70,10 +76,33 @@ class TowerImport:
     has_projection: bool = False
     rows: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     combined: Mapping[str, Callable[[list[torch.Tensor]], torch.Tensor]] = field(default_factory=dict)
+    positions: Literal["fixed", "rotary", "resampled", "antialiased"] = "fixed"
+    flattened: tuple[str, ...] = ()
+    has_pooled_output: bool = True
 
     def rows_of(self, name: str) -> tuple[int, int, int] | None:
         """Find which rows of the checkpoint's tensor one of ours is; None for all of them."""
         return next((rows for end, rows in self.rows.items() if name.endswith(end)), None)
+
+
+@dataclass(frozen=True)
+class ModelClass:
+    """A class of transformers with two towers.
+
+    Attributes:
+        vision_type: `model_type` of its vision tower; None where its configuration names it.
+        text_type: the same of its text tower.
+        has_projections: whether it has them; without them, the text tower's own is the only one.
+    """
+
+    vision_type: str | None = None
+    text_type: str | None = None
+    has_projections: bool = True
+
+    @property
+    def types(self) -> dict[str, str | None]:
+        """Kinds of its towers, by side."""
+        return {"vision": self.vision_type, "text": self.text_type}
 
 
 class Tower(ModelSection):
@@ -108,7 +137,12 @@ class Tower(ModelSection):
 
     @abstractmethod
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of one layer's tensors, by name below the layer's own prefix."""
+        """Compute the shapes of a usual layer's tensors, by name below the layer's own prefix."""
+
+    def shapes_of(self, number: int) -> Shapes:
+        """Compute the shapes of the tensors of one set of weights; in most families all sets have the same."""
+        del number
+        return self.block_shapes()
 
     @abstractmethod
     def head_shapes(self) -> Shapes:
@@ -152,7 +186,7 @@ class Tower(ModelSection):
         shapes: Shapes = self.front_shapes() if layers.holds_front() else {}
         for number in self.weight_numbers(layers):
             prefix = self.prefix_of(number)
-            shapes |= {prefix + name: shape for name, shape in self.block_shapes().items()}
+            shapes |= {prefix + name: shape for name, shape in self.shapes_of(number).items()}
         return shapes | (self.head_shapes() if layers.holds_head(self.num_layers) else {})
 
     def prefix_of(self, number: int) -> str:
@@ -188,12 +222,36 @@ class Tower(ModelSection):
         """Give the module that holds the layers; its linear layers are those that int8 replaces."""
 
     @abstractmethod
-    def layout(self, lengths: torch.Tensor, device: torch.device) -> Layout:
-        """Lay out inputs of these lengths, int64 (R,), all 1 or more, for the layers."""
+    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Layout:
+        """Lay out inputs for the layers.
+
+        Args:
+            lengths: int64 (R,), on the CPU, all 1 or more.
+            device: device of the layers.
+            grids: int32 (R, 3), on the CPU: frames, patch rows and patch columns of each row, of a tower whose images
+                keep their own proportions.
+        """
+
+    @abstractmethod
+    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+        """Count the tokens by which rows are grouped, so that a group has little padding.
+
+        Args:
+            lengths: int64 (R,), on the CPU, all 1 or more: elements of each row.
+            grids: as `layout` takes them.
+
+        Returns:
+            int64 (R,), on the CPU; None where all inputs have as many.
+        """
 
     @abstractmethod
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make the lengths of a usual batch, int64 (R,), its longest first; each input is one row."""
+        """Make the lengths of a usual batch, int64 (R,), each an input; the first and the mean are `num_tokens`."""
+
+    def sample_grids(self, lengths: torch.Tensor) -> torch.Tensor | None:
+        """Make the grids of inputs of these lengths, int32 (R, 3), where rows have some."""
+        del lengths
+        return None
 
     @abstractmethod
     def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
@@ -228,8 +286,20 @@ class Tower(ModelSection):
         """Run norm and pooling in float32; (F, L, D) to (F, D)."""
 
     @abstractmethod
-    def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Compute pooled features by the library's own forward function, of a module that holds everything; (F, D)."""
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute pooled features by the library's own forward function.
+
+        Args:
+            module: the whole tower.
+            values: as the front takes them.
+            lengths: int64 (R,), on the CPU, all 1 or more.
+            grids: as `layout` takes them.
+
+        Returns:
+            (F, D).
+        """
 
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""

@@ -59,6 +59,7 @@ class BertTower(BertLayersTower):
 
     label = "BERT"
     library_class = "BertModel"
+    dual_encoder_type = "bert"
 
     family: Literal["bert"] = "bert"
 
@@ -68,6 +69,7 @@ class RobertaTower(BertLayersTower):
 
     label = "RoBERTa"
     library_class = "RobertaModel"
+    dual_encoder_type = "roberta"
     positions_need_padding_id = True
 
     family: Literal["roberta"] = "roberta"

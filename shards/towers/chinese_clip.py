@@ -5,6 +5,7 @@ and its configurations their defaults.
 """
 
 from shards.towers import clip
+from shards.towers.base import ModelClass
 from shards.towers.bert import BertTower
 from shards.towers.text_encoder import encoder_import
 
@@ -12,3 +13,4 @@ IMPORTS = {
     "chinese_clip_text_model": encoder_import(BertTower, "ChineseCLIPTextConfig", pool="cls"),
     "chinese_clip_vision_model": clip.IMPORTS["clip_vision_model"],
 }
+CLASSES = {"chinese_clip": ModelClass("chinese_clip_vision_model", "chinese_clip_text_model")}

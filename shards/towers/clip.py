@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shards.ranges import LayerRange
-from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes, norm_shapes
+from shards.towers.base import (
+    ModelClass,
+    Shapes,
+    TowerFlops,
+    TowerImport,
+    attention_flops,
+    linear_shapes,
+    norm_shapes,
+)
 from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
 from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VitTower
@@ -90,8 +98,11 @@ class PreNormTextTower(TextEncoderTower):
         pooled: torch.Tensor = module.final_layer_norm(last.float())
         return pooled
 
-    def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function, which masks no padding."""
+        del grids
         layout = self.layout(lengths, values.device)
         ids_RT = layout.pad(values, fill=self.pad_token_id)
         pooled: torch.Tensor = module(input_ids=ids_RT).pooler_output
@@ -230,3 +241,4 @@ IMPORTS = {
     "clip_text_model": TowerImport(read_clip_text, clip_text_names, ignored=_POSITIONS),
     "clip_vision_model": TowerImport(read_clip_vision, clip_vision_names, ignored=_POSITIONS),
 }
+CLASSES = {"clip": ModelClass("clip_vision_model", "clip_text_model")}

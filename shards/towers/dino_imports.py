@@ -230,9 +230,13 @@ _UNUSED = ("embeddings.mask_token", "classifier.")
 _UNUSED_DINOV3 = (*_UNUSED, "embeddings.register_tokens")
 
 IMPORTS = {
-    "dinov2": TowerImport(read_dinov2, dinov2_names, ignored=_UNUSED),
+    "dinov2": TowerImport(read_dinov2, dinov2_names, ignored=_UNUSED, positions="resampled"),
     "dinov2_with_registers": TowerImport(
-        read_dinov2_with_registers, dinov2_with_registers_names, ignored=_UNUSED, combined=_COMBINED
+        read_dinov2_with_registers,
+        dinov2_with_registers_names,
+        ignored=_UNUSED,
+        combined=_COMBINED,
+        positions="antialiased",
     ),
-    "dinov3_vit": TowerImport(read_dinov3, dinov3_names, ignored=_UNUSED_DINOV3),
+    "dinov3_vit": TowerImport(read_dinov3, dinov3_names, ignored=_UNUSED_DINOV3, positions="rotary"),
 }

@@ -78,6 +78,11 @@ class DistilBertTower(TextEncoderTower):
 TOWERS = (DistilBertTower,)
 IMPORTS = {
     "distilbert": encoder_import(
-        DistilBertTower, "DistilBertConfig", pool="mean", their_keys=_THEIR_KEYS, ignored=("vocab_", "pre_classifier.")
+        DistilBertTower,
+        "DistilBertConfig",
+        pool="mean",
+        their_keys=_THEIR_KEYS,
+        ignored=("vocab_", "pre_classifier."),
+        has_pooled_output=False,
     )
 }

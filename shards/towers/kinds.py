@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from shards.towers.base import Shape, Tower
 
@@ -31,6 +31,16 @@ class VisionTower(Tower):
     def num_prefix_tokens(self) -> int:
         """Number of class and register tokens, in front of the patches."""
 
+    @property
+    def patch_px(self) -> int | None:
+        """Side of a patch, px, where images keep their own proportions; None where all are squares of `side_px`."""
+        return None
+
+    def at_patches(self, num_patches: int) -> Self:
+        """Make the tower for images of so many patches; a tower whose images all have as many is as it is."""
+        del num_patches
+        return self
+
     def tokens_in(self, num_tokens: int) -> int:
         """Compute the tokens of one image; all images have as many."""
         del num_tokens
@@ -51,12 +61,17 @@ class VisionTower(Tower):
         """Give the shape of a frame's tokens, (L, D)."""
         return (self.num_tokens, self.dim)
 
-    def layout(self, lengths: torch.Tensor, device: torch.device) -> Layout:
+    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Layout:
         """Lay out frames, of which each is a rectangle of its own."""
         from shards.layouts import Frames
 
-        del device
+        del device, grids
         return Frames(lengths)
+
+    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+        """Count no tokens: all images have as many."""
+        del lengths, grids
+        return None
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
         """Make rows of one frame each."""
@@ -136,18 +151,26 @@ class TextTower(Tower):
         """Give the shape of a token, (D,)."""
         return (self.dim,)
 
-    def layout(self, lengths: torch.Tensor, device: torch.device) -> Padding:
+    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Padding:
         """Lay out captions in a rectangle of the longest one's width."""
         from shards.layouts import Padding
 
+        del grids
         return Padding.of(lengths, device)
 
+    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+        """Count the tokens of each caption; none where padding makes all as long."""
+        del grids
+        return None if self.has_fixed_length else lengths
+
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make captions that differ in length, as in a batch, where all are padded to the longest: that one counts."""
+        """Make captions of half to one and a half times the length, or as far apart as the longest that is taken."""
         import torch
 
-        longest = min(num_tokens, self.max_tokens)
-        return torch.linspace(longest, longest / 2, num_rows).ceil().long()
+        mean = min(num_tokens, self.max_tokens)
+        # Multiples of the golden ratio spread evenly, however many there are.
+        places = (torch.arange(num_rows) * 0.618034 + 0.5) % 1 - 0.5
+        return (mean + places * min(mean, 2 * (self.max_tokens - mean))).round().long().clamp(min=1)
 
     def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
         """Make token ids."""

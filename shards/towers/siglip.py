@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from shards.errors import ModelError
-from shards.towers.base import TowerImport
+from shards.towers.base import ModelClass, TowerImport
 from shards.towers.clip import PreNormTextTower, clip_vision_names
 from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
 from shards.towers.text_encoder import TextActivation
@@ -196,4 +196,8 @@ IMPORTS = {
     "siglip_text_model": _TEXT_IMPORT,
     "siglip2_text_model": _TEXT_IMPORT,  # the same layers, as transformers' modular_siglip2.py shows
     "siglip_vision_model": TowerImport(read_siglip_vision, siglip_vision_names, ignored=_POSITIONS, rows=_IN_PROJ_ROWS),
+}
+CLASSES = {
+    name: ModelClass(f"{name}_vision_model", f"{name}_text_model", has_projections=False)
+    for name in ("siglip", "siglip2")
 }

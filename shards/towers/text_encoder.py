@@ -37,6 +37,8 @@ class TextEncoderTower(TextTower):
     """Name of transformers' class."""
     positions_need_padding_id: ClassVar[bool] = False
     """Whether positions are counted by the id of padding, as in RoBERTa."""
+    dual_encoder_type: ClassVar[str | None] = None
+    """`model_type` by which transformers' class of two arbitrary towers builds it; None where it has no pooler."""
     head_prefixes = ("pooler.",)
     lookup_prefixes = ("embeddings.",)
 
@@ -175,15 +177,19 @@ class TextEncoderTower(TextTower):
         pooled: torch.Tensor = module.pooler(first_FD[:, None])
         return pooled
 
-    def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
+        del grids
         layout = self.layout(lengths, values.device)
         ids_RT = layout.pad(values, fill=self.pad_token_id)
         output = module(input_ids=ids_RT, attention_mask=layout.is_token(values.device).long())
         if self.pool == "pooler":
             pooled: torch.Tensor = output.pooler_output
             return pooled
-        return self.pool_tokens(module, output.last_hidden_state, layout)
+        # Where a family has a norm after the layers, this output has passed it.
+        return TextEncoderTower.pool_tokens(self, module, output.last_hidden_state, layout)
 
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""
@@ -198,6 +204,7 @@ def encoder_import(
     their_keys: Mapping[str, str] | None = None,
     expected: Mapping[str, object] | None = None,
     ignored: tuple[str, ...] = (),
+    has_pooled_output: bool = True,
 ) -> TowerImport:
     """Make the reader of a kind of encoder.
 
@@ -208,6 +215,7 @@ def encoder_import(
         their_keys: transformers' names of fields, where they differ.
         expected: values that settings without a field must have.
         ignored: prefixes of the names of heads that other families don't have.
+        has_pooled_output: whether the checkpoint's class pools.
     """
 
     def read(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> TextEncoderTower:
@@ -221,10 +229,10 @@ def encoder_import(
         fields = {key: getattr(theirs, their) for key, their in keys.items()}
         if fields["pad_token_id"] is None and not family.positions_need_padding_id:
             fields["pad_token_id"] = 0  # only padding has this id, and it is masked
-        found_pool = "pooler" if any(name.startswith("pooler.") for name in names) else "mean"
+        found_pool = "pooler" if not names or any(name.startswith("pooler.") for name in names) else "mean"
         return checked(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
 
-    return TowerImport(read, encoder_names, ignored=(*_IGNORED, *ignored))
+    return TowerImport(read, encoder_names, ignored=(*_IGNORED, *ignored), has_pooled_output=has_pooled_output)
 
 
 def encoder_names(name: str, names: frozenset[str]) -> tuple[str, ...]:

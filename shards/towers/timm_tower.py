@@ -231,9 +231,11 @@ class TimmVisionTower(VisionTower):
         pooled: torch.Tensor = module.forward_head(module.norm(x_FLD.float()), pre_logits=True)
         return pooled
 
-    def reference(self, module: Any, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute pooled features by timm's own forward functions."""
-        del lengths
+        del lengths, grids
         pooled: torch.Tensor = module.forward_head(module.forward_features(values), pre_logits=True)
         return pooled
 

@@ -96,7 +96,7 @@ def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: in
         mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
         qkv_bias=theirs.qkv_bias,
         num_reg_tokens=num_reg_tokens,
-        pooler="tanh" if "pooler.dense.weight" in names else "none",
+        pooler="tanh" if not names or "pooler.dense.weight" in names else "none",
         norm_eps=theirs.layer_norm_eps,
         activation=vision_activation(theirs.hidden_act, where),
     )

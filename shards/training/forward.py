@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from shards.activations import TowerState
 from shards.layouts import check_pixels
+from shards.length_groups import group_by_length
 from shards.ranges import LayerRange
 from shards.reference import TwinTower
 from shards.training.batch import TrainBatch
 from shards.training.settings import AugmentSettings, TrainSettings
-
-CAPTION_GROUP = 64
 
 # Random numbers of one image; patch dropout takes those after them.
 NUM_DRAWS = 24
@@ -90,13 +90,10 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
         ModelError: an id is outside the vocabulary, or a caption too long.
     """
     towers.config.required_text.check_input(token_ids, lengths)
-    captions = torch.split(token_ids, lengths.tolist())
-    order = lengths.argsort(stable=True)
-    groups = torch.split(order, CAPTION_GROUP)
-    features = [
-        towers.pooled("text", torch.cat([captions[row] for row in group.tolist()]), lengths[group]) for group in groups
-    ]
-    return torch.cat(features)[order.argsort().to(features[0].device)]
+    captions = TowerState(token_ids, lengths)
+    groups = [torch.from_numpy(group) for group in group_by_length(lengths.numpy())]
+    features = [towers.pooled("text", part.values, part.lengths) for part in map(captions.take, groups)]
+    return torch.cat(features)[torch.cat(groups).argsort().to(features[0].device)]
 
 
 def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Tensor:

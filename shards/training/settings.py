@@ -8,15 +8,13 @@ from pydantic import Field, model_validator
 from shards.config import ModelConfig
 from shards.ranges import NOTHING, LayerRange
 from shards.schema import ModelSection
-from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE
+from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, is_table
 
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
 # Parameters of the loss, trained beside the towers, with the temperature and SigLIP's bias.
 PROTOTYPES = "prototypes"
-
-_NO_DECAY_TABLES = ("_token", "pos_embed", "embeddings.weight")
 
 
 class AugmentSettings(ModelSection):
@@ -48,8 +46,8 @@ class TrainSettings(ModelSection):
 
     loss: Loss = Field("clip", description="clip: softmax; siglip: sigmoid of each pair; concepts: against prototypes")
     what: What = Field("all", description="trainable part; layers: only the ranges named below")
-    vision_layers: LayerRange = Field(NOTHING, description='ViT layers that learn with what = "layers"')
-    text_layers: LayerRange = Field(NOTHING, description='ALBERT layers that learn with what = "layers"')
+    vision_layers: LayerRange = Field(NOTHING, description='vision layers that learn with what = "layers"')
+    text_layers: LayerRange = Field(NOTHING, description='text layers that learn with what = "layers"')
     learning_rate: float = Field(1e-3, gt=0, description="at the end of the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, at the last step")
     weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
@@ -158,4 +156,4 @@ def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[s
 
 def has_decay(name: str, num_dimensions: int) -> bool:
     """Whether weight decay applies: to matrices, not to norms, biases, tables and temperatures."""
-    return num_dimensions > 1 and name != PROTOTYPES and not name.endswith(_NO_DECAY_TABLES)
+    return num_dimensions > 1 and name != PROTOTYPES and not is_table(name)

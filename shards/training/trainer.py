@@ -90,7 +90,7 @@ class Trainer:
         self.base = None if isinstance(model, ModelConfig) else Path(model)
         self.towers = _fresh_towers(model, settings.seed) if isinstance(model, ModelConfig) else load_towers(model)
         self.config = self.towers.config
-        self.config.check_both_towers("training")
+        self.config.check_trainable()
         self.tokenizer_json = tokenizer_json
         if tokenizer_json is None and self.base is not None and (self.base / TOKENIZER_FILE).is_file():
             self.tokenizer_json = (self.base / TOKENIZER_FILE).read_text(encoding="utf-8")

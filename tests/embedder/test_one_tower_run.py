@@ -6,7 +6,9 @@ import samples
 from embedding_runs import embedded
 from tiny_models import tiny_config
 
+from embedder.cli.render_report import report_parts
 from embedder.errors import ConfigError
+from embedder.ingest.embed import refresh
 from embedder.retrieval.store_api import open_store
 from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.verify import verify
@@ -35,7 +37,8 @@ def source(tmp_path):
 
 def test_a_vision_model_embeds_images_and_finds_them_by_images(make_run, models, source, run_embedder):
     run = make_run(source, model=str(models["vision"]), max_reject_fraction=0.5)
-    _, rows = embedded(run)
+    report, rows = embedded(run)
+    assert report.ignored == {"captions": 3}
     assert all(row["text_embedding"] is None and row["image_embedding"] is not None for row in rows.values())
     assert rows["pictures/0000.png", 0]["caption"] == samples.SENTENCES[0]
     assert {"image", "pair", "video"} == {row["modality"] for row in rows.values()}
@@ -56,7 +59,8 @@ def test_a_vision_model_embeds_images_and_finds_them_by_images(make_run, models,
 
 def test_a_text_model_embeds_captions_and_finds_them_by_texts(make_run, models, source, run_embedder):
     run = make_run(source, model=str(models["text"]), max_reject_fraction=0.9)
-    _, rows = embedded(run)
+    report, rows = embedded(run)
+    assert report.ignored == {"images": 3}
     assert all(row["image_embedding"] is None and row["text_embedding"] is not None for row in rows.values())
     assert {item for item, _ in rows} == {"alone.txt", *(f"pictures/000{n}.png" for n in (0, 2, 4))}
     store = open_store(run.store)
@@ -83,12 +87,33 @@ def test_its_stages_are_verified_and_its_folder_is_described(make_run, models, s
 
 
 @pytest.mark.parametrize("side", ["vision", "text"])
-def test_its_index_and_evaluation(make_run, models, source, run_embedder, side):
+def test_its_index_and_evaluation(make_run, models, source, run_embedder, side, tmp_path):
     run = make_run(source, model=str(models[side]), max_reject_fraction=0.9)
     embedded(run)
     code, _, _ = run_embedder("index", "build", "--store", run.store, "--json")
     assert code == 0
+    lacking = "text" if side == "vision" else "vision"
     code, _, error = run_embedder("evaluate", "--store", run.store)
-    assert (code, "no image in it has a caption" in error.splitlines()[-1]) == (2, True), error
+    assert (code, f"its model has no {lacking} tower" in error.splitlines()[-1]) == (2, True), error
+    queries = tmp_path / "queries.csv"
+    queries.write_text("query,item_id\nan old map of the town,pictures/0000.png\n")
+    code, _, error = run_embedder("evaluate", "--store", run.store, "--queries", queries)
+    assert (code, f"no {lacking} tower" in error.splitlines()[-1]) == (2, True), error
     vectors = open_store(run.store).search(np.eye(32, dtype=np.float32)[0], k=3)
     assert len(vectors) == 3
+
+
+def test_a_refresh_says_in_one_line_how_many_new_captions_were_ignored(make_run, models, source):
+    run = make_run(source, model=str(models["vision"]), max_reject_fraction=0.5)
+    embedded(run)
+    assert refresh(run).ignored == {}, "nothing is new"
+    (source / "pictures" / "0001.txt").write_text("a caption that came later")
+    report = refresh(run)
+    assert report.ignored == {"captions": 1}
+    lines = [line for line in map(str, report_parts(report)) if "ignored" in line]
+    assert lines == ["1 whose captions were ignored, as the model has no tower for them"]
+
+
+def test_an_ordinary_model_ignores_nothing(make_run, source):
+    report, _ = embedded(make_run(source))
+    assert report.ignored == {}

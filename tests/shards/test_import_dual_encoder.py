@@ -142,6 +142,7 @@ def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, 
     assert config.preprocess.model_dump() == {
         "image_size": 24,
         "resize": "squash",
+        "resize_size": None,
         "interpolation": "bilinear",
         "resampler": "torchvision",
         "mean": (0.3, 0.4, 0.5),

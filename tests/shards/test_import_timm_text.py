@@ -178,7 +178,7 @@ def test_other_text_towers_join_too(tmp_path, class_name, config_name, tokenizer
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("deit_tiny_distilled_patch16_224", {}, "VisionTransformerDistilled; only"),
+        ("deit_tiny_distilled_patch16_224", {}, "VisionTransformerDistilled; of timm"),
         ("vit_small_patch16_224", {"img_size": (32, 48)}, "only squares"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of SigLIP and of SigLIP 2 (fixed resolution), as transformers saves them."""
+"""Tiny random checkpoints of SigLIP and of SigLIP 2, of fixed size and NaFlex, as transformers saves them."""
 
 import json
 from pathlib import Path
@@ -42,9 +42,27 @@ def save_siglip(folder: Path) -> torch.nn.Module:
 
 def save_siglip2(folder: Path, side: str = "right") -> torch.nn.Module:
     """Save a SigLIP 2 with Gemma's tokeniser, which pads on a side, and give the model."""
+    model = _save_model(folder)
+    _save_gemma_tokenizer(folder, side)
+    return model
+
+
+def save_naflex_siglip2(folder: Path, max_num_patches: int = 36) -> torch.nn.Module:
+    """Save a SigLIP 2 whose images keep their own proportions, and give the model; its table is of 5 x 5 patches."""
+    from transformers import Siglip2Config, Siglip2ImageProcessor, Siglip2Model
+
+    torch.manual_seed(0)
+    vision = {key: value for key, value in VISION.items() if key != "image_size"} | {"num_patches": 25}
+    model = randomise(Siglip2Model(Siglip2Config(text_config=TEXT, vision_config=vision)))
+    model.save_pretrained(folder)
+    Siglip2ImageProcessor(patch_size=8, max_num_patches=max_num_patches).save_pretrained(folder)
+    _save_gemma_tokenizer(folder, "right")
+    return model
+
+
+def _save_gemma_tokenizer(folder: Path, side: str) -> None:
     from transformers import GemmaTokenizer
 
-    model = _save_model(folder)
     special = ["<pad>", "<eos>", "<bos>", "<unk>"]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -53,7 +71,6 @@ def save_siglip2(folder: Path, side: str = "right") -> torch.nn.Module:
     gemma = GemmaTokenizer(vocab=tokenizer.get_vocab(), merges=merges, add_bos_token=False, add_eos_token=True)
     gemma.padding_side = side
     gemma.save_pretrained(folder)
-    return model
 
 
 def _save_model(folder: Path) -> torch.nn.Module:

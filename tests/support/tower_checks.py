@@ -9,12 +9,15 @@ from safetensors.torch import load_file, save_file
 
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig, load_model_config
+from shards.length_groups import count_computed
 from shards.ranges import ShardSpec, specs_between, whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.weights import WEIGHTS_FILE
 
 LEAST_MOVE = 1e-3
+# Frames, patch rows and patch columns of images that keep their own proportions; the second row has no image.
+GRIDS = ((1, 3, 4), (0, 0, 0), (1, 6, 6), (2, 2, 7), (1, 1, 30), (1, 4, 3), (1, 5, 7), (1, 1, 1))
 
 
 def randomise(model: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
@@ -42,9 +45,14 @@ def randomise(model: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
 def make_batch(config: ModelConfig, captions: list[list[int]], num_images: int = 4) -> Batch:
     """Make random images, and captions of token ids, for the towers that the model has."""
     vision = text = None
-    if "vision" in config.towers:
+    generator = torch.Generator().manual_seed(0)
+    if config.vision is not None and config.vision.patch_px is not None:
+        grids = torch.tensor(GRIDS, dtype=torch.int32)
+        shape = int(grids.prod(1).sum()), 3 * config.vision.patch_px**2
+        patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        vision = TowerState(patches, grids.long().prod(1), grids)
+    elif config.vision is not None:
         side = config.preprocess.image_size
-        generator = torch.Generator().manual_seed(0)
         pixels = torch.randint(0, 256, (num_images, side, side, 3), dtype=torch.uint8, generator=generator)
         vision = TowerState(pixels, torch.ones(num_images, dtype=torch.int64))
     if "text" in config.towers:
@@ -64,9 +72,22 @@ def embed_whole(folder: Path, batch: Batch) -> dict[str, torch.Tensor]:
     return vectors(load_shard(folder, whole_model(load_model_config(folder)))(batch))
 
 
+def with_padding(batch: Batch) -> Batch:
+    """Add the longest caption without its second token: the two are computed together, and one of them is padded."""
+    assert batch.text is not None
+    captions = batch.text.values.split(batch.text.lengths.tolist())
+    longest = max(captions, key=len)
+    captions = (*captions, torch.cat([longest[:1], longest[2:]]))
+    lengths = torch.tensor([len(caption) for caption in captions])
+    assert count_computed(lengths.numpy()) > int(lengths.sum())
+    return Batch(batch.vision, TowerState(torch.cat(captions), lengths))
+
+
 def check_every_cut(folder: Path, batch: Batch) -> None:
     """Check that each cut into two stages, and the finest, give the bits of the unsplit towers, on one thread."""
     config = load_model_config(folder)
+    if batch.text is not None and len(batch.text.lengths) > 1 and not config.required_text.has_fixed_length:
+        batch = with_padding(batch)
     expected = vectors(load_towers(folder)(batch))
     depths = [config.num_layers.get(side, 0) for side in ("vision", "text")]
     end = tuple(depths)

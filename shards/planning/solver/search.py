@@ -68,6 +68,8 @@ def best_placement(
         min_layers: layers of each tower that every stage must hold: 0 or 1.
         min_items_per_s: throughput below which no placement is wanted.
     """
+    if sum(problem.part_bytes.values()) > sum(pool.num * pool.device.memory_bytes for pool in problem.pools):
+        return None  # no cut makes the weights fewer
     resources = Resources(problem)
     high = min(_fluid_rate(problem), resources.max_rate)
     state = _State(max(min_items_per_s, high * MIN_RATE_SHARE), high, _first_prices(problem, resources))

@@ -27,10 +27,11 @@ from tower_checks import (
     embed_whole,
     make_batch,
     randomise,
+    with_padding,
 )
 
 from shards.config import load_model_config
-from shards.convert import import_transformers
+from shards.convert import export_vision_text_dual_encoder, import_transformers
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.layouts import Padding
@@ -128,6 +129,7 @@ def test_no_part_can_be_left_out(imported, batch, tmp_path):
 
 
 def test_the_mask_of_padding_matters(imported, batch, monkeypatch):
+    batch = with_padding(batch)
     before, lay_out = embed_whole(imported, batch)["text"], Padding.of
     monkeypatch.setattr(Padding, "of", lambda lengths, device: replace(lay_out(lengths, device), mask=None))
     assert float((embed_whole(imported, batch)["text"] - before).abs().max()) > LEAST_MOVE
@@ -227,6 +229,15 @@ def test_chinese_clip_pools_the_class_token_without_a_pooler(checkpoint, importe
     assert (config.text.family, config.text.pool) == ("bert", "cls")
     assert (config.vision.pre_norm, config.vision.activation) == (True, "quick_gelu")
     assert not any("pooler" in name for name in checkpoint[1].state_dict())
+
+
+@pytest.mark.parametrize("checkpoint", ["roberta", "xlm-roberta"], indirect=True)
+def test_an_exported_model_gives_transformers_the_same_features(imported, batch, tmp_path):
+    from transformers import VisionTextDualEncoderModel
+
+    export_vision_text_dual_encoder(imported, tmp_path / "out")
+    loaded = VisionTextDualEncoderModel.from_pretrained(tmp_path / "out").eval()
+    check_against(imported, batch, their_features(loaded, load_model_config(imported)))
 
 
 @pytest.mark.parametrize("checkpoint", ["bert"], indirect=True)

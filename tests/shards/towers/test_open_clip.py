@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import open_clip
@@ -21,12 +20,9 @@ from embedder.media.images import resize_image
 from embedder.media.resize import ResizeSpec
 from embedder.steps.captions import CaptionEncoder
 from shards.config import load_model_config
-from shards.convert.open_clip_config import OpenClipConfig, PreprocessSection
-from shards.convert.open_clip_model import describe_model, import_open_clip, open_clip_sources
-from shards.convert.open_clip_towers import read_text, read_vision
+from shards.convert.open_clip_model import import_open_clip
 from shards.errors import ModelError
 from shards.layouts import Normalise
-from shards.tensor_shapes import model_shapes
 
 SIZE, CONTEXT = 32, 16
 VISION = {"image_size": SIZE, "patch_size": 8, "layers": 2, "width": 48, "head_width": 12, "mlp_ratio": 2.0}
@@ -218,7 +214,17 @@ def test_no_part_can_be_left_out(imported, batch, tmp_path):
     check_every_part_matters(imported, batch, tmp_path)
 
 
-HARD_CAPTIONS = [*CAPTIONS, "  It's\ta RED_car,   isn't it?! ", "(two) cats'n dogs & 3 fruits <br>", "été à Zürich", ""]
+HARD_CAPTIONS = [
+    *CAPTIONS,
+    "  It's\ta RED_car,   isn't it?! ",
+    "(two) cats'n dogs & 3 fruits <br>",
+    "été à Zürich",
+    "",
+    "“Curly” ‘quotes’, it’s ﬁne",
+    "ＦＵＬＬ　ＷＩＤＴＨ，２！ 红色的汽车。",
+    "cats &amp; dogs &quot;&lt;3&quot; &amp;amp; ﬂowers",
+    "ΣΑΣ e\u0301 a\u0007b \ufeffc \U0001f642",
+]
 
 
 @pytest.mark.parametrize("clean", ["whitespace", "lower", "canonicalize"])
@@ -261,34 +267,8 @@ def test_images_are_prepared_to_the_bit_as_open_clip_does(tmp_path, resize_mode,
     generator = np.random.default_rng(0)
     for size in ((33, 47), (200, 61), (32, 32), (7, 19), (500, 333), (900, 20)):
         image = Image.fromarray(generator.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
-        pixels = torch.frombuffer(bytearray(resize_image(image, rule)), dtype=torch.uint8).view(1, SIZE, SIZE, 3)
+        pixels = torch.frombuffer(bytearray(resize_image(image, rule).data), dtype=torch.uint8).view(1, SIZE, SIZE, 3)
         assert torch.equal(normalise(pixels, torch.float32)[0], prepare(image)), size
-
-
-@pytest.mark.parametrize("name", ["ViT-bigG-14", "ViT-H-14-CLIPA-336", "EVA02-E-14-plus", "ViT-SO400M-14-SigLIP-384"])
-def test_names_and_shapes_at_full_size_are_open_clips(name):
-    model_cfg = open_clip.get_model_config(name)
-    with torch.device("meta"):
-        settings = dict(model_cfg)
-        kind = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
-        theirs = {key: tuple(each.shape) for key, each in kind(**settings).state_dict().items()}
-    described = OpenClipConfig.model_validate(model_cfg)
-    folder = Path(name)
-    sides = {"vision": read_vision(described, folder), "text": read_text(described, frozenset(theirs), folder)}
-    config = describe_model(described, PreprocessSection(), sides, name)
-    ours = {}
-    for our_name, source in open_clip_sources(config, sides).items():
-        shape = model_shapes(config)[our_name]
-        if source is not None:
-            ours.setdefault(source.name, []).append(shape[::-1] if source.is_transposed else shape)
-    assert set(ours) == {key for key in theirs if not key.startswith("logit_")}
-    for key, shapes in ours.items():
-        rows = sum(shape[0] for shape in shapes) if len(shapes) > 1 else shapes[0][0]
-        assert without_ones((rows, *shapes[0][1:])) == without_ones(theirs[key]), key
-
-
-def without_ones(shape):
-    return [number for number in shape if number > 1]
 
 
 def changed(folder, **keys):

@@ -1,7 +1,6 @@
 """SigLIP and SigLIP 2 (fixed resolution): their checkpoints against their own features, every cut, every part."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,15 +8,12 @@ from siglip_checkpoints import CAPTIONS, LENGTH, PIECES, WIDTH, save_siglip, sav
 from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch
 
 from embedder.steps.captions import CaptionEncoder
-from shards.config import ModelConfig, PreprocessConfig, load_model_config
+from shards.config import ModelConfig, load_model_config
 from shards.convert import import_transformers
-from shards.convert.transformers_model import their_names
 from shards.errors import ModelError
 from shards.loading import read_tensor
 from shards.ranges import whole_model
 from shards.shard import load_shard
-from shards.tensor_shapes import model_shapes
-from shards.towers import IMPORTS
 from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 from shards.weights import find_weights
@@ -205,45 +201,3 @@ def test_a_bad_checkpoint_is_refused_in_one_line(tmp_path, damage, message):
         import_transformers(folder, tmp_path / "model")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()
-
-
-SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-GIANT = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 40, "num_attention_heads": 16}
-
-
-@pytest.mark.parametrize(
-    ("vision", "text"),
-    [
-        (SO400M | {"image_size": 384, "patch_size": 14}, SO400M),
-        (GIANT | {"image_size": 384, "patch_size": 16}, SO400M | {"vocab_size": 256_000, "projection_size": 1536}),
-    ],
-    ids=["SigLIP so400m/14-384", "SigLIP 2 g/16-384"],
-)
-def test_shapes_at_full_size_are_the_librarys(vision, text):
-    from transformers import SiglipConfig, SiglipModel
-
-    tree = {"vision": vision, "text": text}
-    with torch.device("meta"):
-        model = SiglipModel(SiglipConfig(vision_config=vision, text_config=text))
-    theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    types = {"vision": "siglip_vision_model", "text": "siglip_text_model"}
-    towers = {side: IMPORTS[kind].read(tree[side], frozenset(), Path("config.json")) for side, kind in types.items()}
-    width = towers["vision"].dim
-    config = ModelConfig(
-        name="full",
-        trained=True,
-        embedding_dim=width,
-        projection_bias=True,
-        vision_projection="none",
-        preprocess=PreprocessConfig(image_size=384),
-        **towers,
-    )
-    used = set()
-    for name, shape in model_shapes(config).items():
-        names = their_names(name, types, {"vision": frozenset(), "text": frozenset()})
-        used |= set(names)
-        first, stop, parts = IMPORTS[types[name.partition("_")[0].partition(".")[0]]].rows_of(name) or (0, 1, 1)
-        rows = sum(theirs[each][0] for each in names) * (stop - first) // parts
-        found = (rows, *theirs[names[0]][1:])
-        assert tuple(each for each in shape if each != 1) == tuple(each for each in found if each != 1), name
-    assert used | {"logit_scale", "logit_bias"} == set(theirs)

@@ -107,7 +107,7 @@ def test_timms_models_are_described_or_refused_by_what_is_missing(tmp_path, modu
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("deit_tiny_distilled_patch16_224", SMALL, "VisionTransformerDistilled; only timm's VisionTransformer and Eva"),
+        ("deit_tiny_distilled_patch16_224", SMALL, "VisionTransformerDistilled; of timm these can be imported"),
         ("eva02_tiny_patch14_224", SMALL | {"rope_type": "mixed"}, "RotaryEmbeddingMixed"),
         ("vit_small_patch16_224", SMALL | {"img_size": (32, 48)}, "only squares"),
         ("vit_small_patch16_224", SMALL | {"global_pool": ""}, "pooling ''"),

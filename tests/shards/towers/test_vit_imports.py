@@ -32,6 +32,9 @@ MODELS = {
     "dinov2": ("Dinov2Model", DINOV2, {}, "vit"),
     "dinov2 with swiglu": ("Dinov2Model", DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False}, {}, "vit"),
     "dinov2 with registers": ("Dinov2WithRegistersModel", DINOV2 | {"num_register_tokens": 3}, {}, "vit"),
+    "dinov2 for larger images": ("Dinov2Model", DINOV2 | {"image_size": 56}, {}, "vit"),
+    "dinov2 with registers for larger images": ("Dinov2WithRegistersModel", DINOV2 | {"image_size": 56}, {}, "vit"),
+    "dinov3 for larger images": ("DINOv3ViTModel", DINOV3 | {"image_size": 48}, {}, "eva"),
     "dinov3": ("DINOv3ViTModel", DINOV3, {}, "eva"),
     "dinov3 gated": ("DINOv3ViTModel", DINOV3 | {"use_gated_mlp": True, "hidden_act": "silu"}, {}, "eva"),
     "dinov3 with all biases": ("DINOv3ViTModel", DINOV3 | {"key_bias": True}, {}, "eva"),
@@ -125,6 +128,19 @@ def test_what_can_not_be_built_is_refused_in_one_line(tmp_path, name, changes, m
     if isinstance(changes.get("image_size"), int):
         size = {"height": changes["image_size"], "width": changes["image_size"]}
         edit_json(tmp_path / "checkpoint/preprocessor_config.json", size=size)
+    with pytest.raises(ModelError, match=message) as caught:
+        import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "message"),
+    [("vit", 40, "as the model takes 32 px"), ("dinov2", 4, r"patch_size \(8\) exceeds image_size \(4\)")],
+)
+def test_a_processors_size_that_the_model_does_not_compute_is_refused(tmp_path, name, side, message):
+    save(tmp_path / "checkpoint", name)
+    edit_json(tmp_path / "checkpoint/preprocessor_config.json", size={"height": side, "width": side})
     with pytest.raises(ModelError, match=message) as caught:
         import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
     assert "\n" not in str(caught.value)
