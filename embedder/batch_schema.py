@@ -5,6 +5,8 @@ One row is one item, or one segment of a video. Each tower's state is in one col
     pixels    -> image_activation -> image_embedding
     token_ids -> text_activation  -> text_embedding
 
+Images that keep their own proportions have a column `image_grid` beside the first two, of which other models have none.
+
 All but the embeddings are nullable `large_binary`, one value per row: nulls cost nothing, the value buffer is the
 packed tensor, the offsets are the lengths. All other columns pass through without a copy.
 """
@@ -29,12 +31,15 @@ TRACE = pa.list_(
             "num_rows": pa.int64(),
             "num_images": pa.int64(),  # decode's alone, as the next two: images and video frames
             "num_captions": pa.int64(),
-            "num_tokens": pa.int64(),  # each caption counts as the longest in its batch, as it is computed
+            "num_tokens": pa.int64(),  # of captions, as they are computed: with the padding of their groups
             "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
         }
     )
 )
+
+IMAGE_GRID = pa.field("image_grid", TENSOR)
+"""int32 (3,): frames, patch rows and patch columns."""
 
 UNREADABLE_KIND, OTHER_FILE = "UnreadableKind", "OtherFile"
 LEFT_OUT = (UNREADABLE_KIND, OTHER_FILE)
@@ -56,7 +61,7 @@ DECODED = pa.schema(
         "error": pa.string(),
         "transient": pa.bool_(),
         "unchanged": pa.bool_(),  # the content equals that of the published rows, so these stay
-        "pixels": TENSOR,  # uint8 (F, H, W, 3)
+        "pixels": TENSOR,  # uint8 (F, H, W, 3), or patches (N, 3 for each pixel) of all frames
         "token_ids": TENSOR,  # int32 (T,)
         "trace": TRACE,
     }

@@ -113,9 +113,10 @@ def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: st
             captions = _cells(part, caption)
             rows = [_decode_row(decoder, fetcher, *cells) for cells in zip(images, captions, strict=True)]
             part = part.rename_columns([CARRIED + name for name in part.schema.names])
-            for name, kind in (("pixels", TENSOR), ("token_ids", TENSOR), ("error", pa.string())):
-                cells = [row.get(name) for row in rows]
-                part = part.append_column(name, pack(cells) if kind == TENSOR else pa.array(cells, kind))
+            for column in [column for column in spec.columns if column.type == TENSOR or column.name == "error"]:
+                cells = [row.get(column.name) for row in rows]
+                values = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)
+                part = part.append_column(column, values)
             measurement.num_rows = len(rows)
         yield part.append_column("trace", trace_column(len(rows), measurement))
 

@@ -75,7 +75,7 @@ def print_engine(rows: list[dict[str, float]]) -> None:
 
 
 def cases(root: Path) -> list[Case]:
-    """The shipped model; a ViT-S/16 with an ALBERT of its width; a deep text tower that sees mostly captions."""
+    """The shipped model; a ViT-S/16 with a text tower of its width; a deep text tower that sees mostly captions."""
     square = {"width": 384, "num_heads": 6}
     text = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "embedding_size": 128}
     vit_s = {"image_size": 224, "patch_size": 16, "depth": 12, **square}
@@ -83,7 +83,7 @@ def cases(root: Path) -> list[Case]:
     return [
         Case("demo: conv stem, 6 + 4", DEMO_MODEL, Items(), 32),
         Case(
-            "ViT-S/16 + ALBERT, 12 + 12",
+            "ViT-S/16, 12 + 12",
             make_model(root / "vit-s", vit_s, text | {"num_hidden_layers": 12}),
             Items(),
             8,

@@ -12,8 +12,9 @@ import av
 import numpy as np
 from PIL import Image
 
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
-from shards.towers import init_model
+from shards.config import ModelConfig, PreprocessConfig
+from shards.fresh import init_model
+from shards.towers.vit import VitTower
 
 PACKAGE = Path(__file__).parents[1] / "embedder"
 DEMO_MODEL = PACKAGE / "demo_model"
@@ -106,8 +107,8 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
 
     Args:
         folder: to make.
-        vision: of the vision tower, `VisionConfig`.
-        text: of the text tower, `TextConfig`, where it differs from the demo's kind.
+        vision: of the vision tower, `VitTower`.
+        text: of the text tower, of the default family, where it differs from the demo's.
     """
     demo = json.loads((DEMO_MODEL / "config.json").read_text())
     text = {"vocab_size": demo["text"]["vocab_size"], "max_position_embeddings": 64, "pool": "mean"} | text
@@ -115,8 +116,8 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
         name=folder.name,
         trained=False,
         embedding_dim=256,
-        vision=VisionConfig(**vision),
-        text=TextConfig(**text),
+        vision=VitTower(**vision),
+        text=text,
         preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
     )
     return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())

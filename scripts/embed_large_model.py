@@ -89,7 +89,7 @@ def make_model(folder: Path, num_parameters: float) -> dict:
     made = json_of([sys.executable, SCRIPTS / "make_large_model.py", folder, *options])
     print(
         f"model: {made['num_parameters']:,} parameters, {made['size_bytes'] / GIB:.2f} GiB in {made['num_files']} "
-        f"files (ViT {made['vision']}, ALBERT {made['text']}); written in {made['wall_s']} s, "
+        f"files (images {made['vision']}, texts {made['text']}); written in {made['wall_s']} s, "
         f"peak {made['peak_rss_bytes'] / GIB:.2f} GiB"
     )
     return made

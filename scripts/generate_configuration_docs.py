@@ -6,6 +6,8 @@ python scripts/generate_configuration_docs.py
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -16,8 +18,9 @@ from pydantic_core import PydanticUndefined
 
 from embedder.config import RunConfig
 from embedder.training.config import TrainConfig
-from shards.config import TextConfig, VisionConfig
 from shards.ranges import LayerRange
+from shards.towers import DEFAULT_TEXT, DEFAULT_VISION, family_name
+from shards.towers.base import Tower
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 HEAD = """\
@@ -42,11 +45,6 @@ TRAINING = """\
 
 Read by `embedder train`. `[[source]]`, `[source.columns]` and `[decode]` have the keys of a run.
 """
-UPSTREAM = {
-    VisionConfig: "as in timm's `VisionTransformer`",
-    TextConfig: "as in transformers' `AlbertConfig`",
-}
-"""What a key without a description of its own means."""
 NAMES = {str: "string", int: "integer", float: "number", bool: "true or false", LayerRange: "[start, stop]"}
 BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
@@ -61,9 +59,15 @@ def page() -> str:
         (_, top), *others = found
         parts.append(head)
         parts.append("\n".join(_table(top, "")))
-        for name, kind in others:
-            parts.append(f"### `{name}`\n\n{_summary(kind)}\n")
-            parts.append("\n".join(_table(kind, name.strip("[]"))))
+        for name, kinds in groupby(others, key=itemgetter(0)):
+            families = [kind for _, kind in kinds]
+            if len(families) > 1:
+                default = next(kind for kind in families if kind in (type(DEFAULT_VISION), type(DEFAULT_TEXT)))
+                parts.append(f"### `{name}`\n\nIts key `family` names one; without it: `{family_name(default)}`.\n")
+            for kind in families:
+                heading = f"### `{name}`" if len(families) == 1 else f"#### `{name}` of `{family_name(kind)}`"
+                parts.append(f"{heading}\n\n{_summary(kind)}\n")
+                parts.append("\n".join(_table(kind, name.strip("[]"))))
     return "\n".join(parts)
 
 
@@ -72,7 +76,7 @@ def sections(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[BaseM
     yield name, kind
     prefix = f"{name.strip('[]')}." if name else ""
     for key, field in kind.model_fields.items():
-        if (inner := _section(field.annotation)) is not None:
+        for inner in _sections(field.annotation):
             brackets = "[[{}]]" if get_origin(field.annotation) is tuple else "[{}]"
             yield from sections(inner, brackets.format(prefix + key))
 
@@ -81,12 +85,11 @@ def _summary(kind: type[BaseModel]) -> str:
     return (kind.__doc__ or "").strip().partition("\n\n")[0]
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, once or as a list; None for a plain value."""
-    for each in (annotation, *get_args(annotation)):
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
-    return None
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a field may hold, once or as a list; several of a union; none for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for each in get_args(annotation) for found in _sections(each)]
 
 
 def _table(kind: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -94,13 +97,24 @@ def _table(kind: type[BaseModel], prefix: str) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for key, field in kind.model_fields.items():
-        meaning = field.description or UPSTREAM.get(kind, "")
-        if (inner := _section(field.annotation)) is not None:
+        meaning = field.description or _upstream(kind, key)
+        if inner := _sections(field.annotation):
             anchor = f"{prefix}.{key}".strip(".").replace(".", "")
-            meaning = f"{meaning or _summary(inner).rstrip('.')}; see [below](#{anchor})"
+            summary = _summary(inner[0]).rstrip(".") if len(inner) == 1 else "one of several families of towers"
+            meaning = f"{meaning or summary}; see [below](#{anchor})"
         cells = (f"`{key}`", _type(field), _default(field), meaning)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
+
+
+def _upstream(kind: type[BaseModel], key: str) -> str:
+    """What a key without a description of its own means: in a tower, the same as in the library that builds it."""
+    if not issubclass(kind, Tower):
+        return ""
+    if key == "family":
+        return "names the family"
+    library_class = getattr(kind, "library_class", None)
+    return f"as in transformers' `{library_class}`" if library_class else "as in timm"
 
 
 def _type(field: FieldInfo) -> str:
@@ -116,20 +130,20 @@ def _type_name(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
     if origin in (UnionType, Union):
-        return " or ".join(_type_name(each) for each in arguments if each is not NoneType)
+        return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
     if origin is tuple:
-        if _section(annotation) is not None:
+        if _sections(annotation):
             return "tables"
         number = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"list of {number}{NAMES[arguments[0]]}s"
-    return "table" if _section(annotation) is not None else NAMES[annotation]
+    return "table" if _sections(annotation) else NAMES[annotation]
 
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
-    if isinstance(value, BaseModel) or value is None or (value == () and _section(field.annotation) is not None):
+    if isinstance(value, BaseModel) or value is None or (value == () and _sections(field.annotation)):
         return ""
     return f"`{_plain(value)}`"
 

@@ -8,7 +8,7 @@ The tokeniser is the demo's, so that the model embeds, though what it says of im
 The last line is one JSON document.
 
 Source: widths, depths, MLPs, heads: Zhai et al. 2022, "Scaling Vision Transformers", table 2, Touvron et al. 2021 (Ti),
-Dehghani et al. 2023 (22B); Lan et al. 2020, "ALBERT", table 1.
+Dehghani et al. 2023 (22B); Lan et al. 2020 (texts), table 1.
 """
 
 import argparse
@@ -19,12 +19,15 @@ import time
 from pathlib import Path
 
 from corpus import DEMO_MODEL
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
 from shards.costs import count_parameters
+from shards.fresh import init_model
 from shards.tensor_shapes import model_shapes
-from shards.towers import init_model
+from shards.towers import DEFAULT_TEXT
+from shards.towers.kinds import TextTower
+from shards.towers.vit import VitTower
 
-VOCABULARY = 30_000  # ALBERT's; the demo's tokeniser uses the first 3,000
+VOCABULARY = 30_000  # the default text tower's; the demo's tokeniser uses the first 3,000
 EMBEDDING_DIM = 512
 
 # width, depth, MLP, heads: Ti, S, B, L, g, G, 22B
@@ -84,22 +87,17 @@ def main() -> None:
 def large_config(num_parameters: int) -> ModelConfig:
     """The model whose vision tower is nearest to a published one in depth, with at least as many parameters."""
     hidden, layers, mlp, heads, _ = [each for each in TEXT if each[4] <= num_parameters][-1]
-    text = TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        intermediate_size=mlp,
-        num_attention_heads=heads,
-    )
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": mlp, "num_attention_heads": heads}
+    text = DEFAULT_TEXT.model_validate({"vocab_size": VOCABULARY, **sizes})
     fitting = [(deep_enough(num_parameters, text, *family), family[1]) for family in VISION]
     return min(fitting, key=lambda found: abs(math.log(found[0].vision.depth / found[1])))[0]
 
 
-def deep_enough(num_parameters: int, text: TextConfig, width: int, _: int, mlp: int, num_heads: int) -> ModelConfig:
+def deep_enough(num_parameters: int, text: TextTower, width: int, _: int, mlp: int, num_heads: int) -> ModelConfig:
     """A model of these widths with as many vision layers as the size needs, 3 at least: one a stage."""
 
     def of_depth(depth: int) -> ModelConfig:
-        vision = VisionConfig(width=width, depth=depth, num_heads=num_heads, mlp_ratio=mlp / width)
+        vision = VitTower(width=width, depth=depth, num_heads=num_heads, mlp_ratio=mlp / width)
         return ModelConfig(
             name=f"random-{num_parameters:.3g}",
             trained=False,

@@ -26,7 +26,7 @@ from embedder.storage.model_download import resolve_model
 from embedder.training.config import TrainConfig, load_train_config
 from embedder.training.run import train
 from shards.config import load_model_config
-from shards.towers import init_model
+from shards.fresh import init_model
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "black", "purple", "orange")
 BATCH_SIZE = 64

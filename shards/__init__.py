@@ -1,8 +1,8 @@
-"""Model: a twin tower (a timm ViT and a transformers ALBERT, one vector space) cut layer-wise into shards.
+"""Model: towers of timm and transformers, for images and captions in one vector space, cut layer-wise into shards.
 
 Tensors in, tensors out; no Ray, no media, no FAISS. `shards.config` describes a model and `shards.plan` cuts it, both
-without torch; `shards.shard` builds and runs one part; `shards.towers` is the whole model, the reference in tests;
-`shards.convert` imports and exports checkpoints. Nothing heavy is imported here.
+without torch; `shards.towers` has the families; `shards.shard` builds and runs one part; `shards.reference` is the
+whole model, unsplit; `shards.convert` imports and exports checkpoints. Nothing heavy is imported here.
 """
 
 from shards.config import ModelConfig, load_model_config

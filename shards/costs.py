@@ -1,16 +1,13 @@
-"""Costs of a shard: floating-point operations, weight bytes, and the bytes that leave it.
-
-A multiply and an add count as two operations. Norms, activations, biases and softmax are left out: they are a few
-percent, and about the same share of every layer.
-"""
+"""Costs of a shard: floating-point operations, weight bytes, and the bytes that leave it."""
 
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from shards.config import CONV_STEM_STRIDE_PX, ModelConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig
 from shards.ranges import LayerRange, ShardSpec
-from shards.tensor_shapes import Shape, Shapes, held_dtype, shard_shapes
+from shards.tensor_shapes import held_dtype, projection_shapes, shard_shapes
+from shards.towers.base import Shape, Shapes
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -20,7 +17,7 @@ BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "i
 
 @dataclass(frozen=True)
 class TowerCosts:
-    """Operations of one tower for one input.
+    """Operations of one tower, with its projection, for one input.
 
     Attributes:
         front: operations of the embeddings (and stem), which belong to the first layer.
@@ -41,51 +38,14 @@ class TowerCosts:
         return front + self.layer * len(layers) + head
 
 
-def vision_costs(config: ModelConfig) -> TowerCosts:
-    """Count the operations for one image (one frame).
-
-    For L tokens of width D and an MLP of M: q, k, v take 2*L*D*3D, scores and their sum 2*L*L*D each, the output
-    projection 2*L*D*D, the MLP 2*L*D*M twice. The patch embedding is one matrix product of N patches by 3*P*P values.
-    """
-    vision = config.vision
-    num_tokens, width = vision.num_tokens, vision.width
-    attention = 8 * num_tokens * width**2 + 4 * num_tokens**2 * width
-    pooler = 2 * width**2 if vision.pooler == "tanh" else 0
-    return TowerCosts(
-        front=_front_flops(vision),
-        layer=attention + 4 * num_tokens * width * vision.mlp_width,
-        head=pooler + 2 * width * config.embedding_dim,
-        depth=vision.depth,
-    )
-
-
-def _front_flops(vision: VisionConfig) -> float:
-    """Operations of the patch embedding and of a conv stem, whose maps shrink by 2 three times: 2*side*side*9*in*out.
-
-    A residual block is two such convolutions from the map's channels to as many.
-    """
-    if vision.stem == "patch":
-        return 2 * vision.num_patches * 3 * vision.patch_size**2 * vision.width
-    channels, stem = (3, *vision.conv_channels), 0
-    for level, num_blocks in enumerate(vision.stem_blocks):
-        side, num_out = vision.image_size // 2 ** (level + 1), channels[level + 1]
-        stem += 18 * side * side * num_out * (channels[level] + 2 * num_blocks * num_out)
-    patch_side = vision.patch_size // CONV_STEM_STRIDE_PX
-    return stem + 2 * vision.num_patches * channels[-1] * patch_side * patch_side * vision.width
-
-
-def text_costs(config: ModelConfig, num_tokens: int) -> TowerCosts:
-    """Count the operations for one caption of `num_tokens`; the arithmetic of a layer is that of `vision_costs`."""
-    text = config.text
-    width = text.hidden_size
-    attention = 8 * num_tokens * width**2 + 4 * num_tokens**2 * width
-    pooler = 2 * width**2 if text.pool == "pooler" else 0
-    return TowerCosts(
-        front=2 * num_tokens * text.embedding_size * width,
-        layer=text.inner_group_num * (attention + 4 * num_tokens * width * text.intermediate_size),
-        head=pooler + 2 * width * config.embedding_dim,
-        depth=text.num_hidden_layers,
-    )
+def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
+    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`; none without a tower."""
+    tower = config.towers.get(side)
+    if tower is None:
+        return TowerCosts(0.0, 0.0, 0.0, 0)
+    flops = tower.flops(num_tokens)
+    projection = 2 * sum(prod(shape) for shape in projection_shapes(config, side).values() if len(shape) == 2)
+    return TowerCosts(flops.front, flops.layer, flops.head + projection, tower.num_layers)
 
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
@@ -97,7 +57,8 @@ def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
         dtype: compute dtype.
     """
     return sum(
-        tensor_bytes(shape, held_dtype(name, shape, dtype)) for name, shape in shard_shapes(config, spec).items()
+        tensor_bytes(shape, held_dtype(config, name, shape, dtype))
+        for name, shape in shard_shapes(config, spec).items()
     )
 
 
@@ -113,36 +74,23 @@ def count_parameters(shapes: Shapes) -> int:
     return sum(prod(shape) for shape in shapes.values())
 
 
-def cut_bytes_per_image(config: ModelConfig, layer: int, dtype: Dtype) -> int:
-    """Compute the bytes of one image's state at a cut: pixels, an activation, or the embedding.
+def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_tokens: int) -> int:
+    """Compute the bytes of one input's state at a cut: the input itself, an activation, or the embedding; or nothing.
 
     The frames of a video share one embedding; here it counts once for each of them.
 
     Args:
         config: the model.
-        layer: number of vision layers before the cut.
+        side: the tower.
+        layer: number of its layers before the cut.
         dtype: compute dtype.
+        num_tokens: tokens of a caption.
     """
-    vision: VisionConfig = config.vision
+    tower = config.towers.get(side)
+    if tower is None:
+        return 0
     if layer == 0:
-        return 3 * vision.image_size**2
-    if layer == vision.depth:
+        return tower.input_bytes(num_tokens)
+    if layer == tower.num_layers:
         return config.embedding_dim * BYTES_PER_VALUE["float32"]
-    return vision.num_tokens * vision.width * BYTES_PER_VALUE[dtype]
-
-
-def cut_bytes_per_caption(config: ModelConfig, layer: int, dtype: Dtype, num_tokens: int) -> int:
-    """Compute the bytes of one caption's state at a cut: int32 token ids, an activation, or the embedding.
-
-    Args:
-        config: the model.
-        layer: number of text layers before the cut.
-        dtype: compute dtype.
-        num_tokens: tokens of the caption.
-    """
-    text: TextConfig = config.text
-    if layer == 0:
-        return num_tokens * 4
-    if layer == text.num_hidden_layers:
-        return config.embedding_dim * BYTES_PER_VALUE["float32"]
-    return num_tokens * text.hidden_size * BYTES_PER_VALUE[dtype]
+    return tower.tokens_in(num_tokens) * tower.dim * BYTES_PER_VALUE[dtype]

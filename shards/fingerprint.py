@@ -28,11 +28,7 @@ def model_fingerprint(folder: str | Path) -> str:
     config = load_model_config(folder)
     paths = sorted(set(find_weights(folder).values()))
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists())
-    towers = {
-        "vision": _settings(config.vision),
-        "text": _settings(config.text),
-        "embedding_dim": config.embedding_dim,
-    }
+    towers = {side: _settings(tower) for side, tower in config.towers.items()} | {"embedding_dim": config.embedding_dim}
     return _short_hash([_canonical(towers), _weights_digest(folder, stamps)])
 
 

@@ -6,23 +6,31 @@ Legend: `F` frames or captions, `R` rows, `D` width of the tower, `E` embedding 
 import torch
 from torch import nn
 
-from shards.config import ModelConfig
+from shards.config import ModelConfig, Projection
+from shards.tensor_shapes import mlp_projection_width
 
 
 class ProjectionHead(nn.Module):
-    """Optional pooler (dense + tanh) and the projection into the common space.
+    """Optional pooler (dense + tanh) and optional projection into the common space.
 
     Args:
         width: width of the tower, D.
         embedding_dim: size of the common space, E.
+        projection: its kind; with "none" the tower's own vectors are in the space.
         pooler: whether there is one.
-        bias: whether the projection has one.
+        bias: whether a linear projection has one.
     """
 
-    def __init__(self, width: int, embedding_dim: int, *, pooler: bool, bias: bool) -> None:
+    def __init__(self, width: int, embedding_dim: int, projection: Projection, *, pooler: bool, bias: bool) -> None:
         super().__init__()
         self.pooler = nn.Linear(width, width) if pooler else None
-        self.projection = nn.Linear(width, embedding_dim, bias=bias)
+        if projection == "mlp":
+            hidden = mlp_projection_width(width, embedding_dim)
+            self.projection: nn.Module = nn.Sequential(
+                nn.Linear(width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, embedding_dim, bias=False)
+            )
+        else:
+            self.projection = nn.Linear(width, embedding_dim, bias=bias) if projection == "linear" else nn.Identity()
 
     def forward(self, x_FD: torch.Tensor) -> torch.Tensor:
         """Project pooled tokens, (F, D) to (F, E), not normalised."""
@@ -32,15 +40,11 @@ class ProjectionHead(nn.Module):
         return projected
 
 
-def build_vision_head(config: ModelConfig) -> ProjectionHead:
-    """Build the head of the ViT."""
-    pooler = config.vision.pooler == "tanh"
-    return ProjectionHead(config.vision.width, config.embedding_dim, pooler=pooler, bias=config.projection_bias)
-
-
-def build_text_head(config: ModelConfig) -> ProjectionHead:
-    """Build the head of the ALBERT, which has its own pooler."""
-    return ProjectionHead(config.text.hidden_size, config.embedding_dim, pooler=False, bias=config.projection_bias)
+def build_head(config: ModelConfig, side: str) -> ProjectionHead:
+    """Build the projection head of one tower."""
+    tower = config.towers[side]
+    projection, pooler = config.projections[side], tower.has_head_pooler
+    return ProjectionHead(tower.dim, config.embedding_dim, projection, pooler=pooler, bias=config.projection_bias)
 
 
 def unit_rows(projected_FE: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,8 @@ import torch
 from shards.config import ModelConfig, load_model_config
 from shards.costs import Dtype, weight_bytes
 from shards.profile import clock_of, random_activation, timed, torch_threads
-from shards.ranges import NOTHING, LayerRange, ShardSpec, whole_model
+from shards.ranges import LayerRange, ShardSpec, only, whole_model
 from shards.shard import Shard, load_shard
-from shards.text import run_albert_layers
-from shards.vision import run_vit_blocks
 
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # enough to fill the cores: more take as long per token
@@ -83,39 +81,32 @@ def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads
 def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, float]:
     """Seconds of all layers, by dtype."""
     seconds: dict[str, float] = dict.fromkeys(COMPARED, 0.0)
-    vision, text = config.vision.depth, config.text.num_hidden_layers
-    for spec, depth in (
-        (ShardSpec(_middle(vision), NOTHING), vision),
-        (ShardSpec(NOTHING, _middle(text)), text),
-    ):
-        for dtype, layer_s in _time_layer(folder, config, spec, device).items():
-            seconds[dtype] += depth * layer_s
+    for side, tower in config.towers.items():
+        middle = tower.num_layers // 2
+        spec = only(side, LayerRange(middle, middle + 1))
+        for dtype, layer_s in _time_layer(folder, config, spec, side, device).items():
+            seconds[dtype] += tower.num_layers * layer_s
     return seconds
 
 
-def _middle(depth: int) -> LayerRange:
-    """Range of one layer in the middle of a tower."""
-    return LayerRange(depth // 2, depth // 2 + 1)
-
-
 @torch.inference_mode()
-def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, device: str) -> dict[str, float]:
+def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, side: str, device: str) -> dict[str, float]:
     """Seconds of one layer for one input, by dtype."""
     shards = {dtype: load_shard(folder, spec, dtype=dtype, device=device) for dtype in COMPARED}
     seconds: dict[str, list[float]] = {dtype: [] for dtype in COMPARED}
-    num_inputs = max(1, TOKENS // (config.vision.num_tokens if len(spec.vision) else CAPTION_TOKENS))
+    num_inputs = max(1, TOKENS // config.towers[side].tokens_in(CAPTION_TOKENS))
     clock = clock_of(device, torch.get_num_threads())
     for _ in range(NUM_ROUNDS):
         for dtype, shard in shards.items():
-            seconds[dtype].append(timed(_layer_of(shard, num_inputs), device, clock))
+            seconds[dtype].append(timed(_layer_of(shard, side, num_inputs), device, clock))
     return {dtype: min(times[1:]) / num_inputs for dtype, times in seconds.items()}
 
 
-def _layer_of(shard: Shard, num_inputs: int) -> Callable[[], torch.Tensor]:
+def _layer_of(shard: Shard, side: str, num_inputs: int) -> Callable[[], torch.Tensor]:
     """A run of the shard's one layer over random activations."""
-    vision, text = shard.config.vision, shard.config.text
-    if len(shard.spec.vision):
-        x_FLD = random_activation((num_inputs, vision.num_tokens, vision.width), shard.dtype, shard.device)
-        return lambda: run_vit_blocks(shard.vision, x_FLD)
-    x_RTD = random_activation((num_inputs, CAPTION_TOKENS, text.hidden_size), shard.dtype, shard.device)
-    return lambda: run_albert_layers(shard.text, text, shard.spec.text, x_RTD, None)
+    tower, layers = shard.config.towers[side], shard.spec.layers_of(side)
+    lengths = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_inputs)
+    layout = tower.layout(lengths, shard.device, tower.sample_grids(lengths))
+    shape = int(layout.elements_per_row.sum()), *tower.activation_shape()
+    x_FLD = layout.pad(random_activation(shape, shard.dtype, shard.device))
+    return lambda: tower.run(getattr(shard, side), layers, x_FLD, layout)

@@ -1,5 +1,6 @@
 """Read the tensors that a shard owns, and only those, from a model folder's safetensors files."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from shards.config import ModelConfig
 from shards.errors import ModelError
 from shards.quantised import quantise_weight
 from shards.ranges import ShardSpec
-from shards.tensor_shapes import Shape, held_dtype, shard_shapes
-from shards.weights import check_names, check_shape, find_weights
+from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, held_dtype, shard_shapes
+from shards.towers.base import Shape
+from shards.weights import CHECKPOINT_CURE, check_names, check_shape, find_weights, read_header
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Dtypes of activations by compute dtype; int8 is a dtype of weights alone.
@@ -63,7 +65,7 @@ def load_tensors(
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         tensor = read_tensor(files, name, shape)
-        held = held_dtype(name, shape, dtype)
+        held = held_dtype(config, name, shape, dtype)
         if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))
         else:
@@ -71,6 +73,14 @@ def load_tensors(
             # product may depend on it), and a truncated file would end the process.
             tensors[name] = tensor.to(device, TORCH_DTYPES[held], copy=True)
     return tensors
+
+
+def stored_shape(files: Mapping[str, Path], name: str) -> Shape | None:
+    """Read the shape of a tensor in its file; None where there is none of that name, or the file is broken."""
+    try:
+        return read_header(files[name])[name].shape
+    except (KeyError, ModelError):
+        return None
 
 
 def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Tensor:
@@ -90,7 +100,10 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
     from safetensors import SafetensorError, safe_open
 
     if name not in files:
-        raise ModelError(f"the weight files lack the tensor {name}, expected one of shape {list(shape)}")
+        folder = next(iter(files.values())).parent if files else "empty"
+        raise ModelError(
+            f"{folder}: the weight files lack the tensor {name}, expected one of shape {list(shape)}; {CHECKPOINT_CURE}"
+        )
     path = files[name]
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -99,3 +112,39 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
     return tensor
+
+
+def read_sigmoid(folder: Path) -> tuple[float, float] | None:
+    """Read scale and bias of the logits whose sigmoid is the probability that a caption fits an image, as in SigLIP.
+
+    None of a model without a bias: CLIP's softmax compares candidates, and says nothing of one pair.
+    """
+    files = find_weights(folder)
+    if LOGIT_SCALE not in files or LOGIT_BIAS not in files:
+        return None
+    scale, bias = (read_tensor(files, name, ()).float().item() for name in (LOGIT_SCALE, LOGIT_BIAS))
+    return math.exp(scale), bias
+
+
+def check_values(path: Path, name: str, tensor: torch.Tensor) -> None:
+    """Check that a checkpoint's tensor can be stored in a model folder: floating-point numbers, all finite.
+
+    Args:
+        path: its file, for the message.
+        name: its name.
+        tensor: its values.
+
+    Raises:
+        ModelError: it has another dtype, or a value is NaN or infinite.
+    """
+    if tensor.dtype not in TORCH_DTYPES.values():
+        raise ModelError(
+            f"{path}: the tensor {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, expected one of "
+            f"{', '.join(TORCH_DTYPES)}; save the model in one of them"
+        )
+    num_broken = tensor.numel() - int(tensor.isfinite().sum())
+    if num_broken:
+        raise ModelError(
+            f"{path}: the tensor {name} has {num_broken} of {tensor.numel()} values that are NaN or infinite, expected "
+            "finite ones; fetch the file again, or a model whose training did not diverge"
+        )

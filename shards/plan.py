@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shards.config import ModelConfig
-from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image, text_costs, vision_costs, weight_bytes
+from shards.costs import Dtype, cut_bytes, tower_costs, weight_bytes
 from shards.errors import ModelError
 from shards.planning.costs import DataMix, JsonText, estimate_costs
 from shards.planning.devices import DeviceType
@@ -113,6 +113,7 @@ def plan_shards(
     from shards.planning.solver.search import best_placement
 
     _check_num_stages(config, num_stages)
+    mix, config = mix.of_towers(config), config.at_patches(mix.image_patches)
     problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, mix.caption_tokens),))
     best = best_placement(problem, num_stages)
     if best is not None and num_stages <= min(problem.depths):
@@ -203,8 +204,8 @@ def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
     for number, spec in enumerate(specs):
         if not len(spec.vision) and not len(spec.text):
             raise ModelError(f"plan: stage {number} holds no layer; leave it out")
-    _check_tower("vision", [spec.vision for spec in specs], config.vision.depth)
-    _check_tower("text", [spec.text for spec in specs], config.text.num_hidden_layers)
+    for side, depth in config.num_layers.items():
+        _check_tower(side, [spec.layers_of(side) for spec in specs], depth)
 
 
 def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:
@@ -219,10 +220,10 @@ def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_toke
     return PlannedStage(
         spec=spec,
         weight_bytes=weight_bytes(config, spec, dtype),
-        flops_per_image=float(vision_costs(config).of(spec.vision)),
-        flops_per_caption=float(text_costs(config, caption_tokens).of(spec.text)),
-        cut_bytes_per_image=cut_bytes_per_image(config, spec.vision.stop, dtype),
-        cut_bytes_per_caption=cut_bytes_per_caption(config, spec.text.stop, dtype, caption_tokens),
+        flops_per_image=float(tower_costs(config, "vision", caption_tokens).of(spec.vision)),
+        flops_per_caption=float(tower_costs(config, "text", caption_tokens).of(spec.text)),
+        cut_bytes_per_image=cut_bytes(config, "vision", spec.vision.stop, dtype, caption_tokens),
+        cut_bytes_per_caption=cut_bytes(config, "text", spec.text.stop, dtype, caption_tokens),
     )
 
 
@@ -232,7 +233,7 @@ def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
     Raises:
         ModelError: there are more stages than layers, or fewer than one.
     """
-    num_layers = config.vision.depth + config.text.num_hidden_layers
+    num_layers = sum(config.num_layers.values())
     if not 1 <= num_stages <= num_layers:
         raise ModelError(
             f"{num_stages} stages: model {config.name!r} has {num_layers} layers, and each stage needs one; "

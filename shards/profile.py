@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
+from shards.activations import TowerState
 from shards.compat import silent_stderr
 from shards.config import ModelConfig, load_model_config
 from shards.heads import unit_rows
+from shards.layouts import Layout
 from shards.loading import activation_dtype
 from shards.planning.costs import ModelCosts, TowerSeconds
-from shards.ranges import NOTHING, LayerRange, ShardSpec
+from shards.ranges import LayerRange, ShardSpec, only
 from shards.shard import Shard, load_shard
-from shards.text import Padding, embed_tokens, pool_albert_tokens, run_albert_layers
-from shards.vision import embed_pixels, pool_vit_tokens, run_vit_blocks
 
 # Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
 MAX_CALLS, MIN_CALLS = 15, 5
@@ -47,7 +47,7 @@ class TimingSetting:
         device: torch device.
         num_threads: torch threads of one replica.
         num_rows: inputs of one batch.
-        caption_tokens: tokens of one caption.
+        caption_tokens: mean tokens of a caption.
     """
 
     dtype: str = "float32"
@@ -71,7 +71,7 @@ class TimedPart:
 
 
 def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
-    """Measure both towers: embeddings, one layer of each, heads, and a copy through memory.
+    """Measure the towers: embeddings, one layer of each, heads, and a copy through memory.
 
     Args:
         folder: a local model folder.
@@ -83,8 +83,8 @@ def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint:
     """
     config = load_model_config(folder)
     with torch_threads(setting.num_threads):
-        vision, vision_bytes = _measure_vision(folder, config, setting)
-        text, text_bytes = _measure_text(folder, config, setting)
+        vision, vision_bytes = _measure_tower(folder, config, "vision", setting)
+        text, text_bytes = _measure_tower(folder, config, "text", setting)
         copy_s = measure_copy()
     return ModelCosts(
         model_fingerprint=model_fingerprint,
@@ -101,52 +101,59 @@ def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint:
     )
 
 
-def _measure_vision(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
-    """Seconds and workspace bytes; one block is in memory at a time: embeddings and a layer, then the head."""
-    vision = config.vision
-    pixels_FHWC = torch.randint(0, 256, (setting.num_rows, vision.image_size, vision.image_size, 3)).byte()
-    x_FLD = _activation(setting, (vision.num_tokens, vision.width))
-    ones = torch.ones(setting.num_rows, dtype=torch.int64)
+def _measure_tower(
+    folder: str | Path, config: ModelConfig, side: str, setting: TimingSetting
+) -> tuple[TowerSeconds, int]:
+    """Seconds and workspace bytes; one layer is in memory at a time: embeddings and a layer, then the head."""
+    tower = config.towers.get(side)
+    if tower is None:
+        return TowerSeconds(0.0, 0.0, 0.0), 0
+    first, last = LayerRange(0, 1), LayerRange(tower.num_layers - 1, tower.num_layers)
+    lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
+    batch = TowerState(tower.sample_input(lengths), lengths, tower.sample_grids(lengths))
+    dtype, device = activation_dtype(setting.dtype), torch.device(setting.device)
 
     def front(shard: Shard, num_rows: int) -> torch.Tensor:
-        return embed_pixels(shard.vision, shard.normalise(pixels_FHWC[:num_rows], shard.dtype))
+        module = getattr(shard, side)
+        return _joined(
+            [
+                layout.pack(tower.front(module, shard.front_input(side, values), layout))
+                for values, layout, _ in groups(num_rows)
+            ]
+        )
 
     def layer(shard: Shard, num_rows: int) -> torch.Tensor:
-        return run_vit_blocks(shard.vision, x_FLD[:num_rows])
+        module = getattr(shard, side)
+        return _joined([layout.pack(tower.run(module, first, x_FLD, layout)) for _, layout, x_FLD in groups(num_rows)])
 
     def head(shard: Shard, num_rows: int) -> torch.Tensor:
-        return unit_rows(shard.vision_head(pool_vit_tokens(shard.vision, x_FLD[:num_rows])), ones[:num_rows])
+        module, project = getattr(shard, side), getattr(shard, f"{side}_head")
+        return _joined(
+            [
+                unit_rows(project(tower.pool_tokens(module, x_FLD, layout)), layout.vectors_per_row)
+                for _, layout, x_FLD in groups(num_rows)
+            ]
+        )
 
-    first, last = LayerRange(0, 1), LayerRange(vision.depth - 1, vision.depth)
-    parts = _measure_parts(folder, ShardSpec(first, NOTHING), setting, front, layer)
-    return _tower(*parts, *_measure_parts(folder, ShardSpec(last, NOTHING), setting, head))
+    @cache
+    def groups(num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
+        """Input, layout and activation of each group that the first rows are computed in."""
+        some = batch.take(torch.arange(num_rows))
+        parts = [some.take(group) for group in some.groups(tower)]
+        layouts = [tower.layout(part.lengths, device, part.grids) for part in parts]
+        shapes = [(int(layout.elements_per_row.sum()), *tower.activation_shape()) for layout in layouts]
+        return [
+            (part.values, layout, layout.pad(random_activation(shape, dtype, device)))
+            for part, layout, shape in zip(parts, layouts, shapes, strict=True)
+        ]
+
+    parts = _measure_parts(folder, only(side, first), setting, front, layer)
+    return _tower(*parts, *_measure_parts(folder, only(side, last), setting, head))
 
 
-def _measure_text(folder: str | Path, config: ModelConfig, setting: TimingSetting) -> tuple[TowerSeconds, int]:
-    """The same of the text tower."""
-    text = config.text
-    num_tokens = min(setting.caption_tokens, text.max_position_embeddings)
-    # Captions of one batch differ in length, and all are padded to the longest: that one counts.
-    lengths = torch.linspace(num_tokens, num_tokens / 2, setting.num_rows).ceil().long()
-    mask = Padding.of(lengths, torch.device(setting.device)).mask
-    ids_RT = torch.zeros((setting.num_rows, num_tokens), dtype=torch.int64, device=setting.device)
-    x_RTD = _activation(setting, (num_tokens, text.hidden_size))
-    ones = torch.ones_like(lengths)
-
-    def front(shard: Shard, num_rows: int) -> torch.Tensor:
-        return embed_tokens(shard.text, ids_RT[:num_rows])
-
-    def layer(shard: Shard, num_rows: int) -> torch.Tensor:
-        some = None if mask is None else mask[:num_rows]
-        return run_albert_layers(shard.text, text, first, x_RTD[:num_rows], some)
-
-    def head(shard: Shard, num_rows: int) -> torch.Tensor:
-        pooled = pool_albert_tokens(shard.text, text, x_RTD[:num_rows], lengths[:num_rows])
-        return unit_rows(shard.text_head(pooled), ones[:num_rows])
-
-    first, last = LayerRange(0, 1), LayerRange(text.num_hidden_layers - 1, text.num_hidden_layers)
-    parts = _measure_parts(folder, ShardSpec(NOTHING, first), setting, front, layer)
-    return _tower(*parts, *_measure_parts(folder, ShardSpec(NOTHING, last), setting, head))
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Join the results of groups; of one group there is nothing to copy."""
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _measure_parts(
@@ -155,10 +162,6 @@ def _measure_parts(
     """Time parts of one shard, which is in memory only here."""
     shard = load_shard(folder, spec, dtype=setting.dtype, device=setting.device)
     return [measure_part(partial(run, shard), setting) for run in runs]
-
-
-def _activation(setting: TimingSetting, shape: tuple[int, ...]) -> torch.Tensor:
-    return random_activation((setting.num_rows, *shape), activation_dtype(setting.dtype), setting.device)
 
 
 def random_activation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -1,13 +1,18 @@
 """Ranges of layers that a shard holds."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
 
-from shards.config import ModelConfig
 from shards.errors import ModelError
+
+if TYPE_CHECKING:
+    from shards.config import ModelConfig
 
 # Plan files are parsed strictly into these classes.
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -52,20 +57,37 @@ class ShardSpec:
     vision: LayerRange
     text: LayerRange
 
+    def layers_of(self, side: str) -> LayerRange:
+        """Give the layers of one side."""
+        return self.vision if side == "vision" else self.text
+
+
+def only(side: str, layers: LayerRange) -> ShardSpec:
+    """Make the spec of layers of one tower."""
+    return ShardSpec(layers, NOTHING) if side == "vision" else ShardSpec(NOTHING, layers)
+
 
 def whole_model(config: ModelConfig) -> ShardSpec:
     """Make the spec of a single shard that holds everything."""
-    return ShardSpec(vision_only(config).vision, text_only(config).text)
+    return ShardSpec(*(LayerRange(0, config.num_layers[side]) for side in ("vision", "text")))
 
 
 def vision_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes images; the text tower's weights are not read."""
-    return ShardSpec(LayerRange(0, config.vision.depth), NOTHING)
+    """Make the spec that encodes images; the text tower's weights are not read.
+
+    Raises:
+        ModelError: the model has no vision tower.
+    """
+    return ShardSpec(LayerRange(0, config.required_vision.num_layers), NOTHING)
 
 
 def text_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes captions and queries; the vision tower's weights are not read."""
-    return ShardSpec(NOTHING, LayerRange(0, config.text.num_hidden_layers))
+    """Make the spec that encodes captions and queries; the vision tower's weights are not read.
+
+    Raises:
+        ModelError: the model has no text tower.
+    """
+    return ShardSpec(NOTHING, LayerRange(0, config.required_text.num_layers))
 
 
 def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
@@ -79,10 +101,10 @@ def check_spec(spec: ShardSpec, config: ModelConfig) -> None:
     Raises:
         ModelError: one of them doesn't.
     """
-    towers = (("vision", spec.vision, config.vision.depth), ("text", spec.text, config.text.num_hidden_layers))
-    for tower, layers, depth in towers:
+    for side, depth in config.num_layers.items():
+        layers = spec.layers_of(side)
         if layers.stop > depth:
             raise ModelError(
-                f"{tower} layers [{layers.start}, {layers.stop}): model {config.name!r} has {depth} of them; "
+                f"{side} layers [{layers.start}, {layers.stop}): model {config.name!r} has {depth} of them; "
                 "make the plan again for this model"
             )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig
 from shards.errors import ModelError
-from shards.tensor_shapes import Shapes
+from shards.towers.base import Shapes
 from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Shard: a contiguous range of layers of both towers, loaded with its own weights alone.
 
-Legend: `F` frames, `R` captions, `T` tokens of the longest caption, `L` tokens of one image, `D` width, `E` embedding
-size.
+Legend: `F` frames or captions, `L` tokens of one of them, `D` width, `E` embedding size.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,14 @@ from torch import nn
 
 from shards.activations import Batch, Output, TowerState
 from shards.config import ModelConfig, load_model_config
+from shards.heads import build_head, unit_rows
+from shards.layouts import Normalise
 from shards.loading import activation_dtype, load_tensors
-from shards.ranges import LayerRange, ShardSpec, check_spec
+from shards.quantised import make_linears_int8
+from shards.ranges import ShardSpec, check_spec
 from shards.tensor_shapes import SCALE_SUFFIX
+from shards.towers.base import Tower
+from shards.towers.kinds import VisionTower
 
 # BatchNorm counts batches while it trains; nothing that is embedded depends on it.
 BATCH_COUNTER = ".num_batches_tracked"
@@ -45,13 +50,13 @@ def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", d
 class Shard(nn.Module):
     """Modules of one shard, under the names that their tensors have in the model folder.
 
-    A shard with no ViT layers imports no timm, and one with no ALBERT layers no transformers.
+    A shard imports the libraries of the towers that it has layers of, and no other.
     """
 
     # None where the shard doesn't own it; precise types would import libraries that this shard may not need.
     vision: Any
     vision_head: Any
-    normalise: Any
+    normalise: Normalise | None
     text: Any
     text_head: Any
 
@@ -68,62 +73,39 @@ class Shard(nn.Module):
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = torch.device("meta")
         self.vision = self.vision_head = self.normalise = self.text = self.text_head = None
-        if len(spec.vision):
-            self._build_vision()
-        if len(spec.text):
-            self._build_text()
+        for side, tower in config.towers.items():
+            if len(spec.layers_of(side)):
+                self._build(side, tower, is_int8)
+
+    def _build(self, side: str, tower: Tower, is_int8: bool) -> None:
+        layers = self.spec.layers_of(side)
+        module = tower.build()
+        tower.prune(module, layers)
+        setattr(self, side, module)
         if is_int8:
-            self._make_layers_int8()
-
-    def _make_layers_int8(self) -> None:
-        from shards.quantised import make_linears_int8
-
-        for layers in (self.vision and self.vision.blocks, self.text and self.text.encoder):
-            if layers is not None:
-                make_linears_int8(layers)
-
-    def _build_vision(self) -> None:
-        from shards.heads import build_vision_head
-        from shards.vision import Normalise, build_vit, prune_vit
-
-        self.vision = build_vit(self.config.vision)
-        prune_vit(self.vision, self.spec.vision)
-        if self.spec.vision.holds_front():
+            make_linears_int8(tower.layer_modules(module))
+        if layers.holds_front() and isinstance(tower, VisionTower):
             self.normalise = Normalise(self.config.preprocess)
-            if self.config.vision.stem == "conv":
-                self.vision.patch_embed.backbone.output_dtype = self.dtype
-        if self.vision_output == "embedding":
-            self.vision_head = build_vision_head(self.config)
-
-    def _build_text(self) -> None:
-        from shards.heads import build_text_head
-        from shards.text import build_albert, prune_albert
-
-        self.text = build_albert(self.config.text)
-        prune_albert(self.text, self.config.text, self.spec.text)
-        if self.text_output == "embedding":
-            self.text_head = build_text_head(self.config)
+            tower.set_dtype(module, self.dtype)
+        if self.output_of(side) == "embedding":
+            setattr(self, f"{side}_head", build_head(self.config, side))
 
     def finish(self, device: torch.device) -> "Shard":
         """Move buffers that are in no weight file to the device, and freeze the weights."""
         self.device = device
         if self.normalise is not None:
             self.normalise.to(device)
-        if self.text is not None:
-            from shards.text import fill_albert_buffers
-
-            fill_albert_buffers(self.text, device)
+        for side, tower in self.config.towers.items():
+            if (module := getattr(self, side)) is not None:
+                tower.fill_buffers(module, device)
         return self.eval().requires_grad_(False)
 
-    @property
-    def vision_output(self) -> Output | None:
-        """Kind of output on the vision side; None where the side passes through."""
-        return _output(self.spec.vision, self.config.vision.depth)
-
-    @property
-    def text_output(self) -> Output | None:
-        """Kind of output on the text side; None where the side passes through."""
-        return _output(self.spec.text, self.config.text.num_hidden_layers)
+    def output_of(self, side: str) -> Output | None:
+        """Kind of output on one side; None where the side passes through."""
+        layers = self.spec.layers_of(side)
+        if not len(layers):
+            return None
+        return "embedding" if layers.holds_head(self.config.towers[side].num_layers) else "activation"
 
     @property
     def num_parameters(self) -> int:
@@ -146,64 +128,46 @@ class Shard(nn.Module):
         Raises:
             ModelError: pixels or token ids don't fit the model.
         """
-        vision, text = batch.vision, batch.text
-        if vision is not None and self.vision_output:
-            vision = self._run_vision(vision)
-        if text is not None and self.text_output:
-            text = self._run_text(text)
-        return Batch(vision, text)
+        return Batch(self._run("vision", batch.vision), self._run("text", batch.text))
 
-    def _run_vision(self, state: TowerState) -> TowerState:
-        from shards.heads import unit_rows
-        from shards.vision import check_pixels, embed_pixels, pool_vit_tokens, run_vit_blocks
+    def _run(self, side: str, state: TowerState | None) -> TowerState | None:
+        if state is None or self.output_of(side) is None:
+            return state
+        tower = self.config.towers[side]
+        if not state.lengths.any():
+            return self._empty(side, state)
+        if self.spec.layers_of(side).holds_front():
+            tower.check_input(state.values, state.lengths[state.lengths > 0])
+        return state.run_in_groups(tower, partial(self._run_group, side))
 
-        vision = self.config.vision
-        lengths = state.lengths[state.lengths > 0]
-        if not len(lengths):
-            return self._empty(state, self.vision_output, (0, vision.num_tokens, vision.width))
-        if self.normalise is not None:
-            check_pixels(state.values, vision.image_size)
-            pixel_dtype = torch.float32 if self.config.vision.stem == "conv" else self.dtype
-            x_FLD = embed_pixels(self.vision, self.normalise(state.values, pixel_dtype))
-        else:
-            x_FLD = state.values.to(self.device)
-        x_FLD = run_vit_blocks(self.vision, x_FLD)
-        if self.vision_head is None:
-            return TowerState(x_FLD, state.lengths)
-        projected_FE = self.vision_head(pool_vit_tokens(self.vision, x_FLD))
-        return TowerState(unit_rows(projected_FE, lengths), state.lengths.clamp(max=1))
-
-    def _run_text(self, state: TowerState) -> TowerState:
-        from shards.heads import unit_rows
-        from shards.text import Padding, check_tokens, embed_tokens, pool_albert_tokens, run_albert_layers
-
-        text, layers = self.config.text, self.spec.text
-        lengths = state.lengths[state.lengths > 0]
-        if not len(lengths):
-            return self._empty(state, self.text_output, (0, text.hidden_size))
-        padding = Padding.of(lengths, self.device)
+    def _run_group(self, side: str, state: TowerState) -> TowerState:
+        """Run the layers on rows that are computed in one rectangle, and that all have this side."""
+        tower, module, layers = self.config.towers[side], getattr(self, side), self.spec.layers_of(side)
+        layout = tower.layout(state.lengths, self.device, state.grids)
         if layers.holds_front():
-            check_tokens(state.values, lengths, text)
-            ids_RT = padding.pad(state.values.to(self.device), fill=text.pad_token_id)
-            x_RTD = embed_tokens(self.text, ids_RT)
+            x_FLD = tower.front(module, self.front_input(side, state.values), layout)
         else:
-            x_RTD = padding.pad(state.values.to(self.device))
-        x_RTD = run_albert_layers(self.text, text, layers, x_RTD, padding.mask)
-        if self.text_head is None:
-            return TowerState(padding.pack(x_RTD), state.lengths)
-        projected_RE = self.text_head(pool_albert_tokens(self.text, text, x_RTD, lengths))
-        return TowerState(unit_rows(projected_RE, torch.ones_like(lengths)), state.lengths.clamp(max=1))
+            x_FLD = layout.pad(state.values.to(self.device))
+        x_FLD = tower.run(module, layers, x_FLD, layout)
+        head = getattr(self, f"{side}_head")
+        if head is None:
+            return TowerState(layout.pack(x_FLD), layout.elements_per_row)
+        projected_FE = head(tower.pool_tokens(module, x_FLD, layout))
+        return TowerState(unit_rows(projected_FE, layout.vectors_per_row), state.lengths.clamp(max=1))
 
-    def _empty(self, state: TowerState, output: Output | None, activation_shape: tuple[int, ...]) -> TowerState:
+    def front_input(self, side: str, values: torch.Tensor) -> torch.Tensor:
+        """Give what a tower's front takes: pixels normalised, token ids as they are; on the shard's device."""
+        tower = self.config.towers[side]
+        if isinstance(tower, VisionTower) and self.normalise is not None:
+            pixels: torch.Tensor = self.normalise(values, tower.pixel_dtype(self.dtype))
+            return pixels
+        return values.to(self.device)
+
+    def _empty(self, side: str, state: TowerState) -> TowerState:
         """State of a batch in which no row has this side."""
-        if output == "embedding":
+        if self.output_of(side) == "embedding":
             values = torch.empty((0, self.config.embedding_dim), device=self.device)
         else:
-            values = torch.empty(activation_shape, dtype=self.dtype, device=self.device)
+            shape = self.config.towers[side].activation_shape()
+            values = torch.empty((0, *shape), dtype=self.dtype, device=self.device)
         return TowerState(values, state.lengths)
-
-
-def _output(layers: LayerRange, depth: int) -> Output | None:
-    if not len(layers):
-        return None
-    return "embedding" if layers.holds_head(depth) else "activation"

@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config, read_json
+from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, tokenizer_fingerprint
+from shards.schema import read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, PARTS, model_shapes, part_of
 from shards.weights import TensorEntry, check_names, check_shape, read_entries
 
 DELTA_FILE = "delta.json"
 DELTA_FORMAT = 1
 
-_LAYERS = (
-    (re.compile(r"vision\.blocks\.(\d+)\."), "ViT layer"),
-    (re.compile(r"text\.encoder\.albert_layer_groups\.(\d+)\."), "ALBERT layer group"),
-)
+# Layers are what is numbered first in the name of a tensor, whatever the family of its tower.
+_LAYER = re.compile(r"(vision|text)\.\D*\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def describe_model(folder: str | Path) -> ModelSummary:
     check_names({name: entry.path for name, entry in entries.items()}, folder, expected, config)
     for name, entry in entries.items():
         check_shape(entry.path, name, entry.shape, (expected | OPTIONAL_SHAPES)[name])
-    parts = _summarise_parts(entries)
+    parts = _summarise_parts(config, entries)
     tokenizer = folder / TOKENIZER_FILE
     return ModelSummary(
         folder=folder,
@@ -93,16 +92,17 @@ def describe_model(folder: str | Path) -> ModelSummary:
     )
 
 
-def _summarise_parts(entries: dict[str, TensorEntry]) -> tuple[PartSummary, ...]:
+def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tuple[PartSummary, ...]:
     num_parameters: defaultdict[str, int] = defaultdict(int)
     size_bytes: defaultdict[str, int] = defaultdict(int)
     for name, entry in entries.items():
         if name in OPTIONAL_SHAPES:
             continue
-        part = part_of(name)
+        part = part_of(config, name)
         num_parameters[part] += prod(entry.shape)
         size_bytes[part] += entry.stop - entry.start
-    return tuple(PartSummary(part, num_parameters[part], size_bytes[part]) for part in PARTS)
+    parts = [part for part in PARTS if part.partition(" ")[0] in config.towers]
+    return tuple(PartSummary(part, num_parameters[part], size_bytes[part]) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,5 @@ def read_delta(folder: Path) -> tuple[str, str]:
 
 
 def _layer_of(tensor: str) -> str:
-    for pattern, part in _LAYERS:
-        if found := pattern.match(tensor):
-            return f"{part} {found[1]}"
-    return tensor
+    found = _LAYER.match(tensor)
+    return f"{found[1]} layer {found[2]}" if found else tensor

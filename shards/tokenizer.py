@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from shards.config import TOKENIZER_FILE, TextConfig
+from shards.config import TOKENIZER_FILE
 from shards.errors import ModelError
+from shards.towers.kinds import TextTower
 
 
 def parse_tokenizer(content: str, where: str) -> Any:
@@ -24,7 +25,7 @@ def parse_tokenizer(content: str, where: str) -> Any:
     return Tokenizer.from_str(content)
 
 
-def check_tokenizer(tokenizer: Any, text: TextConfig, where: str) -> None:
+def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
     """Check that a tokeniser's ids fit the text tower, and that it begins captions with [CLS].
 
     Args:
@@ -35,13 +36,25 @@ def check_tokenizer(tokenizer: Any, text: TextConfig, where: str) -> None:
     Raises:
         ModelError: they don't, or it doesn't.
     """
-    num_tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-    if num_tokens > text.vocab_size:
+    # Ids may have gaps, so their number is not enough; a table of more rows than tokens is padded, and fine.
+    num_tokens = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+    if num_tokens > text.num_vocabulary:
         raise ModelError(
-            f"{where}: the tokeniser has {num_tokens} tokens, the text tower knows {text.vocab_size}; "
+            f"{where}: the tokeniser has {num_tokens} tokens, the text tower knows {text.num_vocabulary}; "
             "bring the tokeniser that this tower was trained with"
         )
-    if not tokenizer.encode("").ids:
+    ids = tokenizer.encode("").ids
+    if text.end_id is not None and text.end_id not in ids:
+        raise ModelError(
+            f"{where}: the tokeniser gives an empty caption the ids {ids}, without the end token {text.end_id} where "
+            "the text tower pools; bring the tokeniser that this tower was trained with"
+        )
+    if text.has_fixed_length and (tokenizer.padding or {}).get("length") is None:
+        raise ModelError(
+            f"{where}: the tokeniser doesn't pad, and a {text.label} tower takes captions padded to one length; "
+            f'give its {TOKENIZER_FILE} a padding of the strategy "Fixed"'
+        )
+    if not ids:
         raise ModelError(
             f"{where}: the tokeniser adds no [CLS] to a caption; give its {TOKENIZER_FILE} a post-processor that does"
         )

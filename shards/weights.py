@@ -13,17 +13,25 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig, ModelSection, describe, read_json
+from shards.config import CONFIG_FILE, ModelConfig
 from shards.errors import ModelError
-from shards.tensor_shapes import OPTIONAL_SHAPES, Shape, model_shapes
+from shards.schema import ModelSection, describe, read_json
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.towers.base import Shape
 
 WEIGHTS_FILE = "model.safetensors"
-WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
+INDEX_SUFFIX = ".index.json"
+WEIGHTS_INDEX_FILE = f"{WEIGHTS_FILE}{INDEX_SUFFIX}"
 
 # The safetensors library refuses longer headers, too.
 MAX_HEADER_BYTES = 100_000_000
 
 CURE = f"weights and {CONFIG_FILE} belong together, import the model again"
+CHECKPOINT_CURE = f"weights and {CONFIG_FILE} belong together, fetch both again from one model"
+POSITIONS_CURE = (
+    f"set the image size, or the length of captions, in {CONFIG_FILE} to that of this table of positions, or fetch "
+    "both again from one model"
+)
 
 
 @dataclass(frozen=True)
@@ -48,42 +56,95 @@ class _HeaderItem(ModelSection):
 _HEADER = TypeAdapter(dict[str, _HeaderItem])
 
 
-def find_weights(folder: Path) -> dict[str, Path]:
+def find_weights(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:
     """Find the file of each tensor of a folder; with an index, the files themselves are not opened.
+
+    Args:
+        folder: a model folder, or a checkpoint.
+        file_name: name of the weights where one file holds them all; that of an index begins with it.
 
     Raises:
         ModelError: there are no weights, or the index is broken.
     """
-    if (folder / WEIGHTS_FILE).is_file():
-        return dict.fromkeys(read_header(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
-    index = folder / WEIGHTS_INDEX_FILE
+    if (folder / file_name).is_file():
+        return dict.fromkeys(read_header(folder / file_name), folder / file_name)
+    index = folder / f"{file_name}{INDEX_SUFFIX}"
     if not index.is_file():
         raise ModelError(
-            f"{folder}: found neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX_FILE}; weights are read from safetensors "
-            "only, so convert other formats first"
+            f"{folder}: found neither {file_name} nor {index.name}; weights are read from safetensors "
+            "only, so turn other formats into them with `embedder model import`"
         )
+    return {name: folder / each for name, each in read_index(index, "safetensors").items()}
+
+
+def stored_names(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:
+    """Find the same where there are weights; of a folder that holds its configuration alone, nothing.
+
+    Args:
+        folder: a model folder, or a checkpoint.
+        file_name: as `find_weights` takes it.
+
+    Raises:
+        ModelError: a header or the index is broken.
+    """
+    names = (file_name, f"{file_name}{INDEX_SUFFIX}")
+    return find_weights(folder, file_name) if any((folder / name).is_file() for name in names) else {}
+
+
+def read_index(index: Path, suffix: str) -> dict[str, str]:
+    """Read which file of its folder holds each tensor.
+
+    Args:
+        index: the file of the index.
+        suffix: that all named files must have, without the dot.
+
+    Raises:
+        ModelError: the index is missing or broken, or names something else than such a file.
+    """
     weight_map = read_json(index, "fetch it again").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index}: found no weight_map of names to files; fetch it again")
     for file_name in sorted(set(weight_map.values())):
         # A name that leaves the folder would read any file of this machine.
-        if not re.fullmatch(r"[\w.-]+\.safetensors", file_name):
-            raise ModelError(f"{index}: names the file {file_name!r}; expected the plain name of a .safetensors file")
-    return {name: folder / file_name for name, file_name in weight_map.items()}
+        if not re.fullmatch(rf"[\w.-]+\.{suffix}", file_name):
+            raise ModelError(
+                f"{index}: names the file {file_name!r}; expected the plain name of a .{suffix} file, fetch it again"
+            )
+    return weight_map
 
 
-def read_entries(folder: Path) -> dict[str, TensorEntry]:
+def read_entries(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, TensorEntry]:
     """Read the headers of all weight files of a folder.
+
+    Args:
+        folder: a model folder, or a checkpoint.
+        file_name: as `find_weights` takes it.
 
     Raises:
         ModelError: there are no weights, a header is broken, or a file lacks a tensor that the index puts there.
     """
-    files = find_weights(folder)
+    files = find_weights(folder, file_name)
+    check_present(files, folder / f"{file_name}{INDEX_SUFFIX}")
     headers = {path: read_header(path) for path in sorted(set(files.values()))}
     for name, path in files.items():
         if name not in headers[path]:
-            raise ModelError(f"{path}: lacks the tensor {name} that {WEIGHTS_INDEX_FILE} puts there; fetch both again")
+            raise ModelError(f"{path}: lacks the tensor {name} that the index puts there; fetch both again")
     return {name: headers[path][name] for name, path in files.items()}
+
+
+def check_present(files: Mapping[str, Path], index: Path) -> None:
+    """Check that the file of each tensor is there.
+
+    Args:
+        files: the file of each tensor.
+        index: what names them, for the message.
+
+    Raises:
+        ModelError: one isn't.
+    """
+    for path in sorted(set(files.values())):
+        if not path.is_file():
+            raise ModelError(f"{path}: there is no such file, but {index.name} puts tensors there; fetch it, too")
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
@@ -133,7 +194,7 @@ def check_names(files: Mapping[str, Path], folder: Path, owned: Iterable[str], c
             raise ModelError(f"{folder}: lacks the tensor {name} of shape {list(known[name])}; {CURE}")
 
 
-def check_shape(path: Path, name: str, found: Sequence[int], expected: Shape) -> None:
+def check_shape(path: Path, name: str, found: Sequence[int], expected: Shape, cure: str = CURE) -> None:
     """Check one tensor's shape.
 
     Args:
@@ -141,12 +202,13 @@ def check_shape(path: Path, name: str, found: Sequence[int], expected: Shape) ->
         name: its name.
         found: the shape in the file.
         expected: the shape by the configuration.
+        cure: advice for the message.
 
     Raises:
         ModelError: it isn't the expected one.
     """
     if tuple(found) != expected:
-        raise ModelError(f"{path}: the tensor {name} has shape {list(found)}, expected {list(expected)}; {CURE}")
+        raise ModelError(f"{path}: the tensor {name} has shape {list(found)}, expected {list(expected)}; {cure}")
 
 
 def _parse_header(path: Path, text: bytes) -> dict[str, _HeaderItem]:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import generate_configuration_docs as configuration_docs
+import generate_model_docs as model_docs
 import pytest
 import samples
 from embedding_runs import embedded
@@ -17,7 +18,7 @@ from tiny_models import tiny_config
 import embedder
 from embedder.config import IndexConfig, load_config
 from embedder.training.tokenizer import train_tokenizer
-from shards.towers import init_model
+from shards.fresh import init_model
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("embedder", "shards", "index")
@@ -121,6 +122,10 @@ def test_each_example_configuration_is_valid(path, tmp_path, monkeypatch):
 
 def test_the_page_of_the_configuration_is_current():
     assert configuration_docs.PAGE.read_text(encoding="utf-8") == configuration_docs.page()
+
+
+def test_the_table_of_models_is_current():
+    assert model_docs.PAGE.read_text(encoding="utf-8") == model_docs.page()
 
 
 def test_every_key_has_a_type_and_a_meaning():

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -11,6 +11,12 @@ from rich.console import RenderableType
 from embedder.cli.options import ModelFolder, ReadConfig, command
 from embedder.cli.results import MIB, Result, new_table
 from embedder.config import RunConfig
+from embedder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shards.config import ModelConfig
+
+NO_TOWER = "none"
 
 app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a folder holds.")
 
@@ -19,22 +25,35 @@ app = typer.Typer(no_args_is_help=True, help="Bring a checkpoint, see what a fol
 @command
 def model_import(
     read: ReadConfig,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Hugging Face ViT + ALBERT folder, or timm checkpoint.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint of transformers, open_clip or timm.")],
     out: ModelFolder,
-    albert: Annotated[str | None, typer.Option(help="ALBERT folder that joins a timm checkpoint.")] = None,
+    text: Annotated[str | None, typer.Option(help="Text tower's folder that joins a timm checkpoint.")] = None,
+    albert: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
+    config_only: Annotated[bool, typer.Option("--config-only", help="Read no weights: enough to plan with.")] = False,
 ) -> Result:
     """Turn a checkpoint into a model folder."""
     read()
 
-    from embedder.storage.model_download import resolve_model
-    from shards.convert import import_timm_and_albert, import_vision_text_dual_encoder
+    from embedder.storage.model_download import model_name, resolve_checkpoint
+    from shards.convert import import_checkpoint, import_config, import_timm_and_text
 
-    if albert is None:
-        model = import_vision_text_dual_encoder(resolve_model(source), out, name=Path(source).name)
+    if text is not None and albert is not None:
+        raise ConfigError("--albert is the old name of --text; give --text alone")
+    joined = text if text is not None else albert
+    if config_only:
+        if joined is not None:
+            raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
+        model = import_config(resolve_checkpoint(source, config_only=True), out, name=model_name(source))
+        planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
+        return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
+    if joined is None:
+        model = import_checkpoint(resolve_checkpoint(source), out, name=model_name(source))
     else:
-        model = import_timm_and_albert(resolve_model(source), resolve_model(albert), out, embedding_dim)
+        model = import_timm_and_text(resolve_checkpoint(source), resolve_checkpoint(joined), out, embedding_dim)
     shown: list[RenderableType] = [f"model folder: {out}"]
+    if albert is not None:
+        shown.append("--albert is called --text now; the old name goes with the next release")
     if not model.trained:
         shown.append("its projections are fresh: search with it means nothing before training")
     return Result({"out": out, "trained": model.trained}, shown)
@@ -92,19 +111,23 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
     sizes = [(part.name, part.num_parameters, part.size_bytes) for part in summary.parts]
     sizes.append(("all", summary.num_parameters, summary.size_bytes))
     rows = [(name, f"{num:,}", f"{size_bytes / MIB:.2f}") for name, num, size_bytes in sizes]
-    vision, text = model.vision, model.text
     shown: list[RenderableType] = [
         f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
         f"embeddings of {model.embedding_dim}",
-        f"vision: ViT {vision.depth} layers x {vision.width}, {vision.image_size} px in patches of {vision.patch_size}",
-        f"text: ALBERT {text.num_hidden_layers} layers x {text.hidden_size}, {text.vocab_size:,} tokens, "
-        f"captions up to {model.preprocess.max_caption_tokens}",
+        f"vision: {model.vision.describe() if model.vision is not None else NO_TOWER}",
+        f"text: {_describe_text(model)}",
         new_table("part", "parameters", "MiB on disk", rows=rows),
         f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
     ]
     data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}
     return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
+
+
+def _describe_text(model: "ModelConfig") -> str:
+    if model.text is None:
+        return NO_TOWER
+    return f"{model.text.describe()}, captions up to {model.preprocess.max_caption_tokens}"
 
 
 def _delta_info(folder: Path) -> Result:

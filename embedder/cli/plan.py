@@ -39,6 +39,7 @@ def plan(
     images_per_item: Annotated[float, typer.Option(help="Images and video frames of an item, on average.")] = 1.0,
     captions_per_item: Annotated[float, typer.Option(help="Captions of an item, on average.")] = 1.0,
     caption_tokens: Annotated[int, typer.Option(help="Tokens of a caption, on average.")] = 16,
+    image_patches: Annotated[int | None, typer.Option(help="Patches of an image, of a NaFlex model.")] = None,
     memory_cap: Annotated[str | None, typer.Option(help="The most memory of one replica, as 8GiB.")] = None,
     weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None,
 ) -> Result:
@@ -50,7 +51,7 @@ def plan(
 
     asked = items_in(num_items, data, item)
     options = PlanOptions(
-        mix=DataMix(images_per_item, captions_per_item, caption_tokens),
+        mix=DataMix(images_per_item, captions_per_item, caption_tokens, image_patches),
         devices=devices,
         estimate=estimate,
         memory_cap_bytes=parse_size("--memory-cap", memory_cap),
@@ -93,7 +94,7 @@ def _answer_parts(answer: "Answer", *, explain: bool) -> list[RenderableType]:
 
 def _plan_table(cut: "ShardPlan", *, explain: bool) -> Table:
     """One row for each stage; a bar shows how busy its replicas are."""
-    columns = ["stage", "on", "ViT layers", "ALBERT layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
+    columns = ["stage", "on", "image layers", "text layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
     rows = [[str(number), *_row(cut, stage)] for number, stage in enumerate(cut.stages)]
     if explain:
         columns.append("busy")
@@ -137,8 +138,9 @@ def _summary_lines(cut: "ShardPlan") -> list[RenderableType]:
     source = "costs measured" if cut.costs == "measured" else "costs estimated from operations and bandwidth"
     mix = cut.mix
     if mix is not None:
+        patches = f" of {mix.image_patches} patches" if mix.image_patches is not None else ""
         lines.append(
-            f"for items of {mix.images_per_item:g} image(s) and {mix.captions_per_item:g} caption(s) of "
+            f"for items of {mix.images_per_item:g} image(s){patches} and {mix.captions_per_item:g} caption(s) of "
             f"{mix.caption_tokens} tokens, in {cut.dtype}; {source}; ranges are half-open"
         )
     return lines

@@ -101,6 +101,8 @@ def _outcome_lines(report: Report) -> list[RenderableType]:
         "retired": report.num_retired,
         "rejected and stale": report.num_stale,
     }
+    lacking = "were ignored, as the model has no tower for them"
+    counts |= {f"whose {what} {lacking}": num for what, num in report.ignored.items()}
     counts |= {f"taken over from run {run_id}, not computed again": num for run_id, num in report.taken_from.items()}
     named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
     forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]

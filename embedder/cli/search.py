@@ -94,11 +94,20 @@ def _shown(hits: "Hits", options: SearchOptions) -> RenderableType:
     if not hits:
         return f"nothing found: {hits.note}"
     more = [describe_more(hit) for hit in hits]
-    optional = [*(["words"] if options.hybrid else []), *(["more"] if any(more) else [])]
+    has_probabilities = any(hit.probability is not None for hit in hits)
+    optional = [
+        *(["probability"] if has_probabilities else []),
+        *(["words"] if options.hybrid else []),
+        *(["more"] if any(more) else []),
+    ]
     table = new_table("score", "item", "caption", "time", "uri", *optional)
     for hit, of_hit in zip(hits, more, strict=True):
         time = "" if hit.start_s is None or hit.end_s is None else f"{hit.start_s:.1f}-{hit.end_s:.1f} s"
-        cells = {"words": "" if hit.words_rank is None else f"#{hit.words_rank}", "more": of_hit}
+        cells = {
+            "probability": "" if hit.probability is None else f"{hit.probability:.3g}",
+            "words": "" if hit.words_rank is None else f"#{hit.words_rank}",
+            "more": of_hit,
+        }
         row = (f"{hit.score:.3f}", hit.item_id, hit.caption or "", time, hit.uri)
         table.add_row(*row, *(cells[name] for name in optional))
     return table

@@ -55,7 +55,7 @@ def _verification_parts(found: "Verification") -> list[RenderableType]:
         f"[{spec.vision.start}, {spec.vision.stop}) + [{spec.text.start}, {spec.text.stop})" for spec in found.plan
     )
     summary = (
-        f"{len(found.plan)} stages (ViT + ALBERT layers {cut}) in {found.dtype} on {found.device}; "
+        f"{len(found.plan)} stages (image + text layers {cut}) in {found.dtype} on {found.device}; "
         f"{found.num_rows:,} rows, {found.num_rejected:,} of them rejects; model {found.model_fingerprint}"
     )
     parts: list[RenderableType] = [summary, "", _comparisons(found)]

@@ -27,12 +27,12 @@ SMALLER_BATCHES = (16, 8)  # rows; where the layers' activations are too large f
 
 @dataclass(frozen=True)
 class Model:
-    """Model folder, read as far as planning needs."""
+    """Model folder, read as far as planning needs; without a text tower it needs no tokeniser."""
 
     uri: str
     folder: Path
     config: ModelConfig
-    tokenizer_json: str
+    tokenizer_json: str | None
     fingerprint: str
 
 
@@ -46,10 +46,12 @@ def open_model(uri: str) -> Model:
     folder = resolve_model(uri)
     config = load_model_config(folder)
     tokenizer = folder / TOKENIZER_FILE
-    if not tokenizer.is_file():
+    has_text = config.text is not None
+    if has_text and not tokenizer.is_file():
         raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
     uri = str(folder.absolute()) if Path(uri).exists() else uri
-    return Model(uri, folder, config, tokenizer.read_text(encoding="utf-8"), model_fingerprint(folder))
+    tokenizer_json = tokenizer.read_text(encoding="utf-8") if has_text else None
+    return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def check_int8(config: RunConfig, model: Model) -> None:
 
 def handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
     """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut."""
-    pixels = 3 * model.config.preprocess.image_size**2
+    pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
@@ -198,7 +200,7 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     """Return the settings of the decode step."""
     limits = config.decode
     return DecodeSpec(
-        resize=resize_spec(model),
+        resize=resize_spec(model) if model.config.vision is not None else None,
         limits=DecodeLimits(
             timeout_s=limits.timeout_s,
             video_timeout_s=limits.video_timeout_s,
@@ -212,25 +214,29 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
         segment_s=config.segment_s,
         frames_per_segment=config.frames_per_segment,
         rows_per_batch=rows_per_batch(config),
+        caption_end_id=model.config.text.end_id if model.config.text is not None else None,
     )
 
 
 def resize_spec(model: Model) -> ResizeSpec:
     """Return how the model's images are resized."""
-    preprocess = model.config.preprocess
+    preprocess, vision = model.config.preprocess, model.config.required_vision
     return ResizeSpec(
         image_size=preprocess.image_size,
         mode=preprocess.resize,
         interpolation=preprocess.interpolation,
         reduced_decode=preprocess.reduced_decode,
         resampler=preprocess.resampler,
+        resize_size=preprocess.resize_size,
+        patch_size=vision.patch_px or 0,
+        max_patches=vision.num_tokens - vision.num_prefix_tokens if vision.patch_px is not None else 0,
     )
 
 
 def preprocessing_of(config: RunConfig, model: Model) -> str:
     """Fingerprint all settings that turn an item's bytes into the towers' input."""
     return preprocess_fingerprint(
-        model.config.preprocess, model.tokenizer_json.encode(), config.segment_s, config.frames_per_segment
+        model.config.preprocess, (model.tokenizer_json or "").encode(), config.segment_s, config.frames_per_segment
     )
 
 
@@ -243,4 +249,5 @@ def store_info(config: RunConfig, model: Model) -> StoreInfo:
         segment_s=config.segment_s,
         frames_per_segment=config.frames_per_segment,
         dtype=config.dtype,
+        searched="text" if model.config.vision is None else "image",
     )

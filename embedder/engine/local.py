@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import VECTOR
+from embedder.batch_schema import IMAGE_GRID, VECTOR
 from embedder.engine import hardware
 from embedder.engine.job import Job
 from embedder.engine.local_threads import encode_all
@@ -88,7 +88,7 @@ class _Stages:
         if all(table[name].null_count == table.num_rows for name in INPUTS):
             for name, output in INPUTS.items():
                 table = table.drop_columns([name]).append_column(output, pa.nulls(table.num_rows, VECTOR))
-            return table
+            return table.drop_columns([IMAGE_GRID.name]) if IMAGE_GRID.name in table.schema.names else table
         for stage in self.load():
             if self._stop.is_overdue:
                 return table.slice(0, 0)

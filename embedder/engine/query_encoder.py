@@ -1,5 +1,6 @@
 """Encoder of queries into the shared space, in this process and without Ray; each tower is loaded at its first use."""
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from embedder.engine.job import Model, resize_spec
 from embedder.errors import ConfigError
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.patches import pixel_columns
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from embedder.storage.printable import is_text
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 BATCH_ROWS = 32
+
+NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
+NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
 
 
 class QueryEncoder:
@@ -38,8 +43,10 @@ class QueryEncoder:
             float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: a text is empty, or no UTF-8.
+            ConfigError: the model has no text tower, or a text is empty, or no UTF-8.
         """
+        if self.model.config.text is None:
+            raise ConfigError(f"model {self.model.folder}: {NO_TEXT_TOWER}")
         if not all(text.strip() for text in texts):
             raise ConfigError("the query is empty; write what the images should show")
         for text in texts:
@@ -54,15 +61,29 @@ class QueryEncoder:
             float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: an image can't be read.
+            ConfigError: the model has no vision tower, or an image can't be read.
         """
+        if self.model.config.vision is None:
+            raise ConfigError(f"model {self.model.folder}: {NO_VISION_TOWER}")
         return self._in_batches(
             self._image_batch, [image if isinstance(image, bytes) else Path(image) for image in images]
         )
 
+    def probability(self, cosine: float) -> float | None:
+        """Compute the probability that a text fits an image, by the cosine of their vectors.
+
+        None of a model that defines none: all but SigLIP's kind.
+        """
+        if self._sigmoid is None:
+            return None
+        scale, bias = self._sigmoid
+        logit = scale * cosine + bias
+        small = math.exp(-abs(logit))
+        return (1 if logit >= 0 else small) / (1 + small)
+
     def load_like(self, other: "QueryEncoder") -> None:
         """Load the towers that another encoder has loaded, so that no query waits for them."""
-        for name in ("_captions", "_text_tower", "_vision_tower"):
+        for name in ("_captions", "_text_tower", "_vision_tower", "_sigmoid"):
             if name in vars(other):
                 getattr(self, name)
 
@@ -87,9 +108,13 @@ class QueryEncoder:
 
         from shards.activations import Batch, TowerState
 
-        pixels = np.stack([self._pixels(image) for image in images])
+        columns = [pixel_columns(self._pixels(image)[None], resize_spec(self.model)) for image in images]
+        values = torch.from_numpy(np.concatenate([each["pixels"] for each in columns])).to(self.device)
+        lengths = torch.tensor([len(each["pixels"]) for each in columns])
+        has_grids = "image_grid" in columns[0]
+        grids = torch.from_numpy(np.stack([each["image_grid"] for each in columns])) if has_grids else None
         with torch.inference_mode():
-            state = TowerState(torch.from_numpy(pixels).to(self.device), torch.ones(len(images), dtype=torch.int64))
+            state = TowerState(values, lengths, grids)
             return self._embedding(self._vision_tower(Batch(vision=state, text=None)).vision)
 
     def _embedding(self, state: Any) -> Floats:
@@ -106,7 +131,17 @@ class QueryEncoder:
 
     @locked_cached_property
     def _captions(self) -> CaptionEncoder:
-        return CaptionEncoder(self.model.tokenizer_json, self.model.config.preprocess.max_caption_tokens)
+        model = self.model
+        if model.tokenizer_json is None:
+            raise ConfigError(f"model {model.folder}: {NO_TEXT_TOWER}")
+        end_id = model.config.required_text.end_id
+        return CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens, end_id)
+
+    @locked_cached_property
+    def _sigmoid(self) -> tuple[float, float] | None:
+        from shards.loading import read_sigmoid
+
+        return read_sigmoid(self.model.folder)
 
     @locked_cached_property
     def _text_tower(self) -> "Shard":

@@ -8,12 +8,19 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.errors import USER_MISTAKES
+from embedder.errors import USER_MISTAKES, StoreError
 from embedder.evaluation.exact import RelevantPairs, right_rows, search_exactly
 from embedder.evaluation.images import ImageTable
 from embedder.evaluation.index_recall import ask_index, index_figures
 from embedder.evaluation.metrics import by_group, mean_reciprocal_rank, recalls
-from embedder.evaluation.query_sets import OWN_CAPTIONS, QuerySet, file_query_set, own_captions, read_query_file
+from embedder.evaluation.query_sets import (
+    ONE_TOWER,
+    OWN_CAPTIONS,
+    QuerySet,
+    file_query_set,
+    own_captions,
+    read_query_file,
+)
 from embedder.evaluation.report import Evaluation, Latency, ModelFigures, QueryFigures
 from embedder.evaluation.timing import time_each
 from embedder.retrieval.store_api import Store, open_store
@@ -66,11 +73,13 @@ def evaluate(
     Raises:
         SourceError: the file of queries can't be read.
         ConfigError: it breaks a rule, or there is no such column to group by.
-        StoreError: no image has a caption.
+        StoreError: no image has a caption, or the model has one tower alone.
     """
     options = replace(options, **keywords)
     if isinstance(store, RunConfig):
         store = open_store(store.required_store, model=store.model)
+    if store.info.searched == "text":
+        raise StoreError(ONE_TOWER.format(address=store.files.address, side="vision"))
     file = None if options.queries is None else read_query_file(options.queries, options.group)
     LOG.info("reading ids and queries")
     images = ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))

@@ -28,6 +28,10 @@ TEXT_COLUMNS = frozenset({QUERY, ITEM_ID})
 MAX_UNKNOWN_SHARE = 0.05
 NUM_EXAMPLES = 3
 NO_GROUP = "(none)"
+ONE_TOWER = (
+    "store {address}: its model has no {side} tower, and an evaluation asks for images by texts; evaluate a store "
+    "whose model has both towers"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
 
     Raises:
         ConfigError: the table has no such column to group by.
-        StoreError: no image has a caption.
+        StoreError: no image has a caption, or the model has a tower for one of the two alone.
     """
     parts = list(published_pieces(store.files, store.current.embeddings))
     if group is not None:
@@ -74,6 +78,8 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     captions = (_complete(part)["caption"].to_pylist() for part in parts)
     positions = lowest_keys(captions, num_queries)
     if not positions:
+        if any(_has_captions_alone(part) for part in parts):
+            raise StoreError(ONE_TOWER.format(address=store.files.address, side="text"))
         raise StoreError(
             f"store {store.files.address}: no image in it has a caption to ask with; give --queries FILE with the "
             "columns query and item_id"
@@ -130,6 +136,12 @@ def check_group(group: str, store: Store) -> None:
     fit = [name for name in schema.names if not name.endswith("_embedding")] if schema is not None else []
     if group not in fit:
         raise ConfigError(f"--group {group}: there is no such column; group by one of {', '.join(fit)}")
+
+
+def _has_captions_alone(part: SampledPart) -> bool:
+    """Whether a part file has captions without vectors, as a model makes it that has no text tower."""
+    rows = part.read(["caption", "text_embedding"])
+    return bool(pc.any(pc.and_(pc.is_valid(rows["caption"]), pc.is_null(rows["text_embedding"]))).as_py())
 
 
 def _complete(part: SampledPart, *columns: str) -> pa.Table:

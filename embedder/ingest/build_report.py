@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+import pyarrow.compute as pc
+
+from embedder.engine.job import Model
 from embedder.ingest.diff import CONTENT_CHANGED, NEW
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
@@ -14,6 +17,7 @@ from embedder.report.plan_review import review_run
 from embedder.report.schema import PlaceReport, Report
 from embedder.report.step_sums import cores_beside_steps, split_loads, step_reports
 from embedder.sources.selection import LeftOut
+from embedder.store.journal import read_keys
 from embedder.store.layout import Kind, utc_now
 from embedder.store.step_metrics import Measurement
 
@@ -81,6 +85,7 @@ def build_report(
         taken_from=result.taken_from,
         num_equal=result.num_equal,
         num_stale=result.num_stale,
+        ignored=_ignored(job.model, result),
         num_left=num_left,
         **_left_out_counts(left_out),
         guards=tuple(verdict.model_dump() for verdict in verdicts),
@@ -141,6 +146,18 @@ def idle_report(
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that results depend on, without importing them."""
     return {name: version(name) for name in LIBRARIES}
+
+
+def _ignored(model: Model, result: RunResult) -> dict[str, int]:
+    """Count embedded items with a part that the model has no tower for, by the name of that part."""
+    if len(model.config.towers) == 2:
+        return {}
+    rows = read_keys(result.run.files, result.entries, "embeddings", ["item_id", "modality", "caption"])
+    is_vision = model.config.text is None
+    rows = rows.filter(pc.is_valid(rows["caption"]) if is_vision else pc.not_equal(rows["modality"], "text"))
+    rows = rows.join(result.whole, ["item_id", "session"], join_type="left semi")
+    num = pc.count_distinct(rows["item_id"]).as_py()
+    return {"captions" if is_vision else "images": num} if num else {}
 
 
 def _left_out_counts(left_out: LeftOut) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""Encoded image -> square RGB pixels, with Pillow. Runs in the sandbox process, where it may fail in any way.
+"""Encoded image -> RGB pixels of the model's size, with Pillow. Runs in the sandbox process, where it may fail.
 
-`S` is the side of the square that the model takes; pixels are uint8 [0, 255], RGB, C-order (S, S, 3).
+Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` its side.
 """
 
 import io
 import math
 import warnings
 from importlib import import_module
+from typing import NamedTuple
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, UnidentifiedImageError
 
@@ -30,6 +31,8 @@ MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit ea
 # pixels are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
 
+PADDING_COLOURS = {"pad": "white", "pad_black": "black"}
+
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -43,6 +46,13 @@ UPRIGHT = {
 """EXIF orientation -> transposition that puts the image upright (Source: EXIF 2.32, tag 0x0112)."""
 
 
+class SizedPixels(NamedTuple):
+    """Pixels of an image, (height, width, 3), with its width and height."""
+
+    size: Size
+    data: bytes
+
+
 def prepare_pillow() -> None:
     """Configure Pillow for a process that does nothing but decode."""
     for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
@@ -51,17 +61,14 @@ def prepare_pillow() -> None:
     warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
 
 
-def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> bytes:
-    """Decode an image, put it upright, flatten it on white and resize it to the square.
+def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
+    """Decode an image, put it upright, flatten it on white and resize it.
 
     Args:
         encoded: the whole file.
         resize: the rule.
         max_pixels: limit after decoding: a larger JPEG is decoded at reduced scale, another image of up to twice as
             many is halved once it is decoded. Sizes are checked before anything is decoded.
-
-    Returns:
-        S * S * 3 bytes.
 
     Raises:
         DecodeError: empty, of no known format, or too large.
@@ -187,17 +194,22 @@ def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
     return low, high
 
 
-def resize_image(image: Image.Image, resize: ResizeSpec) -> bytes:
-    """Resize an RGB or L image and crop or pad it to the square; S * S * 3 bytes.
+def resize_image(image: Image.Image, resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
+    """Resize an RGB or L image, and crop or pad it to the square where the model takes one.
 
     The values are those of transformers' PIL or torchvision image processors, as the rule's resampler says.
+
+    Args:
+        image: of any size.
+        resize: the rule.
+        size: width and height to resize to; None: those of the rule.
     """
     if cut := long_cut(image.size, resize):
         image = image.crop(cut)
-    scaled = _scaled(image, scaled_size(image.size, resize), resize)
-    if resize.mode == "pad":
-        scaled = _padded(scaled, resize.image_size)
-    return (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes()
+    scaled = _scaled(image, size or scaled_size(image.size, resize), resize)
+    if resize.mode in PADDING_COLOURS:
+        scaled = _padded(scaled, resize.image_size, PADDING_COLOURS[resize.mode])
+    return SizedPixels(scaled.size, (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes())
 
 
 def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
@@ -212,7 +224,7 @@ def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
     return scaled if box == (0, 0, *size) else scaled.crop(box)
 
 
-def _padded(image: Image.Image, side: int) -> Image.Image:
-    square = Image.new(image.mode, (side, side), "white")
+def _padded(image: Image.Image, side: int, colour: str) -> Image.Image:
+    square = Image.new(image.mode, (side, side), colour)
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return square

@@ -1,21 +1,24 @@
-"""Arithmetic of bringing an image of any size to a square of the model's size, without the pixels.
+"""Arithmetic of bringing an image of any size to a square of the model's size, or to patches; without the pixels.
 
 Sizes are (width, height) in pixels.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
-ResizeMode = Literal["squash", "crop", "pad"]
+ResizeMode = Literal["squash", "crop", "pad", "pad_black", "patches"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
 
 DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at 1/1, 1/2, 1/4 or 1/8 of its pixels along each side
 REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
-MAX_CROP_ASPECT: dict[Resampler, int] = {"pillow": 4, "torchvision": 64}
-"""Beyond this ratio, what a crop discards is cut off before the resize; torchvision's costs little anyway."""
+MAX_CROP_ASPECT = 64
+"""Beyond this ratio, what a crop discards is cut off before the resize."""
+MAX_FAST_CROP_ASPECT = 4
+"""The same with Pillow where speed counts more than its exact values; torchvision's cost little anyway."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,13 @@ class ResizeSpec:
     Attributes:
         image_size: side of the square, in pixels.
         mode: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
-            `pad` shows the whole image on white.
+            `pad` shows the whole image on white, `pad_black` on black; `patches` keeps proportions, makes both sides
+            multiples of `patch_size`, and gives at most `max_patches` patches.
         interpolation: the filter of that name (antialiased).
         reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
         resampler: library whose resize is matched to the bit; `torchvision` also crops as transformers does with it.
+        resize_size: size that `squash` and `crop` resize to, in pixels, before the middle square of `image_size` is cut
+            out; None: `image_size`.
     """
 
     image_size: int
@@ -36,6 +42,9 @@ class ResizeSpec:
     interpolation: Interpolation = "bilinear"
     reduced_decode: bool = False
     resampler: Resampler = "pillow"
+    resize_size: int | None = None
+    patch_size: int = 0
+    max_patches: int = 0
 
 
 def scaled_size(size: Size, resize: ResizeSpec) -> Size:
@@ -45,25 +54,58 @@ def scaled_size(size: Size, resize: ResizeSpec) -> Size:
         size: width and height of the image.
         resize: the rule.
 
-    Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down.
+    Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down. open_clip 3.3
+    `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds otherwise than `pad` in a few of 100,000.
     """
-    side, shortest, longest = resize.image_size, min(size), max(size)
+    if resize.mode == "patches":
+        return whole_patches_size(size, resize.patch_size, resize.max_patches)
+    side, shortest, longest = resize.resize_size or resize.image_size, min(size), max(size)
     if resize.mode == "squash":
         return side, side
     if resize.mode == "crop":
         width, height = (side if edge == shortest else side * edge // shortest for edge in size)
         return width, height
+    if resize.mode == "pad_black":
+        width, height = (max(1, round(edge / (longest / side))) for edge in size)
+        return width, height
     width, height = (max(1, round(side * edge / longest)) for edge in size)
     return width, height
 
 
+def whole_patches_size(size: Size, patch_size: int, max_patches: int) -> Size:
+    """Size with whole patches along both sides, as many as a budget allows; the scale is at most 100.
+
+    Source: transformers 5.23 `get_image_size_for_max_num_patches`, and timm 1.0.31 `get_image_size_for_seq`, which are
+    this binary search, to the last bit.
+
+    Args:
+        size: width and height of the image.
+        patch_size: side of a patch, px.
+        max_patches: the budget.
+    """
+
+    def scaled(scale: float) -> Size:
+        width, height = (max(patch_size, math.ceil(edge * scale / patch_size) * patch_size) for edge in size)
+        return width, height
+
+    least, most, precision = 1e-5 / 10, 100.0, 1e-5
+    while most - least >= precision:
+        scale = (least + most) / 2
+        width, height = scaled(scale)
+        if width // patch_size * (height // patch_size) <= max_patches:
+            least = scale
+        else:
+            most = scale
+    return scaled(least)
+
+
 def kept_box(size: Size, resize: ResizeSpec) -> Box:
-    """Box that is kept of a scaled image: the middle square of a crop, else all.
+    """Box that is kept of a scaled image: the middle square, of a padded one all.
 
     Source: torchvision 0.29 `center_crop`, which rounds half of the surplus (timm calls it), and transformers 5.23
     `TorchvisionBackend.center_crop`, which truncates it.
     """
-    if resize.mode != "crop":
+    if resize.mode not in ("squash", "crop"):
         return 0, 0, *size
     half = int if resize.resampler == "torchvision" else round
     left, top = (half((edge - resize.image_size) / 2) for edge in size)
@@ -75,7 +117,8 @@ def long_cut(size: Size, resize: ResizeSpec) -> Box | None:
 
     An image of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
     """
-    longest = MAX_CROP_ASPECT[resize.resampler] * min(size)
+    fast = resize.reduced_decode and resize.resampler == "pillow"
+    longest = (MAX_FAST_CROP_ASPECT if fast else MAX_CROP_ASPECT) * min(size)
     if resize.mode != "crop" or max(size) <= longest:
         return None
     width, height = (min(edge, longest) for edge in size)

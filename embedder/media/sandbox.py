@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import ResizeSpec
+from embedder.media.resize import ResizeSpec, Size
 from embedder.media.sandbox_process import BROKEN_MESSAGE, Message, SandboxCrashError, SandboxProcess
 
 Source = bytes | bytearray | memoryview | str | Path
@@ -39,7 +39,7 @@ class VideoSegment:
     Attributes:
         segment: number of the stretch: `start_s // segment_s`.
         start_s, end_s: its times in seconds, counted from the first frame.
-        pixels: uint8 (F, H, W, 3), RGB, F from 1 to `frames_per_segment`.
+        pixels: uint8 (F, H, W, 3), RGB, all frames of one size; F from 1 to `frames_per_segment`.
     """
 
     segment: int
@@ -100,7 +100,7 @@ class SandboxedDecoder:
             resize: the rule.
 
         Returns:
-            uint8 (H, W, 3), RGB, H = W = `resize.image_size`.
+            uint8 (H, W, 3), RGB, H = W = `resize.image_size`; of mode `patches`, multiples of `resize.patch_size`.
 
         Raises:
             DecodeError: the file can't be decoded.
@@ -254,12 +254,13 @@ class SandboxedDecoder:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
         Raises:
-            SandboxCrashError: there are fewer than announced.
+            SandboxCrashError: there are fewer than announced, or of a size that the rule doesn't give.
         """
-        num_images, side = answer.get("num_images"), resize.image_size
-        if not isinstance(num_images, int) or not 1 <= num_images <= max_images:
+        num_images, size = answer.get("num_images"), answer.get("size")
+        if not isinstance(num_images, int) or not 1 <= num_images <= max_images or not _is_size(size, resize):
             raise SandboxCrashError(BROKEN_MESSAGE)
-        pixels = np.empty((num_images, side, side, 3), np.uint8)
+        width, height = size
+        pixels = np.empty((num_images, height, width, 3), np.uint8)
         unfilled, offset = pixels.data.cast("B"), 0
         _, outbox_fd = self._shared_fds()
         while unfilled:
@@ -316,6 +317,16 @@ class SandboxedDecoder:
         """Free the memory of a large file; that of a small one is kept for the next."""
         if self._fds is not None and os.fstat(self._fds[0]).st_size > KEEP_INBOX_BYTES:
             os.ftruncate(self._fds[0], 0)
+
+
+def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:
+    """Whether a child's answer has a width and height that the rule can give."""
+    if not isinstance(size, list) or len(size) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in size):
+        return False
+    if resize.mode != "patches":
+        return set(size) == {resize.image_size}
+    (columns, spare_x), (rows, spare_y) = (divmod(edge, resize.patch_size) for edge in size)
+    return bool(spare_x == spare_y == 0 and columns * rows <= resize.max_patches)
 
 
 def _memory_file(name: str) -> int:

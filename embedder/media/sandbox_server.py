@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from embedder.media.errors import DecodeError
-from embedder.media.images import decode_image, prepare_pillow
+from embedder.media.images import SizedPixels, decode_image, prepare_pillow
 from embedder.media.resize import ResizeSpec
 
 Message = dict[str, Any]
@@ -116,13 +116,13 @@ class Server:
         os.ftruncate(self.inbox_fd, request["size"])  # an earlier file may have been longer
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
 
-    def _post(self, images: list[bytes]) -> Message:
-        """Write the images into the outbox, one after the other; return the answer with their number."""
-        unwritten, offset = memoryview(b"".join(images)), 0
+    def _post(self, images: list[SizedPixels]) -> Message:
+        """Write images of one size into the outbox, one after the other; return the answer with number and size."""
+        unwritten, offset = memoryview(b"".join(image.data for image in images)), 0
         while unwritten:
             num_bytes = os.pwrite(self.outbox_fd, unwritten, offset)
             unwritten, offset = unwritten[num_bytes:], offset + num_bytes
-        return {"num_images": len(images)}
+        return {"num_images": len(images), "size": images[0].size}
 
     def _await_emptied(self) -> None:
         """Wait until the parent has copied the last segment out of the outbox."""

@@ -1,4 +1,4 @@
-"""Video file -> segments of a few square RGB images, with PyAV, streaming. Runs in the sandbox process.
+"""Video file -> segments of a few RGB images of one size, with PyAV, streaming. Runs in the sandbox process.
 
 FFmpeg gets no file names: the file is opened here, and a demuxer that asks for another one is refused.
 """
@@ -16,8 +16,8 @@ from PIL import Image
 
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
-from embedder.media.images import check_pixels, resize_image, to_rgb, upright
-from embedder.media.resize import ResizeSpec
+from embedder.media.images import SizedPixels, check_pixels, resize_image, to_rgb, upright
+from embedder.media.resize import ResizeSpec, Size, scaled_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
@@ -43,7 +43,7 @@ ORIENTATIONS = {
 
 def read_segments(
     file: BinaryIO, resize: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
-) -> Iterator[PickedSegment[bytes]]:
+) -> Iterator[PickedSegment[SizedPixels]]:
     """Decode a video from its first frame to its last, one segment at a time.
 
     Args:
@@ -54,7 +54,7 @@ def read_segments(
         max_pixels: pixels of one frame, at most.
 
     Yields:
-        Segments of S * S * 3 bytes for each image; a damaged or cut-off file raises after its whole segments.
+        Segments, whose images are of one size; a damaged or cut-off file raises after its whole segments.
 
     Raises:
         DecodeError: no video stream, no frame, frames too large, damaged or cut off.
@@ -68,13 +68,13 @@ def read_segments(
         frames = _timed_frames(container, stream, max_pixels)
         if missing_bytes > 0:
             frames = _until_cut(frames, missing_bytes, duration_s)
-        for segment in pick_segments(frames, _Squarer(stream, resize), rule):
+        for segment in pick_segments(frames, _Resizer(stream, resize), rule):
             if segment.segment > MAX_SEGMENT:
                 raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
             yield segment
 
 
-def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels: int) -> bytes:
+def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:
     """Decode the frame shown at a time counted from the first frame; beyond either end, the first or last frame.
 
     Args:
@@ -92,7 +92,7 @@ def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels:
             if frame.time_s > time_s:
                 break
             shown = frame
-        return _Squarer(stream, resize)(shown.frame)
+        return _Resizer(stream, resize)(shown.frame)
 
 
 def _open(file: BinaryIO) -> Any:
@@ -205,21 +205,25 @@ def _seeked_frames(
             yield TimedFrame((frame.pts - first.frame.pts) * stream.time_base, first.shown_s, frame)
 
 
-class _Squarer:
-    """Conversion of the frames of one stream to squares."""
+class _Resizer:
+    """Conversion of the frames of one stream to images of one size."""
 
     def __init__(self, stream: Any, resize: ResizeSpec) -> None:
         self._resize = resize
         self._aspect: Fraction | None = None if resize.mode == "squash" else stream.sample_aspect_ratio
         self._reformatter = VideoReformatter()
         self._orientation: int | None = None
+        self._size: Size | None = None
 
-    def __call__(self, frame: Any) -> bytes:
-        """S * S * 3 bytes."""
+    def __call__(self, frame: Any) -> SizedPixels:
+        """Pixels of the size that the first frame has once it is resized; some streams change theirs."""
         if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
             self._orientation = _orientation(frame)
         image = _square_pixels(to_rgb(self._to_image(frame)), self._aspect)
-        return resize_image(upright(image, self._orientation), self._resize)
+        image = upright(image, self._orientation)
+        if self._resize.mode == "patches":
+            self._size = self._size or scaled_size(image.size, self._resize)
+        return resize_image(image, self._resize, self._size)
 
     def _to_image(self, frame: Any) -> Image.Image:
         """Convert to 8-bit RGB, or RGBA where the frame has an alpha channel, respecting its colour space and range."""

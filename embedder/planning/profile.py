@@ -20,7 +20,7 @@ from embedder.batch_schema import TENSOR, TRACE
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
-from embedder.engine.job import Model, preprocessing_of, rows_per_batch
+from embedder.engine.job import Model, decode_spec, preprocessing_of, rows_per_batch
 from embedder.engine.resources import Available, requested
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import cached, kept
@@ -97,7 +97,7 @@ def _host_key(config: RunConfig, model: Model) -> dict[str, object]:
 def machine_key() -> dict[str, object]:
     """Key of measurements on this machine."""
     libraries = {name: version(name) for name in ("torch", "pillow")}
-    return {"format": 1, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
+    return {"format": 2, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
 
 
 def cpu_name() -> str:
@@ -181,9 +181,10 @@ def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCo
         mix: of the items.
     """
     num_rows = rows_per_batch(config)
-    costs, whole = costs.at_tokens(mix.caption_tokens, model.config), whole_model(model.config)
-    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.vision.depth)
-    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.text.num_hidden_layers)
+    costs, whole = costs.at_mix(mix, model.config), whole_model(model.config)
+    mix = mix.of_towers(model.config)
+    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.num_layers["vision"])
+    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.num_layers["text"])
     item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
     calls_s = ENGINE_CALL_S * ((config.num_stages + 1) / num_rows + 1 / config.rows_per_part)
     items_per_s = (hardware.num_cpus() - ENGINE_CORES) / (item_s + calls_s)
@@ -217,9 +218,10 @@ def measure_call(config: RunConfig, model: Model) -> float:
     from embedder.steps.stage import Stage
     from shards.profile import median_s, torch_threads
 
-    one_layer = ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
+    one_layer = ShardSpec(*(LayerRange(0, int(side in model.config.towers)) for side in ("vision", "text")))
     num_rows = rows_per_batch(config)
-    empty = {"pixels": TENSOR, "token_ids": TENSOR, "trace": TRACE}
+    inputs = [column.name for column in decode_spec(config, model).columns if column.type == TENSOR]
+    empty = dict.fromkeys(inputs, TENSOR) | {"trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
     with torch_threads(1):
         stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, (num_rows,)))
@@ -236,7 +238,7 @@ def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
     """
     from shards.profile import median_s
 
-    rows = rows.drop_columns(["pixels", "token_ids"])
+    rows = rows.drop_columns([column.name for column in rows.schema if column.type == TENSOR])
     rows = rows.take(pa.array(np.arange(num_rows) % rows.num_rows)).combine_chunks()
     vectors = np.random.default_rng(0).standard_normal((num_rows, embedding_dim)).astype(np.float32)
     column = pack_vectors(vectors, np.ones(num_rows, bool))

@@ -3,11 +3,12 @@
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
+from embedder.batch_schema import IMAGE_GRID
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.job import Model, decode_spec
@@ -15,7 +16,7 @@ from embedder.planning.background_load import busy_machine
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.captions import CaptionEncoder
-from embedder.steps.decode import ItemReader
+from embedder.steps.decode import ItemReader, grids_of
 from embedder.store.step_metrics import Measurement
 from shards.planning.costs import DataMix
 
@@ -30,7 +31,7 @@ class ItemSample:
     """Mix and costs of sampled items.
 
     Attributes:
-        mix: means over the items; captions count as long as the longest of their batch, as they are computed.
+        mix: means over the items; captions count with the padding that is computed.
         decode_s_per_image: CPU seconds of an image or frame, with fetching and hashing its file.
         tokenise_s_per_caption: CPU seconds of a caption; of items without images, with all other work.
         rows: the decoded rows.
@@ -70,15 +71,20 @@ def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
     num_images, num_captions = sum(call.num_images for call in calls), sum(call.num_captions for call in calls)
     cpu_s = sum(call.cpu_s for call in calls)
     mix = observed_mix(calls, sum(number is not None for number in rows["num_vectors"].to_pylist()))
+    if num_images and IMAGE_GRID.name in rows.column_names:
+        mix = replace(mix, image_patches=round(int(grids_of(rows).prod(1).sum()) / num_images))
     if num_images == 0:
         return ItemSample(mix, None, cpu_s / max(num_captions, 1), rows)
     return ItemSample(mix, max(cpu_s - encode_s * num_captions, 0.0) / num_images, encode_s, rows)
 
 
 def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
-    """Median CPU seconds of tokenising one caption."""
+    """Median CPU seconds of tokenising one caption; none for a model without a text tower."""
+    if model.tokenizer_json is None:
+        return 0.0
     captions = [text for table in tables for text in table["caption"].to_pylist() if text] or ["an image of a cat"]
-    encoder = CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens)
+    config = model.config
+    encoder = CaptionEncoder(model.tokenizer_json, config.preprocess.max_caption_tokens, config.required_text.end_id)
     seconds = []
     for caption in (captions * NUM_CAPTIONS)[:NUM_CAPTIONS]:
         started_s = time.thread_time()

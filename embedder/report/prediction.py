@@ -114,10 +114,10 @@ def problem_of(
     """
     device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     return PlacementProblem(
-        config=config,
+        config=config.at_patches(mix.image_patches),
         dtype=dtype,
         mix=mix,
-        pools=(Pool(1, device, costs.at_tokens(mix.caption_tokens, config), max_shares=1),),
+        pools=(Pool(1, device, costs.at_mix(mix, config), max_shares=1),),
         host_seconds=host_costs.item_s(mix),
         decode_seconds=host_costs.decode_s(mix),
         rows_per_batch=rows_per_batch,

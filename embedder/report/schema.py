@@ -86,7 +86,7 @@ class Review(ReportSection):
     images_per_item: float
     captions_per_item: float
     caption_tokens: int
-    """Each caption counted as long as the longest in its batch."""
+    """Mean of the captions, with the padding that is computed."""
     observed_seconds_per_item: dict[str, float]
     """By step: CPU seconds of one item; of a stage on a GPU or with several threads, seconds of a replica."""
     expected: Expected | None = None
@@ -125,6 +125,8 @@ class Report(ReportSection):
     """Items whose size or time differed and whose content did not: their vectors stay, and no model saw them."""
     num_stale: int = 0
     """Items that can't be read any more and keep their old vectors."""
+    ignored: dict[str, int] = {}
+    """Embedded items of which the captions, or the images, were ignored: the model has no tower for them."""
     num_left: int = 0
     """Items that a limit left for the next refresh."""
     other_files: dict[str, int] = {}

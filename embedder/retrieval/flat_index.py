@@ -23,15 +23,16 @@ class ExactIndex:
         is_live: bool (rows,), all true: a table holds no masked row.
     """
 
-    def __init__(self, rows: pa.Table) -> None:
-        """Keep the image vectors of a table.
+    def __init__(self, rows: pa.Table, column: str = "image_embedding") -> None:
+        """Keep the vectors of a table.
 
         Args:
-            rows: `item_id`, `segment` and `image_embedding`, which is nowhere null.
+            rows: `item_id`, `segment` and the vectors, none of which is null.
+            column: of the vectors.
         """
         self.ids = rows.select(["item_id", "segment"])
         self.is_live: Mask = np.ones(rows.num_rows, np.bool_)
-        self._vectors: Floats = unpack_vectors(rows["image_embedding"])
+        self._vectors: Floats = unpack_vectors(rows[column])
 
     def __len__(self) -> int:
         """Count the vectors."""

@@ -61,6 +61,8 @@ class Hit:
         rank_score: in hybrid search, the fused ranks that order the hits, 1/61 + 1/61 at most.
         words_rank: in hybrid search, the rank among the captions that hold the query's words, from 1; None where it
             holds none of them.
+        probability: that the image fits the text, where the model defines one, as SigLIP does; else None, and of other
+            queries than texts.
     """
 
     score: float
@@ -76,6 +78,7 @@ class Hit:
     duplicates: list[Duplicate] = field(default_factory=list)
     rank_score: float | None = None
     words_rank: int | None = None
+    probability: float | None = None
 
     @property
     def middle_s(self) -> float | None:

@@ -10,6 +10,7 @@ from embedder.retrieval.hits import Duplicate, Hit, Hits, Segment
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ArrangedRanking, Ranking, Scored, deepen
 from embedder.retrieval.snapshot import RowMetadata, Snapshot
+from embedder.store.layout import SEARCHED_NAMES
 from index.vectors import Floats, Mask, Profile, Rows
 
 # Grouping and folding leave fewer hits than rows, so they begin with more.
@@ -113,9 +114,11 @@ class Searcher:
 
     def _why_none(self, options: SearchOptions) -> str:
         num_live = len(self.snapshot.vectors)
+        searched = self.snapshot.info.searched
         if num_live == 0:
-            return "the store holds no image or video"
-        return f"none of {num_live:,} images and video segments fulfils the condition {options.where}"
+            return f"the store holds no {SEARCHED_NAMES[searched]}"
+        names = "images and video segments" if searched == "image" else "captions"
+        return f"none of {num_live:,} {names} fulfils the condition {options.where}"
 
 
 def _ranking(rows: Rows, scores: Floats, *, is_whole: bool, min_score: float | None) -> Ranking:

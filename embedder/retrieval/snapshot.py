@@ -13,11 +13,10 @@ from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Current
+from embedder.store.layout import Current, StoreInfo
 from embedder.store.part_writer import VECTOR_COLUMNS
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import rows_with_images
 from embedder.store_index.versions import open_version
 from index.errors import RetrievalError
 from index.vectors import Mask, Rows
@@ -72,17 +71,17 @@ class RowMetadata:
 class Snapshot:
     """Vectors and metadata of one publication; safe for several threads."""
 
-    def __init__(self, files: StoreFiles, current: Current, model_fingerprint: str) -> None:
-        self.files, self.current, self.model_fingerprint = files, current, model_fingerprint
+    def __init__(self, files: StoreFiles, current: Current, info: StoreInfo) -> None:
+        self.files, self.current, self.info = files, current, info
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":
         """Published index, or the table's vectors where there is none."""
         if self.current.index is None:
-            return ExactIndex(
-                rows_with_images(self._table.read(["item_id", "segment", "image_embedding"])).combine_chunks()
-            )
-        return open_version(self.files, self.current.index, self.model_fingerprint)
+            column = f"{self.info.searched}_embedding"
+            rows = self._table.read(["item_id", "segment", column])
+            return ExactIndex(rows.filter(pc.is_valid(rows[column])).combine_chunks(), column)
+        return open_version(self.files, self.current.index, self.info.model_fingerprint)
 
     @locked_cached_property
     def items(self) -> ItemRows:

@@ -126,6 +126,9 @@ class Store:
             texts=queries.values if queries.kind == "text" else None,
             profile="image" if queries.kind == "image" else "text",
         )
+        if queries.kind == "text" and self.info.searched == "image":
+            for hits in answers:
+                hits[:] = [replace(hit, probability=self.encoder.probability(hit.score)) for hit in hits]
         for name, hits in zip(queries.names, answers, strict=True):
             hits.query, hits.version = name, self.version
         return answers[0] if queries.is_single else Answers(answers)
@@ -162,7 +165,7 @@ class Store:
     @locked_cached_property
     def searcher(self) -> Searcher:
         """Searcher of this snapshot."""
-        return Searcher(Snapshot(self.files, self.current, self.info.model_fingerprint))
+        return Searcher(Snapshot(self.files, self.current, self.info))
 
     @locked_cached_property
     def encoder(self) -> QueryEncoder:

@@ -13,19 +13,33 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class CaptionEncoder:
-    """Tokeniser of a model folder, which truncates at the model's caption limit."""
+    """Tokeniser of a model folder, which truncates at the model's caption limit.
 
-    def __init__(self, tokenizer_json: str, max_tokens: int) -> None:
+    A tokenizer.json that pads to a fixed length, as SigLIP's does, pads to that limit; any other pads nothing.
+    """
+
+    def __init__(self, tokenizer_json: str, max_tokens: int, end_id: int | None = None) -> None:
         """Read the tokeniser.
 
         Args:
             tokenizer_json: content of the model folder's tokenizer.json.
-            max_tokens: longer captions are cut there, [CLS] and [SEP] included.
+            max_tokens: longer captions are cut there, special tokens included.
+            end_id: id of the token that ends a caption (`TextTower.end_id`); what follows the first one is cut, also
+                where the caption itself contains its text. None: nothing is.
         """
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_padding()
+        self._end_id = end_id
+        padding = self._tokenizer.padding
+        if padding is not None and padding["length"] is not None:
+            self._tokenizer.enable_padding(**(padding | {"length": max_tokens, "pad_to_multiple_of": None}))
+        else:
+            self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
 
     def encode(self, caption: str) -> Array:
-        """Token ids with the special tokens, unpadded; int32 (T,)."""
-        return np.array(self._tokenizer.encode(caption[:MAX_CHARACTERS]).ids, np.int32)
+        """Token ids with the special tokens; int32 (T,)."""
+        ids = np.array(self._tokenizer.encode(caption[:MAX_CHARACTERS]).ids, np.int32)
+        if self._end_id is None:
+            return ids
+        (ends,) = np.nonzero(ids == self._end_id)
+        return ids[: ends[0] + 1] if len(ends) else ids

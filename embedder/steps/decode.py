@@ -7,19 +7,22 @@ from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from embedder.batch_schema import DECODED, OTHER_FILE, TENSOR, UNREADABLE_KIND
+from embedder.batch_schema import IMAGE_GRID, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.media.sniff import is_own_sheet, sniff, unreadable_kind
 from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
 from embedder.sources.uris import name_in
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
-from embedder.store.arrow_tensors import pack
+from embedder.store.arrow_tensors import pack, unpack
 from embedder.store.runs import Run
 from embedder.store.step_metrics import Measurement, measure, trace_column
+from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
@@ -94,7 +97,7 @@ class ItemReader:
                 batch = self._take(rows, table_bytes)
                 if not batch:
                     return
-                table = assemble(listing.drop_columns(_known(listing, LISTING_ONLY)), batch)
+                table = assemble(listing.drop_columns(_known(listing, LISTING_ONLY)), batch, self.spec)
                 count_inputs(measurement, table, self.spec)
                 measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
             yield table.append_column("trace", trace_column(len(batch), measurement))
@@ -211,15 +214,19 @@ def _raw_file_row(uri: str, row: Values) -> Values:
     return row | {"error_type": UNREADABLE_KIND, "error": message}
 
 
-def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
-    """Join the listing columns of the rows' items with the decoded values, as one contiguous table."""
+def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec) -> pa.Table:
+    """Join the listing columns of the rows' items with the decoded values, as one contiguous table.
+
+    Args:
+        carried: the listing.
+        rows: number of the item, and values of each row.
+        spec: how they were decoded.
+    """
     numbers = [number for number, _ in rows]
     carried = carried.take(pa.array(numbers, pa.int64())).combine_chunks()
     values = [row for _, row in rows]
     carried = carried.append_column("caption", pa.array([row.get("caption") for row in values], pa.string()))
-    for column in DECODED:
-        if column.name == "trace":
-            continue
+    for column in spec.columns:
         cells = [row.get(column.name) for row in values]
         array = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)
         carried = carried.append_column(column, array)
@@ -227,7 +234,7 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]]) -> pa.Table:
 
 
 def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) -> None:
-    """Count the images, captions and tokens that the towers will compute, batch by batch.
+    """Count the images, captions and tokens that the towers will compute, batch by batch, padding included.
 
     Args:
         measurement: receives the counts.
@@ -236,11 +243,20 @@ def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) ->
     """
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
-    measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.resize.image_size**2)
+    if IMAGE_GRID.name in table.schema.names:
+        measurement.num_images = int(sum(grid[0] for grid in grids_of(table)))
+    elif spec.resize is not None:
+        measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.resize.image_size**2)
     measurement.num_captions = table.num_rows - tokens.null_count
     for start in range(0, table.num_rows, spec.rows_per_batch):
-        batch = pc.binary_length(tokens.slice(start, spec.rows_per_batch))
-        measurement.num_tokens += (len(batch) - batch.null_count) * (pc.max(batch).as_py() or 0) // TOKEN_BYTES
+        sizes_bytes = pc.binary_length(tokens.slice(start, spec.rows_per_batch).drop_null())
+        measurement.num_tokens += count_computed(sizes_bytes.to_numpy().astype(np.int64) // TOKEN_BYTES)
+
+
+def grids_of(table: pa.Table) -> NDArray[np.int32]:
+    """Frames, patch rows and patch columns of the rows that have images; int32 (R, 3)."""
+    flat, _ = unpack(table[IMAGE_GRID.name].combine_chunks())
+    return flat.view(np.int32).reshape(-1, 3)
 
 
 def content_version(media_hash: str, caption: str | None) -> str:

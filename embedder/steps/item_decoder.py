@@ -6,11 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from embedder.batch_schema import DECODED, IMAGE_GRID
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
+
+NO_TOWER = "NoTower"  # error type of an item that holds only what the model has no tower for
 
 Values = dict[str, Any]
 """Values of one row by column; columns that are left out are null."""
@@ -18,15 +24,26 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """Configuration of a decode task; plain values, so that equal specs share one decoder in a process."""
+    """Configuration of a decode task; plain values, so that equal specs share one decoder in a process.
 
-    resize: ResizeSpec
+    `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
+    decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids.
+    """
+
+    resize: ResizeSpec | None
     limits: DecodeLimits
-    tokenizer_json: str
+    tokenizer_json: str | None
     max_caption_tokens: int
     segment_s: float
     frames_per_segment: int
     rows_per_batch: int
+    caption_end_id: int | None = None
+
+    @property
+    def columns(self) -> list[pa.Field]:
+        """Columns that decoding adds to a listing, but for the trace."""
+        has_grids = self.resize is not None and self.resize.mode == "patches"
+        return [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,11 @@ class ItemDecoder:
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
         self.sandbox = SandboxedDecoder(spec.limits)
-        self.captions = CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens)
+        self.captions = (
+            CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id)
+            if spec.tokenizer_json is not None
+            else None
+        )
 
     def cpu_s(self) -> float:
         """CPU seconds of this thread and of the sandbox process."""
@@ -63,16 +84,16 @@ class ItemDecoder:
 
     def rows(self, content: ItemContent) -> Iterator[Values]:
         """Item's rows in order; the last one has `num_vectors` and the problem, if any."""
-        if content.kind == "video" and content.media is not None:
-            return self._video_rows(content, content.media)
+        if content.kind == "video" and content.media is not None and self.spec.resize is not None:
+            return self._video_rows(content, content.media, self.spec.resize)
         return iter([self._image_row(content)])
 
     def _image_row(self, content: ItemContent) -> Values:
         row = self._caption_values(content.caption)
         problem = content.problem
-        if content.kind == "image" and content.media is not None:
+        if content.kind == "image" and content.media is not None and self.spec.resize is not None:
             try:
-                row["pixels"] = self.sandbox.image(content.media, self.spec.resize)
+                row |= pixel_columns(self.sandbox.image(content.media, self.spec.resize)[None], self.spec.resize)
             except DecodeError as error:
                 problem = _decode_problem(error)
         modality = _modality(content)
@@ -80,24 +101,32 @@ class ItemDecoder:
         if has_vector:
             row |= {"segment": 0, "modality": modality}
         elif problem is None:
-            problem = ItemProblem("read", "Empty", "the item has neither an image nor a caption")
+            problem = self._nothing_to_embed(content)
         return row | {"num_vectors": int(has_vector)} | _problem_values(problem)
 
-    def _video_rows(self, content: ItemContent, media: bytes | Path) -> Iterator[Values]:
+    def _nothing_to_embed(self, content: ItemContent) -> ItemProblem:
+        """Reason for an item that gives no vector, though nothing about it is broken."""
+        if content.caption:
+            return ItemProblem("read", NO_TOWER, "a caption without an image, and the model has no text tower")
+        if content.media is not None:
+            return ItemProblem("read", NO_TOWER, f"{content.kind} without a caption, and the model has no vision tower")
+        return ItemProblem("read", "Empty", "the item has neither an image nor a caption")
+
+    def _video_rows(self, content: ItemContent, media: bytes | Path, resize: ResizeSpec) -> Iterator[Values]:
         """One row per segment; the first has the caption's tokens."""
         caption = self._caption_values(content.caption)
         num_vectors, last_row, problem = 0, None, content.problem
         try:
             for segment in self.sandbox.video(
                 media,
-                self.spec.resize,
+                resize,
                 segment_s=self.spec.segment_s,
                 frames_per_segment=self.spec.frames_per_segment,
             ):
                 if last_row is not None:
                     yield last_row
                 last_row = caption if num_vectors == 0 else {"caption": content.caption}
-                last_row = last_row | vars(segment) | {"modality": "video"}
+                last_row = last_row | vars(segment) | pixel_columns(segment.pixels, resize) | {"modality": "video"}
                 num_vectors += 1
         except DecodeError as error:
             problem = _decode_problem(error)
@@ -108,13 +137,15 @@ class ItemDecoder:
     def _caption_values(self, caption: str | None) -> Values:
         if not caption:
             return {}
+        if self.captions is None:
+            return {"caption": caption}
         return {"caption": caption, "token_ids": self.captions.encode(caption)}
 
 
 def _modality(content: ItemContent) -> str:
     if content.kind == "image":
         return "pair" if content.caption else "image"
-    return "text"
+    return "video" if content.kind == "video" else "text"
 
 
 def _decode_problem(error: DecodeError) -> ItemProblem:

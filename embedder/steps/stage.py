@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from embedder.batch_schema import TENSOR
+from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
@@ -22,8 +22,8 @@ from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.profile import has_own_clock
+from shards.reference import TwinTower, load_towers
 from shards.shard import Shard, load_shard
-from shards.towers import TwinTower, load_towers
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
@@ -64,12 +64,20 @@ class Stage:
         if table.num_rows == 0:
             return table
         read = [self._input_column(table, tower) for tower in INPUTS if self._output_kind(tower)]
+        read += [IMAGE_GRID.name] if self._output_kind("vision") and self._has_grids(table) else []
         batches = self._batches(table.select([*read, "trace"]))
         encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch)])
-        block = table.drop_columns([*read, "trace"]).combine_chunks()
+        block = self._without_missing(table.drop_columns([*read, "trace"])).combine_chunks()
         for name, column in zip(encoded.column_names, encoded.columns, strict=True):
             # Ray passes on each chunk of each column separately; only of the tensors would a copy cost more than that.
             block = block.append_column(name, column if column.type == TENSOR else column.combine_chunks())
+        return block
+
+    def _without_missing(self, block: pa.Table) -> pa.Table:
+        """Replace the input of a tower that the model lacks by embeddings that are all null."""
+        for tower, name in INPUTS.items():
+            if tower not in self.config.towers and name in block.column_names:
+                block = block.drop_columns([name]).append_column(EMBEDDINGS[tower], pa.nulls(block.num_rows, VECTOR))
         return block
 
     def _batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -94,6 +102,8 @@ class Stage:
                 if output is not None:
                     table = table.drop_columns([columns[tower]]).append_column(*output)
                     measurement.bytes_out += output[1].nbytes
+            if self._output_kind("vision") == "embedding" and self._has_grids(batch):
+                table = table.drop_columns([IMAGE_GRID.name])
         self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
@@ -119,20 +129,28 @@ class Stage:
             # The buffer is read-only shared memory, and nothing here writes to it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             values = torch.from_numpy(flat).view(dtype).reshape(-1, *shape)
-        return TowerState(values.to(self.spec.device), torch.from_numpy(sizes_bytes // item_bytes))
+        grids = self._grids(batch) if tower == "vision" and self._has_grids(batch) else None
+        return TowerState(values.to(self.spec.device), torch.from_numpy(sizes_bytes // item_bytes), grids)
+
+    def _has_grids(self, batch: pa.RecordBatch | pa.Table) -> bool:
+        return IMAGE_GRID.name in batch.schema.names
+
+    def _grids(self, batch: pa.RecordBatch) -> torch.Tensor:
+        """Frames, patch rows and patch columns of each row, int32 (B, 3); zeros of a row without an image."""
+        flat, sizes_bytes = unpack(batch.column(IMAGE_GRID.name))
+        grids = np.zeros((batch.num_rows, 3), np.int32)
+        grids[sizes_bytes > 0] = flat.view(np.int32).reshape(-1, 3)
+        return torch.from_numpy(grids)
 
     def _layout(self, tower: str, column: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape of one element of a row: a frame (H, W, 3) or (L, D), a token () or (D,)."""
-        vision, text = self.config.vision, self.config.text
-        if column == INPUTS["vision"]:
-            return torch.uint8, (vision.image_size, vision.image_size, 3)
-        if column == INPUTS["text"]:
-            return torch.int32, ()
-        shape = (vision.num_tokens, vision.width) if tower == "vision" else (text.hidden_size,)
-        return self.shard.dtype, shape
+        described = self.config.towers[tower]
+        if column == INPUTS[tower]:
+            return described.input_layout()
+        return self.shard.dtype, described.activation_shape()
 
     def _output_kind(self, tower: str) -> str | None:
-        return self.shard.vision_output if tower == "vision" else self.shard.text_output
+        return self.shard.output_of(tower)
 
     def _column(self, tower: str, state: TowerState | None) -> tuple[str, pa.Array] | None:
         """Name and content of the column that replaces the tower's input."""

@@ -17,6 +17,10 @@ PUBLISHED_FILE = "published.json"
 Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration", "index"]
 """Kind of run that made a publication."""
 
+Searched = Literal["image", "text"]
+"""Vectors that searches look through: of captions only where the model has no tower for images."""
+SEARCHED_NAMES: dict[Searched, str] = {"image": "image or video", "text": "caption"}
+
 
 class Record(BaseModel):
     """Small JSON file of the store; newer writers may add keys, which older readers keep and ignore."""
@@ -35,6 +39,7 @@ class StoreInfo(Record):
     segment_s: float
     frames_per_segment: int
     dtype: str = Field(description="compute dtype of the first run; recorded, not hashed")
+    searched: Searched = Field("image", description="text: the model has no tower for images")
 
 
 class Hold(BaseModel):
@@ -63,6 +68,7 @@ class Current(Record):
     segment_s: float | None = None
     frames_per_segment: int | None = None
     dtype: str | None = Field(None, description="compute dtype of the run that published")
+    searched: Searched | None = Field(None, description="side whose vectors are searched")
     retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
     previous: str | None = Field(None, description="run whose publication this one took the place of")
     restores: str | None = Field(None, description="run whose rows a rollback brought back")

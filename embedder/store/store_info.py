@@ -12,8 +12,8 @@ from embedder.store.layout import (
 )
 from embedder.store.schema import FORMAT_VERSION
 
-MODEL_FIELDS = ("model", "model_fingerprint", "preprocess_fingerprint", "segment_s", "frames_per_segment", "dtype")
 FINGERPRINTS = ("model_fingerprint", "preprocess_fingerprint")
+MODEL_FIELDS = ("model", *FINGERPRINTS, "segment_s", "frames_per_segment", "dtype", "searched")
 
 
 def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo:

@@ -16,7 +16,7 @@ from embedder.config import IndexConfig
 from embedder.errors import RunFailedError
 from embedder.store.errors import local_problem
 from embedder.store.files import StoreFiles
-from embedder.store.layout import StoreInfo
+from embedder.store.layout import SEARCHED_NAMES, StoreInfo
 from embedder.store_index.recall_queries import recall_queries
 from embedder.store_index.rows import IndexRows
 from embedder.store_index.sharded_build import cluster_filler
@@ -69,7 +69,7 @@ class IndexJob:
     @cached_property
     def rows(self) -> IndexRows:
         """Rows to index."""
-        return IndexRows(self.files, self.embeddings_version)
+        return IndexRows(self.files, self.embeddings_version, searched=self.info.searched)
 
     @cached_property
     def queries(self) -> tuple[Floats | None, str]:
@@ -127,7 +127,7 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
         StoreError: the disk is full.
     """
     if job.rows.ids.num_rows == 0:
-        LOG.info("no index: no image or video is among what is published")
+        LOG.info(f"no index: no {SEARCHED_NAMES[job.info.searched]} is among what is published")
         return None
     reasons: list[str] = []
     attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt, _exact]

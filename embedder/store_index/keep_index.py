@@ -8,7 +8,7 @@ from embedder.errors import StoreError
 from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, same_rows
-from embedder.store.layout import Current, StoreInfo, read_current
+from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
 from embedder.store.store_info import published, read_store_info, served_info
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
@@ -47,7 +47,7 @@ def build_index(
             wanted = wanted.model_copy(update={"max_drop": 1.0})
         job = IndexJob(files, current.embeddings, info, current.index, wanted, config.ray_address)
         if job.rows.ids.num_rows == 0:
-            raise StoreError(f"store {files.address}: no image or video is in it; an index needs at least one")
+            raise _empty(files, info)
         number, manifest = build_anew(job, kind, measure_all=measure_all)
         swap_index(files, number)
     return number, manifest
@@ -72,10 +72,16 @@ def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CO
     info = served_info(read_store_info(files), current)
     number = make_index(IndexJob(files, current.embeddings, info, current.index, config))
     if number is None:
-        raise StoreError(f"store {files.address}: no image or video is in it; an index needs at least one")
+        raise _empty(files, info)
     if number != current.index:
         swap_index(files, number)
     return number
+
+
+def _empty(files: StoreFiles, info: StoreInfo) -> StoreError:
+    return StoreError(
+        f"store {files.address}: no {SEARCHED_NAMES[info.searched]} is in it; an index needs at least one"
+    )
 
 
 def keep_index(

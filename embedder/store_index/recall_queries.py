@@ -35,6 +35,8 @@ def recall_queries(rows: IndexRows, info: StoreInfo, *, load_model: bool = True)
         float32 (Q, E), L2-normalised, and their kind. None where there are no captions and the model is not loaded,
         or not there: vectors of the table itself are used then.
     """
+    if info.searched == "text":  # captions are the table itself
+        return None, SAMPLED
     captions = rows.queries()
     if captions is not None:
         return captions, CAPTIONS
@@ -56,6 +58,8 @@ def _texts(info: StoreInfo) -> Floats | None:
 
 def _words(model: Model) -> list[str]:
     """Words of the model's vocabulary, from all parts of it."""
+    if model.tokenizer_json is None:  # a model without a text tower is asked with images alone
+        return []
     vocabulary: Any = json.loads(model.tokenizer_json)["model"].get("vocab", [])
     tokens = list(vocabulary) if isinstance(vocabulary, dict) else [piece for piece, _ in vocabulary]
     words = sorted({word for token in tokens if (word := token.strip("▁#Ġ")).isalpha() and len(word) >= MIN_LETTERS})

@@ -1,4 +1,4 @@
-"""Rows of an embeddings version that an index is built of: those with an image's vector, in one order.
+"""Rows of an embeddings version that an index is built of: those with a vector of the searched side, in one order.
 
 They are read file by file, so that the vectors of no more than one file stand in memory.
 """
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
+from embedder.store.layout import Searched
 from embedder.store.tables import RecordTable
 from index.vectors import Floats, Rows
 
@@ -22,15 +23,23 @@ NO_KEYS = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id
 
 
 class IndexRows:
-    """Images and video segments of one version, numbered over all its files."""
+    """Images and video segments (or captions) of one version, numbered over all its files."""
 
-    def __init__(self, files: StoreFiles, version: int, paths: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, files: StoreFiles, version: int, paths: Sequence[str] | None = None, searched: Searched = "image"
+    ) -> None:
         """Open a version, or some of its files.
+
+        Args:
+            files: the store.
+            version: of its embeddings.
+            paths: files to open; None for all.
+            searched: side whose vectors are searched.
 
         Raises:
             StoreError: it can't be read.
         """
-        self.version = version
+        self.version, self.searched, self._column = version, searched, f"{searched}_embedding"
         self._table = RecordTable(files, "embeddings", version)
         self._paths = self._table.paths() if paths is None else list(paths)
 
@@ -45,9 +54,9 @@ class IndexRows:
 
     def _ids_of(self, path: str) -> pa.Table:
         keys = self._table.read(KEYS, [path]).cast(NO_KEYS)
-        if not self._table.may_have_nulls(path, "image_embedding"):
+        if not self._table.may_have_nulls(path, self._column):
             return keys
-        return keys.filter(pc.is_valid(self._table.read(["image_embedding"], [path])["image_embedding"]))
+        return keys.filter(pc.is_valid(self._table.read([self._column], [path])[self._column]))
 
     def num_by_file(self) -> list[tuple[str, int]]:
         """Part files, with the number of these rows in each."""
@@ -71,7 +80,7 @@ class IndexRows:
         return zip(self._paths, self._ids_by_file, strict=True)
 
     def _vectors_of(self, path: str) -> Floats:
-        return unpack_vectors(self._table.read(["image_embedding"], [path])["image_embedding"].drop_null())
+        return unpack_vectors(self._table.read([self._column], [path])[self._column].drop_null())
 
     def queries(self) -> Floats | None:
         """Vectors of captions, on which recall is measured; None where there are none.

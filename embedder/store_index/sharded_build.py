@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedder.store.files import StoreFiles
+from embedder.store.layout import Searched
 from embedder.store_index.rows import IndexRows
 from index.designs import Design
 from index.vectors import Floats, VectorTable
@@ -118,23 +119,23 @@ class ClusterFiller:
         """Parts with their numbers, as they are ready; few tasks wait at a time."""
         import ray
 
-        task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part)
+        task, rows = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part), self.rows
         template_ref = ray.put(template)
         running: dict[Any, int] = {}
         waiting = list(enumerate(groups))[::-1]
         while waiting or running:
             while waiting and len(running) < max(1.0, self.num_cpus * WAITING_PER_CPU):
                 number, group = waiting.pop()
-                running[task.remote(template_ref, self.files, self.rows.version, group.paths)] = number
+                running[task.remote(template_ref, self.files, rows.version, group.paths, rows.searched)] = number
             for reference in ray.wait(list(running))[0]:
                 yield running.pop(reference), ray.get(reference)
 
 
-def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str]) -> bytes:
+def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str], searched: Searched) -> bytes:
     """Task: one part of the index, of some part files."""
     from index import faiss_build, faiss_merge
 
-    rows = IndexRows(files, version, paths)
+    rows = IndexRows(files, version, paths, searched)
     with tempfile.TemporaryDirectory(prefix="embedder-part-") as name, faiss_build.threads(1):
         folder = Path(name)
         (folder / "template").write_bytes(template)

@@ -8,8 +8,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from embedder.config import ConfigSection, DecodeConfig, Engine, SourceConfig, check_source_names, describe, load_as
 from embedder.training.tokenizer import SPECIAL_TOKENS
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
 from shards.ranges import LayerRange
+from shards.towers import DEFAULT_TEXT, DEFAULT_VISION, AnyTextTower, AnyVisionTower
 from shards.training.settings import TrainSettings
 
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
@@ -21,8 +22,8 @@ class Architecture(ConfigSection):
     name: str = Field("trained", min_length=1, description="name that `embedder model info` prints")
     embedding_dim: int = Field(256, ge=1, description="size of the common space")
     projection_bias: bool = Field(False, description="whether the projections into the common space have a bias")
-    vision: VisionConfig = VisionConfig()
-    text: TextConfig = TextConfig()
+    vision: AnyVisionTower = DEFAULT_VISION
+    text: AnyTextTower = DEFAULT_TEXT
     preprocess: PreprocessConfig = PreprocessConfig()
 
     @model_validator(mode="after")
@@ -31,8 +32,10 @@ class Architecture(ConfigSection):
             self.as_model()
         except ValidationError as error:
             raise ValueError(describe(error)) from None
-        if self.text.vocab_size < MIN_VOCABULARY:
-            raise ValueError(f"text.vocab_size is {self.text.vocab_size}; a tokeniser needs at least {MIN_VOCABULARY}")
+        if self.text.num_vocabulary < MIN_VOCABULARY:
+            raise ValueError(
+                f"text.vocab_size is {self.text.num_vocabulary}; a tokeniser needs at least {MIN_VOCABULARY}"
+            )
         return self
 
     def as_model(self) -> ModelConfig:

@@ -81,7 +81,11 @@ class Example:
 @lru_cache(maxsize=1)
 def _tools_for(spec: ExampleSpec) -> tuple[ItemReader, CaptionEncoder]:
     """Decoder of this process: tasks that follow each other in one worker share its sandbox and tokeniser."""
-    return ItemReader(spec.decode), CaptionEncoder(spec.decode.tokenizer_json, spec.decode.max_caption_tokens)
+    if spec.decode.tokenizer_json is None:
+        raise ValueError("training needs a text tower; `check_trainable` comes before")
+    return ItemReader(spec.decode), CaptionEncoder(
+        spec.decode.tokenizer_json, spec.decode.max_caption_tokens, spec.decode.caption_end_id
+    )
 
 
 def decode_examples(listing: pa.Table, *, spec: ExampleSpec) -> Iterator[pa.Table]:

@@ -65,7 +65,7 @@ def run_towers(
         images.append(features.image_features.cpu())
         captions.append(features.caption_features.cpu())
         sizes.extend(len(pair.example.captions) for pair in pairs)
-    width = trainer.config.vision.width, trainer.config.text.hidden_size
+    width = trainer.config.required_vision.dim, trainer.config.required_text.dim
     return Features(
         rows,
         torch.cat(images) if images else torch.empty(0, width[0]),

@@ -34,8 +34,8 @@ from embedder.training.sampler import num_batches
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.train_worker import allocate_workers
 from embedder.training.validation import Validation
-from shards.config import TextConfig
 from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.towers.kinds import TextTower
 from shards.training.checkpoint import load_checkpoint
 from shards.training.trainer import Trainer
 
@@ -154,6 +154,7 @@ def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Train
     device = _device(config)
     if (architecture := config.architecture) is None:
         model = open_model(str(config.model))
+        model.config.check_trainable()
         _check_layers(config, model)
         trainer = Trainer(model.folder, config.train, device=device)
     else:
@@ -170,7 +171,7 @@ def _check_layers(config: TrainConfig, model: Model) -> None:
     Raises:
         ConfigError: there is one.
     """
-    depths = {"vision": model.config.vision.depth, "text": model.config.text.num_hidden_layers}
+    depths = model.config.num_layers
     for tower, layers in (("vision", config.train.vision_layers), ("text", config.train.text_layers)):
         if layers.stop > depths[tower]:
             raise ConfigError(
@@ -194,7 +195,7 @@ def _device(config: TrainConfig) -> str:
     return config.device
 
 
-def _tokenizer(config: TrainConfig, text_tower: TextConfig, outputs: Outputs, items: Items) -> str:
+def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, items: Items) -> str:
     """Tokeniser given, or one trained on the captions; kept in the run's folder.
 
     Raises:
@@ -214,7 +215,7 @@ def _tokenizer(config: TrainConfig, text_tower: TextConfig, outputs: Outputs, it
             raise SourceError(
                 "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside images"
             )
-        text = train_tokenizer(captions, text_tower.vocab_size)
+        text = train_tokenizer(captions, text_tower.num_vocabulary)
     where = config.tokenizer or "the tokeniser made from the captions"
     check_tokenizer(parse_tokenizer(text, where), text_tower, where)
     outputs.write_text(outputs.tokenizer, text)

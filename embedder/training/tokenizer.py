@@ -1,4 +1,4 @@
-"""Make a Unigram tokeniser with ALBERT's special tokens from captions; the same captions give the same bytes.
+"""Make a Unigram tokeniser with [CLS] and [SEP] from captions; the same captions give the same bytes.
 
 The trainer of the `tokenizers` library sums in the order of a hash table, so its scores, and which of equal pieces it
 keeps, change from run to run. This one is the same algorithm in a fixed order; `tokenizers` only runs the result.

@@ -9,7 +9,9 @@ import torch
 
 from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, read_drawings
 from demo_recipe.training import scaled, train
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 from shards.training.batch import TrainBatch
 from shards.training.export import export_model
 from shards.training.metrics import retrieval_at
@@ -24,7 +26,7 @@ CONFIG = ModelConfig(
     name="demo-emoji",
     trained=False,
     embedding_dim=192,
-    vision=VisionConfig(
+    vision=VitTower(
         image_size=48,
         patch_size=8,
         stem="conv",
@@ -36,7 +38,7 @@ CONFIG = ModelConfig(
         class_token=False,
         pool="avg",
     ),
-    text=TextConfig(
+    text=AlbertTower(
         vocab_size=4000,
         embedding_size=128,
         hidden_size=256,

@@ -22,6 +22,7 @@ LIMITS = (NAMES["limit"], NAMES["processes"])
 RATIOS = {
     "three stages over the loop": ("ray3", "loop"),
     "three stages over the limit": ("ray3", "limit"),
+    "three stages over the library's loop": ("ray3", "library"),
     "three stages over one": ("ray3", "ray1"),
     "local over the loop": ("local", "loop"),
     "three stages over Ray Data in fp32": ("ray3", "raydata32"),
@@ -89,6 +90,8 @@ def hold(
     folder: Path,
     num_rounds: int,
     timeout_s: float,
+    *,
+    centred: bool = False,
 ) -> dict[str, Standing]:
     """Run all rounds, and print a line about each run.
 
@@ -99,6 +102,7 @@ def hold(
         folder: for the results, which are deleted.
         num_rounds: how often each runs.
         timeout_s: seconds of one run.
+        centred: whether vectors are compared without their mean.
 
     Raises:
         CommandFailedError: one of them failed.
@@ -117,7 +121,7 @@ def hold(
                 f"  round {round_ + 1} of {num_rounds}: {contestant.name}: {rate}, {turn.whole_s:.1f} s in all",
                 flush=True,
             )
-        least = check_equal({name: vectors[name] for name in turns})
+        least = check_equal({name: vectors[name] for name in turns}, centred=centred)
         cosines = {name: min(cosines[name], least[name]) for name in turns}
     return {name: Standing(tuple(each), cosines[name]) for name, each in turns.items()}
 
@@ -163,7 +167,7 @@ def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int
         item_flops: floating-point operations of both towers for one pair.
     """
     print(f"\n{title}\n")
-    limit, loop = (_rate_of(standings, key) for key in ("limit", "loop"))
+    limit, loop = _rate_of(standings, "limit"), _rate_of(standings, "loop") or _rate_of(standings, "library")
     table([HEADING, *(_row(name, standing, limit, loop) for name, standing in standings.items())])
     print("\nwhat bounds them")
     for name in standings:
@@ -179,31 +183,39 @@ def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
 def paired_ratios(
     standings: Mapping[str, Standing], contestants: Sequence[Contestant]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Compare each other checkout with this one, round by round, and print it.
+    """Compare this checkout's pipelines with another checkout's and with a library's loop, round by round.
+
+    Prints what it finds.
 
     Args:
         standings: by name.
         contestants: who took part.
 
     Returns:
-        By the other's name and by figure: the median of this one's value over the other's in the same round, the
-        least and the largest; the window's rate, CPU of an item, seconds to the first item.
+        By the name of the pair and by figure: the median of this one's value over the other's in the same round, the
+        least and the largest; the window's rate, CPU of an item, seconds to the first item. A pair has the name of the
+        other checkout's, or of both: `local over library loop`.
     """
+    pairs = {
+        other.name: (other.name.removesuffix(f" of {other.checkout.name}"), other.name)
+        for other in contestants
+        if other.checkout is not None
+    }
+    if (library := NAMES["library"]) in standings:
+        own = [each.name for each in contestants if each.has_store and each.checkout is None]
+        pairs |= {f"{name} over {library}": (name, library) for name in own}
     found: dict[str, dict[str, tuple[float, ...]]] = {}
-    for other in (each for each in contestants if each.checkout is not None):
-        own = standings[other.name.removesuffix(f" of {other.checkout.name}")]
+    for title, (name, other_name) in pairs.items():
+        turns = list(zip(standings[name].turns, standings[other_name].turns, strict=True))
+        found[title] = {}
         for figure in ("items_per_s", "cpu_ms", "first_s"):
-            pairs = [
-                (getattr(one, figure), getattr(two, figure))
-                for one, two in zip(own.turns, standings[other.name].turns, strict=True)
-            ]
-            if all(one and two for one, two in pairs):
-                rounds = [one / two for one, two in pairs]
-                found.setdefault(other.name, {})[figure] = float(median(rounds)), min(rounds), max(rounds)
-        shown = (
-            f"{figure} {mid:.2f} [{low:.2f}, {high:.2f}]" for figure, (mid, low, high) in found[other.name].items()
-        )
-        print(f"  over {other.name}, {len(own.turns)} rounds: {', '.join(shown)}", flush=True)
+            values = [(getattr(one, figure), getattr(two, figure)) for one, two in turns]
+            if all(one and two for one, two in values):
+                rounds = [one / two for one, two in values]
+                found[title][figure] = float(median(rounds)), min(rounds), max(rounds)
+        shown = (f"{figure} {mid:.2f} [{low:.2f}, {high:.2f}]" for figure, (mid, low, high) in found[title].items())
+        what = title if " over " in title else f"over {title}"
+        print(f"  {what}, {len(turns)} rounds: {', '.join(shown)}", flush=True)
     return found
 
 

@@ -14,6 +14,7 @@ NAMES = {
     "limit": "limit",
     "processes": "limit, processes",
     "loop": "loop",
+    "library": "library loop",
     "ray1": "ray, 1 stage",
     "ray2": "ray, 2 stages",
     "ray3": "ray, 3 stages",
@@ -55,19 +56,12 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
         options: `only`, `daft`, `set` and `beside` of the command line.
         num_cores: of this machine.
     """
-    limit = replace(task, **settings["limit"])
-    actor = replace(limit, num_threads=num_cores)
-    processes = {
-        "limit": ("plain limit", limit),
-        "processes": ("plain limit", replace(limit, num_threads=1, num_workers=num_cores)),
-        "loop": ("plain loop", replace(task, **settings["loop"])),
-        "raydata32": ("ray_data", replace(actor, dtype="float32")),
-        "raydata": ("ray_data", actor),
-        "daft": ("daft_udf", actor),
-    }
+    processes = _processes(task, settings, num_cores)
     chosen = []
     for key, name in NAMES.items():
         if key not in options.only.split(",") or (key == "daft" and options.daft is None):
+            continue
+        if key not in processes and key not in PIPELINES:
             continue
         if key in processes:
             python = options.daft if key == "daft" else sys.executable
@@ -78,6 +72,25 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
         for checkout in options.beside:
             chosen.append(Contestant(f"{name} of {checkout.name}", command, has_store=True, checkout=checkout))
     return chosen
+
+
+def _processes(task: Task, settings: Settings, num_cores: int) -> dict[str, tuple[str, Task]]:
+    """Modules of this benchmark's own, and their tasks.
+
+    A library's checkpoint is embedded by that library's loop alone: the others decode as this project's models do.
+    """
+    if task.checkpoint:
+        return {"library": ("library", replace(task, **settings["library"]))}
+    limit = replace(task, **settings["limit"])
+    actor = replace(limit, num_threads=num_cores)
+    return {
+        "limit": ("plain limit", limit),
+        "processes": ("plain limit", replace(limit, num_threads=1, num_workers=num_cores)),
+        "loop": ("plain loop", replace(task, **settings["loop"])),
+        "raydata32": ("ray_data", replace(actor, dtype="float32")),
+        "raydata": ("ray_data", actor),
+        "daft": ("daft_udf", actor),
+    }
 
 
 def _process_command(module: str, task: Task, python: str) -> Callable[[Path], Sequence[str]]:

@@ -32,7 +32,6 @@ from shards.shard import Shard, load_shard
 Pair = tuple[np.ndarray, np.ndarray]
 """Pixels uint8 (S, S, 3), token ids int32 (T,)."""
 
-PREFETCH = 4  # batches that each worker of the loop may be ahead
 REDUCTION_MARGIN = 2  # a JPEG may be decoded at a scale that keeps twice the target, as the pipeline does
 
 
@@ -150,7 +149,7 @@ def run_loop(task: Task, images: list[Path]) -> None:
         Pairs(task.model, images),
         batch_size=task.batch_size,
         num_workers=task.num_workers,
-        prefetch_factor=PREFETCH if task.num_workers else None,
+        prefetch_factor=task.prefetch if task.num_workers else None,
         collate_fn=collate,
     )
     embed_all(task, "all", loader)

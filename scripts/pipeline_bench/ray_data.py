@@ -39,7 +39,7 @@ class RayDataEmbed:
         from pipeline_bench.plain import load_whole
 
         if task.dtype == "float32":
-            from shards.towers import load_towers
+            from shards.reference import load_towers
 
             self.model: torch.nn.Module = load_towers(task.model)
         else:

@@ -37,6 +37,9 @@ class Task:
         batch_size: items of one forward pass.
         num_threads: torch threads of one process that runs the model.
         num_workers: processes that decode, or for the limit, that run the model.
+        checkpoint: the model as its library saved it, where there is one.
+        prefetch: batches that each process that decodes may be ahead.
+        backend: the library's image processor, `torchvision` or `pil`.
     """
 
     model: str
@@ -48,6 +51,9 @@ class Task:
     batch_size: int = 32
     num_threads: int = 1
     num_workers: int = 1
+    checkpoint: str = ""
+    prefetch: int = 4
+    backend: str = "torchvision"
 
     @staticmethod
     def from_command_line() -> "Task":

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pipeline_bench.task import SIDES, VECTORS_FOLDER
 
 MIN_COSINE = 0.999
+BLOCK = 1024  # rows that are compared with all others at once
 
 
 class UnequalVectorsError(Exception):
@@ -51,11 +52,16 @@ def _matrix(column: pa.ChunkedArray) -> np.ndarray:
     return array.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(array), -1)
 
 
-def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
+def check_equal(vectors: Mapping[str, Vectors], *, centred: bool = False) -> dict[str, float]:
     """Compare all contestants with the first.
 
     An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
     nearer to its own in the first contestant than to that of any other content among its neighbours by id.
+
+    Args:
+        vectors: of each contestant.
+        centred: the stricter check for weights that tell inputs apart: the first contestant's mean is taken off all
+            vectors, and the nearest of all of the first contestant's vectors must be a row's own.
 
     Returns:
         The least cosine of each.
@@ -71,25 +77,47 @@ def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
             raise UnequalVectorsError(
                 f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
             )
-        pairs = ((reference.images, other.images), (reference.texts, other.texts))
-        least[name] = min(_least_cosine(f"{name} against {first}", ours, theirs) for ours, theirs in pairs)
+        least[name] = min(
+            _least_cosine(
+                f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)), centred=centred
+            )
+            for side in ("images", "texts")
+        )
     return least
 
 
-def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
+def _least_cosine(who: str, a: np.ndarray, b: np.ndarray, *, centred: bool) -> float:
     """The least cosine of rows of the same number; (N, E) each."""
     if a.shape != b.shape:
         raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
+    if centred:
+        mean = a.mean(axis=0)
+        a, b = a - mean, b - mean
     cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     least = float(cosines.min())
     if not least >= MIN_COSINE:  # a NaN is no success
         raise UnequalVectorsError(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
-    neighbours = np.roll(a, 1, axis=0)
-    differs = np.linalg.norm(neighbours - a, axis=1) > 0
-    is_nearer = np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)
-    if (is_nearer & differs).any():
-        row = int((is_nearer & differs).argmax())
+    stray = _nearest_is_another(a, b) if centred else _neighbour_is_nearer(a, b)
+    if stray.any():
         raise UnequalVectorsError(
-            f"{who}: row {row} is nearer to another item's vector than to its own: is the order kept?"
+            f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
         )
     return least
+
+
+def _neighbour_is_nearer(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which rows of b are nearer to the row before their own in a, unless a's two are the same; bool (N,)."""
+    neighbours = np.roll(a, 1, axis=0)
+    differs = np.linalg.norm(neighbours - a, axis=1) > 0
+    return (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
+
+
+def _nearest_is_another(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which rows of b have another row of a nearest by cosine than their own; bool (N,).
+
+    Items of the same content, such as equal captions, are the same row: a's vectors of them are equal, within what
+    counts as equal here.
+    """
+    a, b = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (a, b))
+    nearest = np.concatenate([(b[start : start + BLOCK] @ a.T).argmax(axis=1) for start in range(0, len(b), BLOCK)])
+    return np.sum(a * a[nearest], axis=1) < MIN_COSINE

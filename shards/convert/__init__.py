@@ -1,9 +1,17 @@
-"""Import and export of checkpoints of timm and transformers.
+"""Import and export of checkpoints of timm, transformers and open_clip.
 
 torch, timm and transformers are imported when a function is called.
 """
 
-from shards.convert.dual_encoder import export_vision_text_dual_encoder, import_vision_text_dual_encoder
-from shards.convert.timm_and_albert import import_timm_and_albert
+from shards.convert.checkpoint import import_checkpoint, import_config
+from shards.convert.dual_encoder import export_vision_text_dual_encoder
+from shards.convert.timm_and_text import import_timm_and_text
+from shards.convert.transformers_model import import_transformers
 
-__all__ = ["export_vision_text_dual_encoder", "import_timm_and_albert", "import_vision_text_dual_encoder"]
+__all__ = [
+    "export_vision_text_dual_encoder",
+    "import_checkpoint",
+    "import_config",
+    "import_timm_and_text",
+    "import_transformers",
+]

@@ -1,42 +1,25 @@
-"""Import and export of transformers' VisionTextDualEncoderModel with a ViT and an ALBERT."""
+"""Export as transformers' VisionTextDualEncoderModel with a ViT and a text encoder that has a pooler."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from shards.config import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    ModelConfig,
-    describe,
-    find_model_folder,
-    load_model_config,
-    read_json,
-)
+from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.convert.preprocessing import (
     PROCESSOR_FILE,
     TOKENIZER_CONFIG_FILE,
     export_processor,
     export_tokenizer_config,
-    import_processor,
-    import_tokenizer,
-    max_caption_tokens,
 )
-from shards.convert.transformers_towers import (
-    IGNORED,
-    import_text_config,
-    import_vit_config,
-    their_names,
-    uses_new_names,
-)
+from shards.convert.transformers_model import their_names
 from shards.errors import ModelError
-from shards.saving import staged_folder, staged_model, write_weights
+from shards.saving import staged_folder, write_weights
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
+from shards.towers.text_encoder import TextEncoderTower
+from shards.towers.vit import VitTower
 from shards.weights import find_weights
 
 if TYPE_CHECKING:
@@ -45,25 +28,6 @@ if TYPE_CHECKING:
 MODEL_TYPE = "vision-text-dual-encoder"
 
 _THEIR_ACTIVATION = {"gelu_tanh": "gelu_pytorch_tanh"}
-
-
-def import_vision_text_dual_encoder(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Turn a saved VisionTextDualEncoderModel (ViT + ALBERT) into a model folder.
-
-    Args:
-        src: its folder, with tokeniser and image processor.
-        out: the model folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the checkpoint has something that can't be mapped, or lacks something.
-    """
-    folder = find_model_folder(src)
-    config = _import_config(folder, name or Path(src).name)
-    tokenizer = import_tokenizer(folder, config.text)
-    with staged_model(Path(out), config, tokenizer) as stage:
-        write_weights(stage, _import_tensors(find_weights(folder), config))
-    return config
 
 
 def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None:
@@ -81,39 +45,18 @@ def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None
     tree = _export_config(config, folder)
     processor = export_processor(config.preprocess)
     with staged_folder(Path(out)) as stage:
-        write_weights(stage, _export_tensors(find_weights(folder), config))
+        write_weights(stage, _export_tensors(find_weights(folder), config, tree["text_config"]["model_type"]))
         (stage / PROCESSOR_FILE).write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
         if (folder / TOKENIZER_FILE).is_file():
             tokenizer = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-            settings = export_tokenizer_config(tokenizer, config.text, config.preprocess.max_caption_tokens)
+            settings = export_tokenizer_config(tokenizer, config.required_text, config.preprocess.max_caption_tokens)
             (stage / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
             (stage / TOKENIZER_CONFIG_FILE).write_text(settings, encoding="utf-8")
         (stage / CONFIG_FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
-def _import_config(folder: Path, name: str) -> ModelConfig:
-    path = folder / CONFIG_FILE
-    tree: dict[str, Any] = read_json(path, "give the folder of a saved VisionTextDualEncoderModel")
-    if tree.get("model_type") != MODEL_TYPE:
-        raise ModelError(f"{path}: model_type = {tree.get('model_type')!r}; this import takes {MODEL_TYPE!r}")
-    vision = import_vit_config(_section(tree, "vision_config", path), path)
-    text = import_text_config(_section(tree, "text_config", path), path, has_pooler=True)
-    try:
-        return ModelConfig(
-            name=name,
-            trained=True,
-            embedding_dim=tree.get("projection_dim", 512),
-            vision=vision,
-            text=text,
-            preprocess=import_processor(folder, vision.image_size, max_caption_tokens(folder, text)),
-        )
-    except ValidationError as error:
-        raise ModelError(f"{path}: {describe(error)}") from None
-
-
 def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
-    _check_exportable(config, folder)
-    vision, text = config.vision, config.text
+    vision, text = _check_exportable(config, folder)
     return {
         "architectures": ["VisionTextDualEncoderModel"],
         "model_type": MODEL_TYPE,
@@ -133,13 +76,19 @@ def _export_config(config: ModelConfig, folder: Path) -> dict[str, Any]:
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
         },
-        "text_config": {"model_type": "albert"} | text.model_dump(exclude={"pool"}),
+        "text_config": {"model_type": text.dual_encoder_type} | text.library_settings(),
     }
 
 
-def _check_exportable(config: ModelConfig, folder: Path) -> None:
-    found = {f"vision.{key}": value for key, value in config.vision.model_dump().items()}
-    found |= {"text.pool": config.text.pool, "projection_bias": config.projection_bias}
+def _check_exportable(config: ModelConfig, folder: Path) -> tuple[VitTower, TextEncoderTower]:
+    vision, text = config.required_vision, config.required_text
+    if not isinstance(vision, VitTower) or not isinstance(text, TextEncoderTower) or text.dual_encoder_type is None:
+        raise ModelError(
+            f"{folder}: {vision.label} + {text.label}; a ViT with a text encoder that has a pooler can be exported"
+        )
+    found = {f"vision.{key}": value for key, value in vision.model_dump(exclude={"family"}).items()}
+    found |= {"text.pool": text.pool, "projection_bias": config.projection_bias}
+    found |= {f"{side}_projection": projection for side, projection in config.projections.items()}
     expected = {
         "vision.class_token": True,
         "vision.num_reg_tokens": 0,
@@ -151,49 +100,33 @@ def _check_exportable(config: ModelConfig, folder: Path) -> None:
         "vision.init_values": None,
         "vision.pool": "token",
         "vision.pooler": "tanh",
+        "vision.mlp": "mlp",
+        "vision.qk_norm": False,
+        "vision.scale_attn_norm": False,
+        "vision.scale_mlp_norm": False,
+        "vision.norm": "layer",
+        "vision.embed_norm": False,
+        "vision.proj_bias": True,
         "text.pool": "pooler",
         "projection_bias": False,
+        "vision_projection": "linear",
+        "text_projection": "linear",
     }
     for key, value in expected.items():
         if found[key] != value:
             raise ModelError(
                 f"{folder}: {key} = {found[key]!r}; transformers' model has {value!r}, so it can't be exported"
             )
+    return vision, text
 
 
-def _import_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    import torch
-
+def _export_tensors(
+    files: Mapping[str, Path], config: ModelConfig, text_type: str
+) -> Iterator[tuple[str, torch.Tensor]]:
     from shards.loading import read_tensor
 
     shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
-    new = uses_new_names(files)
-    names = {name: their_names(name, new=new) for name in shapes}
-    _check_all_used(files, names.values())
-    for name, theirs in names.items():
-        shape = shapes[name] if len(theirs) == 1 else (shapes[name][0] // len(theirs), *shapes[name][1:])
-        tensors = [read_tensor(files, their, shape) for their in theirs]
-        yield name, tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def _export_tensors(files: Mapping[str, Path], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    from shards.loading import read_tensor
-
-    shapes = model_shapes(config) | ({LOGIT_SCALE: ()} if LOGIT_SCALE in files else {})
+    types, names = {"vision": "vit", "text": text_type}, {"vision": frozenset[str](), "text": frozenset[str]()}
     for name, shape in shapes.items():
-        theirs, tensor = their_names(name), read_tensor(files, name, shape)
+        theirs, tensor = their_names(name, types, names), read_tensor(files, name, shape)
         yield from zip(theirs, [tensor] if len(theirs) == 1 else tensor.chunk(len(theirs)), strict=True)
-
-
-def _check_all_used(files: Mapping[str, Path], used: Iterable[tuple[str, ...]]) -> None:
-    known = {name for names in used for name in names} | IGNORED
-    for name, path in files.items():
-        if name not in known:
-            raise ModelError(f"{path}: found the tensor {name}, which a ViT + ALBERT of that configuration hasn't")
-
-
-def _section(tree: Mapping[str, Any], key: str, where: Path) -> Mapping[str, Any]:
-    section = tree.get(key)
-    if not isinstance(section, dict):
-        raise ModelError(f"{where}: found no {key}; save the model with transformers' save_pretrained")
-    return section

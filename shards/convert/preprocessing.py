@@ -8,18 +8,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from shards.config import TOKENIZER_FILE, PreprocessConfig, TextConfig, read_json
+from shards.config import TOKENIZER_FILE, PreprocessConfig
 from shards.errors import ModelError
+from shards.schema import read_json
 from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.towers.kinds import TextTower, VisionTower
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"
 COMBINED_PROCESSOR_FILE = "processor_config.json"
 
-Resize = Literal["squash", "crop", "pad"]
+Resize = Literal["squash", "crop", "pad", "pad_black", "patches"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
+# What classes of image processors may set, and steps that they may have of their own.
+_CLASS_KEYS = (
+    *("size", "crop_size", "do_center_crop", "default_to_square", "resample", "image_mean", "image_std"),
+    *("patch_size", "max_num_patches"),
+)
+_STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")
+# DINOv3's resizes floats, so that its values are not rounded to 8 bits in between; ours are.
+# Siglip2's makes patches of images, as we do for a tower that takes them.
+_EQUAL_CLASSES = ("DINOv3ViTImageProcessor", "Siglip2ImageProcessor")
+
 _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
+    """Give a vision tower the budget of patches of the folder's image processor, where both have one.
+
+    Raises:
+        ModelError: the processor makes no patches of the tower's size, or the budget is no number of them.
+    """
+    if vision.patch_px is None or not _has_processor(folder):
+        return vision
+    path, settings = _read_processor(folder)
+    settings = _class_settings(path, settings) | settings
+    if settings.get("patch_size") != vision.patch_px:
+        raise ModelError(
+            f"{path}: patch_size = {settings.get('patch_size')}: expected patches of {vision.patch_px} px, as the "
+            "model takes images of their own proportions; save its own image processor"
+        )
+    budget = settings.get("max_num_patches")
+    if not isinstance(budget, int) or budget < 1:
+        raise ModelError(f"{path}: max_num_patches = {budget!r}: expected a number of patches, from 1 up")
+    return vision.model_copy(update={"max_patches": budget})
+
+
+def _has_processor(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (PROCESSOR_FILE, COMBINED_PROCESSOR_FILE))
 
 
 def _read_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -39,18 +76,33 @@ def _read_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, settings
 
 
-def import_processor(folder: Path, image_size: int, max_caption_tokens: int) -> PreprocessConfig:
+def import_processor(
+    folder: Path,
+    image_size: int,
+    max_caption_tokens: int,
+    *,
+    is_required: bool = True,
+    takes_any_size: bool = False,
+    patch_px: int | None = None,
+) -> PreprocessConfig:
     """Convert an image processor's settings to our preprocessing.
 
     Args:
         folder: a checkpoint's folder.
         image_size: side of the model's images, px.
         max_caption_tokens: longest caption.
+        is_required: whether the folder must have an image processor; else its absence gives our defaults.
+        takes_any_size: whether the model computes images of another size than its own; then the processor's counts.
+        patch_px: side of a patch, px, of a model whose images keep their own proportions.
 
     Raises:
         ModelError: our preprocessing can't do the same.
     """
+    if not is_required and not _has_processor(folder):
+        usual: Resize = "crop" if patch_px is None else "patches"
+        return PreprocessConfig(image_size=image_size, resize=usual, max_caption_tokens=max_caption_tokens)
     path, settings = _read_processor(folder)
+    settings = _class_settings(path, settings) | settings
     for key in ("do_resize", "do_rescale"):
         _require(path, key, settings.get(key, True), True)
     _require(path, "do_pad", settings.get("do_pad") or False, False)
@@ -61,9 +113,14 @@ def import_processor(folder: Path, image_size: int, max_caption_tokens: int) -> 
     if resample not in _RESAMPLE:
         raise ModelError(f"{path}: resample = {resample!r}: expected 1 (lanczos), 2 (bilinear) or 3 (bicubic)")
     normalise = settings.get("do_normalize", True)
+    resize: Resize = "patches"
+    resize_size = kept_size = image_size
+    if patch_px is None:
+        resize, resize_size, kept_size = _resize(path, settings, None if takes_any_size else image_size)
     return PreprocessConfig(
-        image_size=image_size,
-        resize=_resize(path, settings, image_size),
+        image_size=kept_size,
+        resize=resize,
+        resize_size=None if resize_size == kept_size else resize_size,
         interpolation=_RESAMPLE[resample],
         resampler="torchvision",  # AutoImageProcessor takes that backend, whichever class the file names
         mean=_three(path, settings, "image_mean") if normalise else (0.0, 0.0, 0.0),
@@ -79,19 +136,18 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
     Raises:
         ModelError: no image processor of transformers does the same.
     """
-    size = preprocess.image_size
-    square = {"height": size, "width": size}
+    size, side = preprocess.resize_size or preprocess.image_size, preprocess.image_size
     shapes: dict[str, dict[str, Any]] = {
-        "squash": {"image_processor_type": "ViTImageProcessor", "size": square},
-        "crop": {
-            "image_processor_type": "CLIPImageProcessor",
-            "size": {"shortest_edge": size},
-            "do_center_crop": True,
-            "crop_size": square,
+        "squash": {
+            "image_processor_type": "ViTImageProcessor" if size == side else "DeiTImageProcessor",
+            "size": {"height": size, "width": size},
         },
+        "crop": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": size}},
     }
     if preprocess.resize not in shapes:
         raise ModelError(f'preprocess.resize = "{preprocess.resize}": transformers has "squash" and "crop" only')
+    if (size, preprocess.resize) != (side, "squash"):
+        shapes[preprocess.resize] |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
     return shapes[preprocess.resize] | {
         "do_resize": True,
         "resample": next(number for number, name in _RESAMPLE.items() if name == preprocess.interpolation),
@@ -103,18 +159,60 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
     }
 
 
-def _resize(path: Path, settings: Mapping[str, Any], image_size: int) -> Resize:
+def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the class that a file names, which count where the file has none.
+
+    Raises:
+        ModelError: the class prepares images in a way of its own.
+    """
+    from transformers.image_processing_backends import TorchvisionBackend
+    from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+
+    older = str(settings.get("feature_extractor_type") or "").replace("FeatureExtractor", "ImageProcessor")
+    name = str(settings.get("image_processor_type") or older).removesuffix("Fast")
+    found = get_image_processor_class_from_name(name) if name else None
+    if found is None:
+        return {}
+    changed = [step for step in _STEPS if getattr(found, step, None) is not getattr(TorchvisionBackend, step)]
+    if issubclass(found, TorchvisionBackend) and changed and name not in _EQUAL_CLASSES:
+        raise ModelError(
+            f"{path}: a {name} prepares images in a way of its own ({', '.join(changed)}), which can't be imported"
+        )
+    return {key: value for key in _CLASS_KEYS if (value := getattr(found, key, None)) is not None}
+
+
+def _resize(path: Path, settings: Mapping[str, Any], image_size: int | None) -> tuple[Resize, int, int]:
+    """Kind of the resize, its size, and the size that is kept of it.
+
+    Args:
+        path: file of the settings.
+        settings: of the image processor.
+        image_size: side of the model's images, px; None: any.
+    """
     size, crop = settings.get("size"), settings.get("crop_size")
     crops = bool(settings.get("do_center_crop"))
-    square = {"height": image_size, "width": image_size}
-    if size in (square, image_size) and (not crops or crop in (square, image_size)):
-        return "squash"
-    if size == {"shortest_edge": image_size} and crops and crop in (square, image_size):
-        return "crop"
+    if isinstance(size, int) and settings.get("default_to_square") is False:
+        size = {"shortest_edge": size}
+    scaled = _side_of(size, ("height", "width")) or _side_of(size, ("shortest_edge",))
+    kept = _side_of(crop, ("height", "width")) if crops else _side_of(size, ("height", "width"))
+    if scaled is not None and kept is not None and scaled >= kept == (image_size or kept):
+        return "squash" if _side_of(size, ("height", "width")) else "crop", scaled, kept
+    side = image_size or "N"
     raise ModelError(
-        f"{path}: size = {size}, crop_size = {crop if crops else None}: expected {square}, or "
-        f"{{'shortest_edge': {image_size}}} with a centre crop of that size, as the model takes {image_size} px"
+        f"{path}: size = {size}, crop_size = {crop if crops else None}: expected {{'height': {side}, 'width': {side}}},"
+        f" or at least that or {{'shortest_edge': {side}}} with a centre crop of {side}, as the model takes {side} px"
     )
+
+
+def _side_of(size: object, keys: tuple[str, ...]) -> int | None:
+    """The number that a size has for exactly these keys, or is."""
+    if isinstance(size, int):
+        return size if len(keys) == 2 else None
+    if not isinstance(size, dict) or {key for key, value in size.items() if value is not None} != set(keys):
+        return None
+    numbers = {size[key] for key in keys}
+    number = numbers.pop()
+    return number if not numbers and isinstance(number, int) and number > 0 else None
 
 
 def _three(path: Path, settings: Mapping[str, Any], key: str) -> tuple[float, float, float]:
@@ -129,8 +227,10 @@ def _require(path: Path, key: str, found: object, expected: bool) -> None:
         raise ModelError(f"{path}: {key} = {found!r}: only {expected} can be imported; save the processor so")
 
 
-def import_tokenizer(folder: Path, text: TextConfig) -> str:
-    """Read a checkpoint's tokeniser as transformers would, without truncation and padding.
+def import_tokenizer(folder: Path, text: TextTower) -> str:
+    """Read a checkpoint's tokeniser as transformers would, without truncation.
+
+    It pads where the text tower takes captions of a fixed length only: to that length, with its own padding token.
 
     Returns:
         The content of tokenizer.json.
@@ -140,25 +240,31 @@ def import_tokenizer(folder: Path, text: TextConfig) -> str:
     """
     if (folder / TOKENIZER_FILE).is_file() and not (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = parse_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"), str(folder))
+        padding = tokenizer.padding or _padding_of(tokenizer.id_to_token(text.padding_id), text.padding_id)
     else:
-        tokenizer = _load_through_transformers(folder)
+        tokenizer, padding = _load_through_transformers(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if text.has_fixed_length:
+        if padding["pad_token"] is None:
+            raise ModelError(f"{folder}: the tokeniser has no padding token, and a {text.label} tower needs one")
+        length = max_caption_tokens(folder, text)
+        tokenizer.enable_padding(**(padding | {"length": length, "pad_to_multiple_of": None}))
     check_tokenizer(tokenizer, text, str(folder))
     content: str = tokenizer.to_str()
     return content
 
 
-def max_caption_tokens(folder: Path, text: TextConfig) -> int:
+def max_caption_tokens(folder: Path, text: TextTower) -> int:
     """Find the longest caption: the tokeniser's limit where it has one, else that of the position table."""
     path = folder / TOKENIZER_CONFIG_FILE
     limit = read_json(path, "").get("model_max_length") if path.is_file() else None
     if not isinstance(limit, int | float):
-        return text.max_position_embeddings
-    return min(int(limit), text.max_position_embeddings)  # where no limit was set, transformers writes 1e30
+        return text.max_tokens
+    return min(int(limit), text.max_tokens)  # where no limit was set, transformers writes 1e30
 
 
-def export_tokenizer_config(tokenizer_json: str, text: TextConfig, max_tokens: int) -> str:
+def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: int) -> str:
     """Make the tokenizer_config.json with which transformers loads our tokenizer.json.
 
     Args:
@@ -173,14 +279,27 @@ def export_tokenizer_config(tokenizer_json: str, text: TextConfig, max_tokens: i
         "model_max_length": max_tokens,
         "cls_token": empty[0],
         "sep_token": empty[-1],
-        "pad_token": tokenizer.id_to_token(text.pad_token_id),
+        "pad_token": tokenizer.id_to_token(text.padding_id),
     }
     return json.dumps(settings, indent=2) + "\n"
 
 
-def _load_through_transformers(folder: Path) -> Any:
+def _padding_of(token: str | None, token_id: int | None, side: str = "right") -> dict[str, Any]:
+    """Make tokenizers' settings of padding."""
+    return {"pad_token": token, "pad_id": token_id, "direction": side}
+
+
+def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, in one of ours."""
     from transformers import AutoTokenizer
 
+    from shards.convert.siglip_tokenizer import convert_siglip_tokenizer, is_siglip_tokenizer
+
+    settings = read_json(folder / TOKENIZER_CONFIG_FILE, "") if (folder / TOKENIZER_CONFIG_FILE).is_file() else {}
+    if is_siglip_tokenizer(folder, settings):
+        tokenizer, pad_token = convert_siglip_tokenizer(folder, settings)
+        side = str(settings.get("padding_side", "right"))
+        return tokenizer, _padding_of(pad_token, tokenizer.token_to_id(pad_token), side)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -191,4 +310,4 @@ def _load_through_transformers(folder: Path) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"{folder}: {type(tokenizer).__name__} has no fast form; convert it to {TOKENIZER_FILE} first")
-    return backend
+    return backend, _padding_of(tokenizer.pad_token, tokenizer.pad_token_id, tokenizer.padding_side)

@@ -10,11 +10,13 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from shards.config import ModelConfig, TextConfig, VisionConfig, describe
-from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, text_costs, vision_costs
+from shards.config import ModelConfig
+from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, tower_costs
 from shards.errors import ModelError
 from shards.planning.devices import DeviceType
 from shards.ranges import STRICT, LayerRange
+from shards.schema import describe
+from shards.towers.base import Tower
 
 Source = Literal["measured", "estimated"]
 
@@ -90,6 +92,7 @@ class ModelCosts(JsonText):
         dtype: compute dtype.
         source: measured or estimated.
         caption_tokens: the length of caption that the text tower's seconds are for.
+        image_patches: the patches of an image that the vision tower's seconds are for; None for the most that it takes.
         vision: seconds of one image (frame).
         text: seconds of one caption.
         send_s_per_byte: seconds per byte that passes from a stage to the next through the object store, copies between
@@ -112,18 +115,35 @@ class ModelCosts(JsonText):
     call_s: float
     workspace_bytes_per_image: int
     workspace_bytes_per_caption: int
+    image_patches: int | None = None
 
-    def at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
-        """Convert to captions of another length, by the ratio of operations."""
-        if num_tokens == self.caption_tokens:
-            return self
-        new, old = text_costs(config, num_tokens), text_costs(config, self.caption_tokens)
-        tokens = num_tokens / self.caption_tokens
+    def at_mix(self, mix: "DataMix", config: ModelConfig) -> "ModelCosts":
+        """Convert to captions and images of another length, by the ratio of operations."""
+        return self._at_tokens(mix.caption_tokens, config)._at_patches(mix.image_patches, config)
+
+    def _at_tokens(self, num_tokens: int, config: ModelConfig) -> "ModelCosts":
+        if num_tokens == self.caption_tokens or config.text is None:
+            return replace(self, caption_tokens=num_tokens)
+        new, old = (tower_costs(config, "text", number) for number in (num_tokens, self.caption_tokens))
+        tokens = config.text.tokens_in(num_tokens) / config.text.tokens_in(self.caption_tokens)
         return replace(
             self,
             caption_tokens=num_tokens,
             text=self.text.scaled(tokens, new.layer / old.layer, 1.0),
             workspace_bytes_per_caption=round(self.workspace_bytes_per_caption * tokens),
+        )
+
+    def _at_patches(self, num_patches: int | None, config: ModelConfig) -> "ModelCosts":
+        if num_patches == self.image_patches or config.vision is None:
+            return replace(self, image_patches=num_patches)
+        wanted, known = (config.at_patches(number) for number in (num_patches, self.image_patches))
+        new, old = (tower_costs(each, "vision", self.caption_tokens) for each in (wanted, known))
+        tokens = wanted.required_vision.num_tokens / known.required_vision.num_tokens
+        return replace(
+            self,
+            image_patches=num_patches,
+            vision=self.vision.scaled(tokens, new.layer / old.layer, tokens),
+            workspace_bytes_per_image=round(self.workspace_bytes_per_image * tokens),
         )
 
 
@@ -134,10 +154,12 @@ class DataMix:
     Attributes:
         images_per_item: images and video frames that an item holds.
         captions_per_item: captions that an item holds.
-        caption_tokens: tokens of a caption, [CLS] and [SEP] included.
+        caption_tokens: tokens computed for a caption, [CLS], [SEP] and the padding of its group included.
+        image_patches: patches of an image, where the vision tower takes images of their own proportions; None for the
+            most that it takes.
 
     Raises:
-        ModelError: a mean is negative or no number, all items are empty, or captions have no token.
+        ModelError: a mean is negative or no number, all items are empty, or inputs have no token.
     """
 
     __pydantic_config__ = STRICT
@@ -145,6 +167,7 @@ class DataMix:
     images_per_item: float = 1.0
     captions_per_item: float = 1.0
     caption_tokens: int = 16
+    image_patches: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("images_per_item", "captions_per_item"):
@@ -155,6 +178,24 @@ class DataMix:
             raise ModelError("mix: items hold neither images nor captions; give one of the two a mean above 0")
         if self.caption_tokens < 1:
             raise ModelError(f"mix: caption_tokens is {self.caption_tokens}; a caption has at least one token")
+        if self.image_patches is not None and self.image_patches < 1:
+            raise ModelError(f"mix: image_patches is {self.image_patches}; an image has at least one patch")
+
+    def of_towers(self, config: ModelConfig) -> "DataMix":
+        """Leave out what the model has no tower for.
+
+        Raises:
+            ModelError: nothing is left.
+        """
+        images = self.images_per_item if config.vision is not None else 0.0
+        captions = self.captions_per_item if config.text is not None else 0.0
+        if images == captions == 0:
+            side, inputs = ("text", "captions") if config.vision is None else ("vision", "images")
+            raise ModelError(
+                f"mix: items without {inputs}, and model {config.name!r} has a {side} tower alone; "
+                f"give them a mean above 0"
+            )
+        return replace(self, images_per_item=images, captions_per_item=captions)
 
 
 @dataclass(frozen=True)
@@ -211,7 +252,6 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
         ModelError: the device doesn't compute in the dtype.
     """
     flops = device.flops_in(dtype)
-    vision, text = config.vision, config.text
     link_s = 2 / device.bandwidth_bytes_per_s if device.kind == "gpu" else 0.0
     return ModelCosts(
         model_fingerprint=None,
@@ -219,34 +259,26 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
         dtype=dtype,
         source="estimated",
         caption_tokens=caption_tokens,
-        vision=_seconds(vision_costs(config), flops),
-        text=_seconds(text_costs(config, caption_tokens), flops),
+        vision=_seconds(tower_costs(config, "vision", caption_tokens), flops),
+        text=_seconds(tower_costs(config, "text", caption_tokens), flops),
         send_s_per_byte=link_s + 2 / COPY_BYTES_PER_S,
         call_s=CALL_S,
-        workspace_bytes_per_image=_vision_workspace(vision) * BYTES_PER_VALUE[dtype],
-        workspace_bytes_per_caption=_text_workspace(text, caption_tokens) * BYTES_PER_VALUE[dtype],
+        workspace_bytes_per_image=_workspace_bytes(config.vision, dtype, caption_tokens),
+        workspace_bytes_per_caption=_workspace_bytes(config.text, dtype, caption_tokens),
     )
 
 
 def estimate_host(config: ModelConfig) -> HostCosts:
     """Estimate CPU seconds of an item outside the stages, scaled by the pixels that the model takes."""
-    pixels = (config.vision.image_size / 224) ** 2
+    pixels = (config.vision.side_px / 224) ** 2 if config.vision is not None else 1.0
     # Half of a decode is the file's own size, which the model doesn't change.
     decode_s = IMAGE_DECODE_S * (0.5 + 0.5 * pixels)
     return HostCosts(decode_s, CAPTION_TOKENISE_S, ITEM_WRITE_S, ITEM_ENGINE_S, STARTUP_S, "estimated")
 
 
+def _workspace_bytes(tower: Tower | None, dtype: Dtype, caption_tokens: int) -> int:
+    return tower.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype] if tower is not None else 0
+
+
 def _seconds(costs: TowerCosts, flops: float) -> TowerSeconds:
     return TowerSeconds(costs.front / flops, costs.layer / flops, costs.head / flops)
-
-
-def _vision_workspace(vision: VisionConfig) -> int:
-    """Values held at once: in a layer residual, norm, q, k, v, and the hidden width twice; or the stem's maps."""
-    layer = vision.num_tokens * (5 * vision.width + 2 * vision.mlp_width)
-    pixels = 3 * vision.image_size**2
-    first_map = (vision.image_size // 2) ** 2 * vision.conv_channels[0] if vision.stem == "conv" else 0
-    return max(layer, pixels + 2 * first_map)
-
-
-def _text_workspace(text: TextConfig, num_tokens: int) -> int:
-    return num_tokens * (5 * text.hidden_size + 2 * text.intermediate_size)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shards.config import ModelConfig
-from shards.costs import Dtype, cut_bytes_per_caption, cut_bytes_per_image, tensor_bytes, weight_bytes
+from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.devices import DeviceType, Fleet
 from shards.ranges import ShardSpec
-from shards.tensor_shapes import held_dtype, model_shapes, part_of
+from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
 
 ROWS_PER_BATCH = 32
 
@@ -86,24 +86,24 @@ class PlacementProblem:
     @cached_property
     def depths(self) -> tuple[int, int]:
         """Number of layers of the vision and of the text tower."""
-        return self.config.vision.depth, self.config.text.num_hidden_layers
+        return self.config.num_layers["vision"], self.config.num_layers["text"]
 
     @cached_property
     def part_bytes(self) -> dict[str, int]:
         """Bytes of the loaded weights by part of the model."""
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
         for name, shape in model_shapes(self.config).items():
-            part = part_of(name)
-            sizes[part] = sizes.get(part, 0) + tensor_bytes(shape, held_dtype(name, shape, self.dtype))
+            part = part_of(self.config, name)
+            sizes[part] += tensor_bytes(shape, held_dtype(self.config, name, shape, self.dtype))
         return sizes
 
     def image_bytes(self, layer: int) -> float:
         """Compute the bytes of an item's images after `layer` vision layers."""
-        return self.mix.images_per_item * cut_bytes_per_image(self.config, layer, self.dtype)
+        return self.mix.images_per_item * cut_bytes(self.config, "vision", layer, self.dtype, self.mix.caption_tokens)
 
     def caption_bytes(self, layer: int) -> float:
         """Compute the bytes of an item's captions after `layer` text layers."""
-        bytes_per_caption = cut_bytes_per_caption(self.config, layer, self.dtype, self.mix.caption_tokens)
+        bytes_per_caption = cut_bytes(self.config, "text", layer, self.dtype, self.mix.caption_tokens)
         return self.mix.captions_per_item * bytes_per_caption
 
     def replica_cap_bytes(self, pool: Pool) -> int:
@@ -157,12 +157,12 @@ def make_problem(
         num_cores: number of shared cores, where the fleet names none.
     """
     pools = tuple(
-        Pool(num, device, costs[device.name].at_tokens(mix.caption_tokens, config), shared=device.kind == "cpu")
-        for num, device in fleet
+        Pool(num, device, costs[device.name].at_mix(mix, config), shared=device.kind == "cpu") for num, device in fleet
     )
+    mix = mix.of_towers(config)
     cores = [pool.num for pool in pools if pool.shared]
     return PlacementProblem(
-        config=config,
+        config=config.at_patches(mix.image_patches),
         dtype=dtype,
         mix=mix,
         pools=pools,

@@ -14,8 +14,7 @@ from shards.fingerprint import model_fingerprint
 from shards.loading import read_tensor, torch_dtype
 from shards.saving import staged_folder, staged_model, write_weights
 from shards.summary import DELTA_FILE, DELTA_FORMAT, read_delta
-from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
-from shards.towers import INITIAL_LOGIT_SCALE
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.weights import WEIGHTS_FILE, find_weights, read_header
 
 
@@ -55,12 +54,16 @@ def export_model(
     return folder
 
 
-def read_logit_scale(folder: Path) -> float:
-    """Read the log of the inverse temperature that training ended with; CLIP's initial value where it is missing."""
+def read_logit(folder: Path, name: str, initial: float) -> float:
+    """Read the log of the inverse temperature, or SigLIP's bias, that training ended with.
+
+    Args:
+        folder: the model folder.
+        name: name of the tensor.
+        initial: value where it is missing.
+    """
     files = find_weights(folder)
-    if LOGIT_SCALE not in files:
-        return INITIAL_LOGIT_SCALE
-    return read_tensor(files, LOGIT_SCALE, ()).float().item()
+    return read_tensor(files, name, ()).float().item() if name in files else initial
 
 
 def write_delta(

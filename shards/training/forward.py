@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from shards.text import check_tokens
-from shards.towers import TwinTower
+from shards.activations import TowerState
+from shards.layouts import check_pixels
+from shards.length_groups import group_by_length
+from shards.ranges import LayerRange
+from shards.reference import TwinTower
 from shards.training.batch import TrainBatch
 from shards.training.settings import AugmentSettings, TrainSettings
-from shards.vision import check_pixels, embed_pixels
-
-CAPTION_GROUP = 64
 
 # Random numbers of one image; patch dropout takes those after them.
 NUM_DRAWS = 24
@@ -35,7 +35,7 @@ _UINT64 = (1 << 64) - 1
 def image_features(
     towers: TwinTower, pixels_NHHC: torch.Tensor, batch: TrainBatch | None = None, settings: TrainSettings | None = None
 ) -> torch.Tensor:
-    """Run the ViT on images, augmented where a batch and settings are given.
+    """Run the vision tower on images, augmented where a batch and settings are given.
 
     Args:
         towers: the model.
@@ -49,11 +49,11 @@ def image_features(
     Raises:
         ModelError: pixels aren't of the model's size.
     """
-    vision = towers.config.vision
-    check_pixels(pixels_NHHC, vision.image_size)
+    vision = towers.config.required_vision
+    check_pixels(pixels_NHHC, vision.side_px)
     if batch is None or settings is None or batch.image_keys is None:
         return _pooled(towers, towers.normalise(pixels_NHHC, torch.float32), None)
-    num_patches = vision.num_patches if settings.patch_dropout else 0
+    num_patches = vision.num_tokens - vision.num_prefix_tokens if settings.patch_dropout else 0
     draws = draw(batch.image_keys, settings.seed, batch.epoch, NUM_DRAWS + num_patches)
     device = towers.normalise.mean.device
     scaled = pixels_NHHC.to(device).permute(0, 3, 1, 2).float().div_(255)
@@ -64,20 +64,19 @@ def image_features(
 
 
 def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | None) -> torch.Tensor:
-    vit = towers.vision
-    x_NLD = embed_pixels(vit, pixels_N3HH)
+    tower, module = towers.config.required_vision, towers.vision
+    layout = tower.layout(torch.ones(len(pixels_N3HH), dtype=torch.int64), pixels_N3HH.device)
+    x_NLD = tower.front(module, pixels_N3HH, layout)
     if kept_NK is not None:
-        prefix, patches = x_NLD[:, : vit.num_prefix_tokens], x_NLD[:, vit.num_prefix_tokens :]
+        prefix, patches = x_NLD[:, : tower.num_prefix_tokens], x_NLD[:, tower.num_prefix_tokens :]
         kept = patches.gather(1, kept_NK[:, :, None].expand(-1, -1, x_NLD.shape[2]))
         x_NLD = torch.cat([prefix, kept], 1)
-    for block in vit.blocks:
-        x_NLD = block(x_NLD)
-    pooled: torch.Tensor = vit.forward_head(vit.norm(x_NLD), pre_logits=True)
-    return pooled
+    x_NLD = tower.run(module, LayerRange(0, tower.num_layers), x_NLD, layout)
+    return tower.pool_tokens(module, x_NLD, layout)
 
 
 def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Run the ALBERT on packed captions, in groups of similar length, so that there is little padding.
+    """Run the text tower on packed captions, in groups of similar length, so that there is little padding.
 
     Args:
         towers: the model.
@@ -90,14 +89,11 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
     Raises:
         ModelError: an id is outside the vocabulary, or a caption too long.
     """
-    check_tokens(token_ids, lengths, towers.config.text)
-    captions = torch.split(token_ids, lengths.tolist())
-    order = lengths.argsort(stable=True)
-    groups = torch.split(order, CAPTION_GROUP)
-    features = [
-        towers.pool_captions(torch.cat([captions[row] for row in group.tolist()]), lengths[group]) for group in groups
-    ]
-    return torch.cat(features)[order.argsort().to(features[0].device)]
+    towers.config.required_text.check_input(token_ids, lengths)
+    captions = TowerState(token_ids, lengths)
+    groups = [torch.from_numpy(group) for group in group_by_length(lengths.numpy())]
+    features = [towers.pooled("text", part.values, part.lengths) for part in map(captions.take, groups)]
+    return torch.cat(features)[torch.cat(groups).argsort().to(features[0].device)]
 
 
 def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from shards.errors import ModelError
-from shards.towers import INITIAL_LOGIT_SCALE
+from shards.fresh import INITIAL_LOGIT_SCALE
 from shards.training.batch import FeatureBatch, TrainBatch
 from shards.training.settings import TrainSettings
 
@@ -27,8 +27,7 @@ class Objective(nn.Module):
         super().__init__()
         self.settings = settings
         self.logit_scale = nn.Parameter(torch.tensor(INITIAL_LOGIT_SCALE))
-        if settings.loss == "siglip":
-            self.logit_bias = nn.Parameter(torch.tensor(INITIAL_SIGLIP_BIAS))
+        self.logit_bias = nn.Parameter(torch.tensor(INITIAL_SIGLIP_BIAS)) if settings.loss == "siglip" else None
         if settings.loss == "concepts":
             generator = torch.Generator().manual_seed(settings.seed)
             # About unit length: AdamW's steps are of the learning rate's size, so longer rows would hardly turn.
@@ -69,7 +68,7 @@ class Objective(nn.Module):
         device = images_NE.device
         positives = positives_of(batch.image_concepts.to(device), batch.caption_concepts.to(device))
         logits = images_NE @ captions_ME.T * scale
-        if self.settings.loss == "siglip":
+        if self.logit_bias is not None:
             return siglip_loss(logits + self.logit_bias, positives)
         return clip_loss(logits, positives)
 

@@ -5,18 +5,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.config import ModelConfig, ModelSection
+from shards.config import ModelConfig
 from shards.ranges import NOTHING, LayerRange
-from shards.tensor_shapes import LOGIT_SCALE
+from shards.schema import ModelSection
+from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, is_table
 
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
-# Parameters of the loss, trained beside the towers.
-LOGIT_BIAS = "logit_bias"
+# Parameters of the loss, trained beside the towers, with the temperature and SigLIP's bias.
 PROTOTYPES = "prototypes"
-
-_NO_DECAY_TABLES = ("_token", "pos_embed", "embeddings.weight")
 
 
 class AugmentSettings(ModelSection):
@@ -48,8 +46,8 @@ class TrainSettings(ModelSection):
 
     loss: Loss = Field("clip", description="clip: softmax; siglip: sigmoid of each pair; concepts: against prototypes")
     what: What = Field("all", description="trainable part; layers: only the ranges named below")
-    vision_layers: LayerRange = Field(NOTHING, description='ViT layers that learn with what = "layers"')
-    text_layers: LayerRange = Field(NOTHING, description='ALBERT layers that learn with what = "layers"')
+    vision_layers: LayerRange = Field(NOTHING, description='vision layers that learn with what = "layers"')
+    text_layers: LayerRange = Field(NOTHING, description='text layers that learn with what = "layers"')
     learning_rate: float = Field(1e-3, gt=0, description="at the end of the warm-up")
     final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, at the last step")
     weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
@@ -137,7 +135,7 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
 
 
 def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
-    """Prefixes of the names of the towers' tensors that learn; of an ALBERT layer, those of its group."""
+    """Prefixes of the names of the towers' tensors that learn; of a layer, those of the weights that it applies."""
     match settings.what:
         case "all":
             return ("vision", "text")
@@ -148,12 +146,14 @@ def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[s
         case "projections":
             return ("vision_head.projection", "text_head.projection")
         case "layers":
-            vision, text = settings.vision_layers, settings.text_layers
-            groups = sorted({config.text.group_of(layer) for layer in range(text.start, text.stop)})
-            blocks = [f"vision.blocks.{layer}." for layer in range(vision.start, vision.stop)]
-            return (*blocks, *(f"text.encoder.albert_layer_groups.{group}." for group in groups))
+            ranges = {"vision": settings.vision_layers, "text": settings.text_layers}
+            return tuple(
+                f"{side}.{tower.prefix_of(number)}"
+                for side, tower in config.towers.items()
+                for number in tower.weight_numbers(ranges[side])
+            )
 
 
 def has_decay(name: str, num_dimensions: int) -> bool:
     """Whether weight decay applies: to matrices, not to norms, biases, tables and temperatures."""
-    return num_dimensions > 1 and name != PROTOTYPES and not name.endswith(_NO_DECAY_TABLES)
+    return num_dimensions > 1 and name != PROTOTYPES and not is_table(name)

@@ -23,14 +23,15 @@ from torch import nn
 
 from shards.config import TOKENIZER_FILE, ModelConfig
 from shards.errors import ModelError
+from shards.fresh import INITIAL_LOGIT_SCALE, fresh_tensors
+from shards.reference import TwinTower, load_towers
 from shards.shard import BATCH_COUNTER
-from shards.tensor_shapes import LOGIT_SCALE
-from shards.towers import TwinTower, fresh_tensors, load_towers
+from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE
 from shards.training.batch import FeatureBatch, TrainBatch
-from shards.training.export import export_model, read_logit_scale, write_delta
+from shards.training.export import export_model, read_logit, write_delta
 from shards.training.forward import caption_features, image_features
 from shards.training.group import ProcessGroup, gather_batch
-from shards.training.objective import Objective
+from shards.training.objective import INITIAL_SIGLIP_BIAS, Objective
 from shards.training.settings import TrainSettings, ema_decay_at, has_decay, is_trainable, learning_rate_at
 
 STATE_VERSION = 1
@@ -89,12 +90,15 @@ class Trainer:
         self.base = None if isinstance(model, ModelConfig) else Path(model)
         self.towers = _fresh_towers(model, settings.seed) if isinstance(model, ModelConfig) else load_towers(model)
         self.config = self.towers.config
+        self.config.check_trainable()
         self.tokenizer_json = tokenizer_json
         if tokenizer_json is None and self.base is not None and (self.base / TOKENIZER_FILE).is_file():
             self.tokenizer_json = (self.base / TOKENIZER_FILE).read_text(encoding="utf-8")
         self.objective = Objective(settings, self.config.embedding_dim)
         if self.base is not None:
-            self.objective.logit_scale.data.fill_(read_logit_scale(self.base))
+            self.objective.logit_scale.data.fill_(read_logit(self.base, LOGIT_SCALE, INITIAL_LOGIT_SCALE))
+            if self.objective.logit_bias is not None:
+                self.objective.logit_bias.data.fill_(read_logit(self.base, LOGIT_BIAS, INITIAL_SIGLIP_BIAS))
         self.towers.to(self.device)
         self.objective.to(self.device)
         self._choose_trainable()
@@ -206,13 +210,14 @@ class Trainer:
         self.num_steps_done = state["num_steps_done"]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Averaged weights under the model folder's names, with the temperature; float32 on the CPU."""
+        """Averaged weights under the model folder's names, with temperature and SigLIP's bias; float32 on the CPU."""
         found = {
             name: tensor.detach().cpu()
             for name, tensor in self.averaged.state_dict().items()
             if not name.endswith(BATCH_COUNTER)
         }
-        return found | {LOGIT_SCALE: self.objective.logit_scale.detach().cpu()}
+        logits = {LOGIT_SCALE: self.objective.logit_scale, LOGIT_BIAS: self.objective.logit_bias}
+        return found | {name: each.detach().cpu() for name, each in logits.items() if each is not None}
 
     def export(self, folder: str | Path, name: str, *, dtype: str = "float32", replace: bool = False) -> Path:
         """Write the averaged weights as a model folder that every command accepts.
@@ -296,11 +301,11 @@ class Trainer:
         """Turn off fused attention on CPUs: over few tokens its backward pass takes a third of a step."""
         if self.device.type != "cpu":
             return
-        if self.config.text.max_position_embeddings <= FEW_TOKENS:
-            self.towers.text.set_attn_implementation("eager")
-        if self.config.vision.num_tokens <= FEW_TOKENS:
-            for block in self.towers.vision.blocks:
-                block.attn.fused_attn = False
+        vision, text = self.config.required_vision, self.config.required_text
+        if text.max_tokens <= FEW_TOKENS:
+            text.use_plain_attention(self.towers.text)
+        if vision.num_tokens <= FEW_TOKENS:
+            vision.use_plain_attention(self.towers.vision)
 
     def _learns(self, prefix: str) -> bool:
         return any(parameter.requires_grad for name, parameter in self._named_parameters() if name.startswith(prefix))

@@ -10,7 +10,7 @@ from tiny_models import tiny_config
 
 from embedder.config import RunConfig, load_config
 from embedder.training.tokenizer import train_tokenizer
-from shards.towers import init_model
+from shards.fresh import init_model
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,13 +2,19 @@
 
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from script_runs import SCRIPTS, found_by
+
+import embedder
+from embedder.config import load_config
+from embedder.ingest.embed import embed
 
 
 @pytest.fixture
@@ -203,6 +209,31 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
     assert ratios(standings) == {"three stages over the loop": 1.5, "three stages over the limit": 0.75}
 
 
+def test_a_librarys_loop_takes_part_where_there_is_a_checkpoint_and_is_compared_round_by_round(capsys):
+    from pipeline_bench.contest import Standing, Turn, paired_ratios, ratios
+    from pipeline_bench.contestants import contestants
+    from pipeline_bench.task import Task
+    from pipeline_bench.tuning import library_settings, settings_of
+
+    options = Namespace(only="loop,library,ray3", daft=None, set=[], beside=[])
+    plain = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
+    assert [each.name for each in plain] == ["loop", "ray, 3 stages"]
+    task = Task("model", "items", 8, 8, "float32", checkpoint="theirs")
+    found = contestants(task, library_settings(4, 2, 1, prefetch=8, backend="pil"), options, 2)
+    assert [each.name for each in found] == ["library loop", "ray, 3 stages"]
+    assert '"batch_size": 4, "num_threads": 2, "num_workers": 1' in found[0].command(Path("out"))[-1]
+    assert '"prefetch": 8, "backend": "pil"' in found[0].command(Path("out"))[-1]
+
+    def standing(*rates):
+        return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30, {}) for rate in rates), 1.0)
+
+    standings = {"library loop": standing(10.0, 10.0, 10.0), "ray, 3 stages": standing(9.0, 12.0, 11.0)}
+    assert ratios(standings) == {"three stages over the library's loop": 1.1}
+    paired = paired_ratios(standings, found)
+    assert paired["ray, 3 stages over library loop"]["items_per_s"] == (1.1, 0.9, 1.2)
+    assert "ray, 3 stages over library loop, 3 rounds: items_per_s 1.10 [0.90, 1.20]" in capsys.readouterr().out
+
+
 def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
     from harness import run_watched
     from pipeline_bench.contestants import contestants
@@ -249,3 +280,80 @@ def test_quick_run_compares_the_pipeline_with_the_loop_and_with_bulk_execution_a
     for way in ("streaming", "bulk"):
         assert small["bulk"][way]["whole_s"] > small["bulk"][way]["first_s"] > 0
         assert small["bulk"][way]["peak_bytes"] > 0
+
+
+def test_vectors_of_a_librarys_model_are_compared_without_their_mean(make_vectors):
+    from pipeline_bench.vectors import UnequalVectorsError, Vectors, check_equal
+
+    generator = np.random.default_rng(0)
+    spread, noise = (generator.normal(size=(6, 8)).astype(np.float32) for _ in range(2))
+    spread[5] = spread[4]  # two items of one content
+    mean = np.full(8, 30, np.float32)
+
+    def vectors(rows):
+        return Vectors(tuple("abcdef"), rows, rows)
+
+    first, noisy = vectors(mean + spread), vectors(mean + spread + 0.3 * noise)
+    assert check_equal({"first": first, "noisy": noisy})["noisy"] >= 0.999, "the mean hides it"
+    with pytest.raises(UnequalVectorsError, match="noisy against first, images: row . has a cosine"):
+        check_equal({"first": first, "noisy": noisy}, centred=True)
+    close = vectors(mean + spread + 1e-3 * noise)
+    assert 0.999 <= check_equal({"first": first, "close": close}, centred=True)["close"] < 1
+    near = spread[:1] + 0.02 * noise  # cosines above 0.999 and below it, all in one direction
+    with pytest.raises(UnequalVectorsError, match="cosine|nearer to another"):
+        check_equal({"first": vectors(near), "order": vectors(np.roll(near, 1, axis=0))}, centred=True)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Twelve JPEGs that differ, with objects in their names."""
+    folder = tmp_path_factory.mktemp("photographs")
+    generator = np.random.default_rng(0)
+    for number in range(12):
+        pixels = generator.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((80, 60), Image.Resampling.NEAREST)
+        image.save(folder / f"n{number}_{'_'.join(generator.permutation(WORDS)[:3])}.jpg")
+    return folder
+
+
+WORDS = ["red", "blue", "shark", "lamp", "tree", "cup", "dog", "ship", "clock", "bread"]
+
+
+@pytest.mark.parametrize("name", ["clip-tiny", "siglip-tiny"])
+def test_a_librarys_loop_is_tuned_and_embeds_as_the_imported_model_does(name, photographs, tmp_path, monkeypatch):
+    from bench_pipeline import workloads
+
+    from pipeline_bench import tuning
+    from pipeline_bench.library import run_loop
+    from pipeline_bench.vectors import check_equal, from_table, read_files
+
+    options = Namespace(models=name, photographs=photographs, num_photographs=12, num_emoji=0, dtype="float32")
+    ((found, task),) = workloads(tmp_path, options)
+    assert (found, task.num_items, task.num_distinct) == (name, 12, 12)
+    for constant in ("TRIAL_S", "LOOP_TRIAL_S"):
+        monkeypatch.setattr(tuning, constant, 0.0)
+    monkeypatch.setattr(tuning, "BATCH_SIZES", (2, 4))
+    settings = tuning.tune_library(replace(task, out=str(tmp_path), num_threads=1))
+    chosen = settings["library"]
+    loop = f"loop, {chosen['num_threads']} threads, {chosen['num_workers']} workers"
+    assert {loop, f"decoding, {chosen['backend']}"} <= set(settings["trials"])
+    assert chosen["batch_size"] in (2, 4) and chosen["prefetch"] in tuning.PREFETCHES
+    task = replace(task, out=str(tmp_path), **chosen)
+    run_loop(task, task.images())
+    run = {"model": task.model, "store": str(tmp_path / "store"), "source": [{"path": task.items}], "engine": "local"}
+    embed(load_config(overrides=run))
+    ours = from_table(embedder.open_store(run["store"]).to_arrow())
+    assert check_equal({"library": read_files(tmp_path), "pipeline": ours}, centred=True)["pipeline"] > 0.9999
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_quick_run_compares_an_imported_model_with_its_librarys_loop(photographs):
+    options = ["--quick", "--models", "clip-tiny,siglip-tiny", "--dtype", "float32", "--num-photographs", "24"]
+    found = found_by("bench_pipeline.py", *options, "--only", "library,local", "--photographs", photographs)
+    assert set(found["workloads"]) == {"clip-tiny", "siglip-tiny"}
+    for workload in found["workloads"].values():
+        assert (workload["num_items"], workload["num_distinct"]) == (24, 12)
+        assert set(workload["contestants"]) == {"library loop", "local"}
+        assert all(standing["least_cosine"] >= 0.999 for standing in workload["contestants"].values())
+        assert workload["paired"]["local over library loop"]["first_s"][0] > 0

@@ -9,10 +9,12 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from shards.activations import Batch, TowerState
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
+from shards.fresh import init_model
 from shards.saving import write_weights
 from shards.tensor_shapes import model_shapes
-from shards.towers import init_model
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 SENTENCES = (
     "a red car on the road",
@@ -56,8 +58,8 @@ def tokenizer_json() -> str:
 
 
 def tiny_config(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, **top: Any) -> ModelConfig:
-    vision_config = VisionConfig(**(VISION | (vision or {})))
-    text_config = TextConfig(**(TEXT | (text or {})))
+    vision_config = VitTower(**(VISION | (vision or {})))
+    text_config = AlbertTower(**(TEXT | (text or {})))
     preprocess = PreprocessConfig(
         image_size=vision_config.image_size,
         mean=(0.4, 0.5, 0.6),
@@ -110,7 +112,7 @@ def make_batch() -> Callable[..., Batch]:
     """A batch of random pixels and token ids; the lengths say which rows have which side."""
 
     def make(
-        config: ModelConfig, frames: Iterable[int] = (1, 0, 3, 1), tokens: Iterable[int] = (5, 9, 0, 2), seed: int = 0
+        config: ModelConfig, frames: Iterable[int] = (1, 0, 3, 1), tokens: Iterable[int] = (8, 9, 0, 2), seed: int = 0
     ) -> Batch:
         generator = torch.Generator().manual_seed(seed)
         num_frames, num_tokens = torch.tensor(list(frames)), torch.tensor(list(tokens))

@@ -8,14 +8,15 @@ from torch import nn
 from torch.testing import assert_close
 
 from shards.activations import Batch, TowerState
-from shards.config import VisionConfig
-from shards.costs import vision_costs, weight_bytes
+from shards.costs import weight_bytes
 from shards.fingerprint import model_fingerprint
+from shards.fresh import init_model
 from shards.plan import plan_shards
 from shards.ranges import vision_only, whole_model
+from shards.reference import load_towers
 from shards.shard import BATCH_COUNTER, load_shard
 from shards.tensor_shapes import model_shapes, shard_shapes
-from shards.towers import init_model, load_towers
+from shards.towers.vit import VitTower
 
 STEM = {"stem": "conv", "class_token": False, "pool": "avg"}
 
@@ -122,11 +123,11 @@ def test_neighbours_in_a_batch_do_not_change_an_image_behind_the_stem(make_confi
 def test_a_stem_that_does_not_fit_is_refused(make_config):
     for changes, message in (({"patch_size": 4}, "patch_size"), ({"width": 6, "num_heads": 2}, "width")):
         with pytest.raises(ValueError, match=rf"{changes.get(message)}\) is no multiple of the conv stem"):
-            VisionConfig(**({"image_size": 32, "patch_size": 8, "stem": "conv"} | changes))
+            VitTower(**({"image_size": 32, "patch_size": 8, "stem": "conv"} | changes))
     with pytest.raises(ValueError, match='belong to stem = "conv"'):
-        VisionConfig(stem_blocks=(0, 0, 1))
+        VitTower(stem_blocks=(0, 0, 1))
     with pytest.raises(ValueError, match="from 0 up"):
-        VisionConfig(stem="conv", stem_blocks=(0, -1, 1))
+        VitTower(stem="conv", stem_blocks=(0, -1, 1))
 
 
 def test_fresh_stems_start_with_statistics_of_nothing_and_count_as_another_model(make_config, tmp_path):
@@ -143,14 +144,14 @@ def test_the_stem_costs_its_three_convolutions_and_the_projection(make_config):
     config = make_config(STEM)
     # 16 x 16 places of 3 to 8 channels, 8 x 8 of 8 to 16, 4 x 4 of 16 to 32; then 1 x 1 of 32 to 32.
     expected = 2 * (16 * 16 * 9 * 3 * 8 + 8 * 8 * 9 * 8 * 16 + 4 * 4 * 9 * 16 * 32 + 4 * 4 * 32 * 32)
-    assert vision_costs(config).front == expected
+    assert config.vision.flops(0).front == expected
 
 
 def test_a_residual_block_costs_two_convolutions_of_its_map(make_config):
-    plain = vision_costs(make_config({**STEM, "stem_channels": (4, 8, 12)})).front
+    plain = make_config({**STEM, "stem_channels": (4, 8, 12)}).vision.flops(0).front
     # One block of 8 channels on 8 x 8 places, two of 12 on 4 x 4.
     blocks = 2 * 2 * (8 * 8 * 9 * 8 * 8 + 2 * 4 * 4 * 9 * 12 * 12)
-    assert vision_costs(make_config(RESIDUAL)).front == plain + blocks
+    assert make_config(RESIDUAL).vision.flops(0).front == plain + blocks
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])

@@ -10,12 +10,12 @@ from torch.testing import assert_close
 
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
-from shards.convert import export_vision_text_dual_encoder, import_vision_text_dual_encoder
-from shards.convert.transformers_towers import mlp_ratio
+from shards.convert import export_vision_text_dual_encoder, import_transformers
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.plan import plan_shards
 from shards.shard import load_shard
+from shards.towers.from_transformers import mlp_ratio
 
 CAPTIONS = ["a red car", "two cats sleep on a sofa in the rain", "fruit"]
 
@@ -134,7 +134,7 @@ def assert_same_features(folder, model, tokenizer):
 
 def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, tmp_path):
     folder, model, tokenizer = checkpoint
-    config = import_vision_text_dual_encoder(folder, tmp_path / "out")
+    config = import_transformers(folder, tmp_path / "out")
     assert config == load_model_config(tmp_path / "out")
     assert_same_features(tmp_path / "out", model, tokenizer)
     assert (config.trained, config.embedding_dim, config.name) == (True, 20, "encoder")
@@ -142,6 +142,7 @@ def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, 
     assert config.preprocess.model_dump() == {
         "image_size": 24,
         "resize": "squash",
+        "resize_size": None,
         "interpolation": "bilinear",
         "resampler": "torchvision",
         "mean": (0.3, 0.4, 0.5),
@@ -158,8 +159,8 @@ def test_a_checkpoint_in_several_files_imports_to_the_same_model(checkpoint, tmp
     (parted / "model.safetensors").unlink()
     model.save_pretrained(parted, max_shard_size="30KB")
     assert (parted / "model.safetensors.index.json").is_file()
-    import_vision_text_dual_encoder(folder, tmp_path / "whole")
-    import_vision_text_dual_encoder(parted, tmp_path / "parted")
+    import_transformers(folder, tmp_path / "whole")
+    import_transformers(parted, tmp_path / "parted")
     assert model_fingerprint(tmp_path / "whole") == model_fingerprint(tmp_path / "parted")
 
 
@@ -167,7 +168,7 @@ def test_the_names_that_newer_modules_have_import_too(checkpoint, own_checkpoint
     model, tokenizer = checkpoint[1:]
     save_file(dict(model.state_dict()), own_checkpoint / "model.safetensors")
     assert "vision_model.layers.0.attention.q_proj.weight" in model.state_dict()
-    import_vision_text_dual_encoder(own_checkpoint, tmp_path / "out")
+    import_transformers(own_checkpoint, tmp_path / "out")
     assert_same_features(tmp_path / "out", model, tokenizer)
 
 
@@ -180,14 +181,14 @@ def test_the_names_that_newer_modules_have_import_too(checkpoint, own_checkpoint
 )
 def test_other_activations_and_biases_import(tokenizer_json, tmp_path, vision, text):
     model, tokenizer = save_checkpoint(tmp_path / "hf", tokenizer_json, vit_processor(), vision, text)
-    import_vision_text_dual_encoder(tmp_path / "hf", tmp_path / "out")
+    import_transformers(tmp_path / "hf", tmp_path / "out")
     assert_same_features(tmp_path / "out", model, tokenizer)
 
 
 def test_half_precision_checkpoints_keep_their_dtype(checkpoint, own_checkpoint, tmp_path):
     tensors = load_file(own_checkpoint / "model.safetensors")
     save_file({name: tensor.half() for name, tensor in tensors.items()}, own_checkpoint / "model.safetensors")
-    import_vision_text_dual_encoder(own_checkpoint, tmp_path / "out")
+    import_transformers(own_checkpoint, tmp_path / "out")
     dtypes = {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()}
     assert dtypes == {torch.float16}
 
@@ -196,7 +197,7 @@ def test_a_processor_saved_together_with_the_tokeniser_is_found(checkpoint, own_
     settings = json.loads((own_checkpoint / "preprocessor_config.json").read_text())
     (own_checkpoint / "preprocessor_config.json").unlink()
     (own_checkpoint / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
-    config = import_vision_text_dual_encoder(own_checkpoint, tmp_path / "out")
+    config = import_transformers(own_checkpoint, tmp_path / "out")
     assert config.preprocess.mean == (0.3, 0.4, 0.5)
 
 
@@ -205,7 +206,7 @@ def test_a_cropping_processor_becomes_a_crop(tokenizer_json, tmp_path):
 
     processor = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
     save_checkpoint(tmp_path / "hf", tokenizer_json, processor)
-    config = import_vision_text_dual_encoder(tmp_path / "hf", tmp_path / "out")
+    config = import_transformers(tmp_path / "hf", tmp_path / "out")
     preprocess = config.preprocess
     assert (preprocess.resize, preprocess.interpolation, preprocess.resampler) == ("crop", "bicubic", "torchvision")
 
@@ -214,7 +215,7 @@ def test_captions_keep_transformers_own_token_ids(checkpoint, tmp_path):
     from tokenizers import Tokenizer
 
     folder, _, tokenizer = checkpoint
-    import_vision_text_dual_encoder(folder, tmp_path / "out")
+    import_transformers(folder, tmp_path / "out")
     ours = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for caption in [*CAPTIONS, "", "Ünïcode  and   SPACES", "🙂"]:
         assert ours.encode(caption).ids == tokenizer(caption)["input_ids"]
@@ -223,9 +224,9 @@ def test_captions_keep_transformers_own_token_ids(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("config.json", {"model_type": "clip"}, "model_type = 'clip'; this import takes 'vision-text-dual-encoder'"),
-        ("config.json", {"vision_config__model_type": "clip_vision_model"}, "vision tower is 'clip_vision_model'"),
-        ("config.json", {"text_config__model_type": "bert"}, "text tower is 'bert'; only 'albert'"),
+        ("config.json", {"model_type": "gpt2"}, "model_type = 'gpt2'; this import takes .*'vision-text-dual-encoder'"),
+        ("config.json", {"vision_config__model_type": "swin"}, "vision tower is 'swin'; these can be imported: "),
+        ("config.json", {"text_config__model_type": "gpt2"}, "text tower is 'gpt2'; these can be imported: "),
         ("config.json", {"vision_config__hidden_act": "mish"}, "hidden_act = 'mish'; only gelu"),
         ("config.json", {"text_config__hidden_act": "mish"}, "hidden_act.*mish"),
         ("config.json", {"vision_config__num_channels": 1}, "num_channels = 1; only 3"),
@@ -251,14 +252,14 @@ def test_captions_keep_transformers_own_token_ids(checkpoint, tmp_path):
 def test_what_cannot_be_mapped_is_refused_and_nothing_is_left(own_checkpoint, tmp_path, file, changes, message):
     edit(own_checkpoint / file, **changes)
     with pytest.raises(ModelError, match=message) as caught:
-        import_vision_text_dual_encoder(own_checkpoint, tmp_path / "out")
+        import_transformers(own_checkpoint, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_a_processor_that_does_not_normalise_leaves_pixels_in_zero_to_one(own_checkpoint, tmp_path):
     edit(own_checkpoint / "preprocessor_config.json", do_normalize=False)
-    preprocess = import_vision_text_dual_encoder(own_checkpoint, tmp_path / "out").preprocess
+    preprocess = import_transformers(own_checkpoint, tmp_path / "out").preprocess
     assert (preprocess.mean, preprocess.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -267,14 +268,14 @@ def test_a_checkpoint_without_tokeniser_or_processor_is_refused(own_checkpoint, 
     for name in files:
         (own_checkpoint / name).unlink()
     with pytest.raises(ModelError, match="save"):
-        import_vision_text_dual_encoder(own_checkpoint, tmp_path / "out")
+        import_transformers(own_checkpoint, tmp_path / "out")
 
 
 def test_an_exported_model_loads_in_transformers_and_comes_back_the_same(checkpoint, tmp_path):
     from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
 
     folder, model, _ = checkpoint
-    first = import_vision_text_dual_encoder(folder, tmp_path / "first")
+    first = import_transformers(folder, tmp_path / "first")
     export_vision_text_dual_encoder(tmp_path / "first", tmp_path / "exported")
     loaded, report = VisionTextDualEncoderModel.from_pretrained(tmp_path / "exported", output_loading_info=True)
     assert not report["missing_keys"]
@@ -284,7 +285,7 @@ def test_an_exported_model_loads_in_transformers_and_comes_back_the_same(checkpo
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert_same_features(tmp_path / "first", loaded.eval(), tokenizer)
     assert list(AutoImageProcessor.from_pretrained(tmp_path / "exported").image_mean) == [0.3, 0.4, 0.5]
-    again = import_vision_text_dual_encoder(tmp_path / "exported", tmp_path / "again")
+    again = import_transformers(tmp_path / "exported", tmp_path / "again")
     assert again.model_copy(update={"name": first.name}) == first
     assert model_fingerprint(tmp_path / "first") == model_fingerprint(tmp_path / "again")
 

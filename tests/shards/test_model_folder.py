@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from shards.config import find_model_folder, load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
+from shards.fresh import init_model
 from shards.saving import write_weights
 from shards.summary import describe_model
-from shards.towers import init_model
 
 
 def edit(folder, section=None, **changes):
@@ -42,14 +42,14 @@ def test_a_configuration_comes_back_as_it_was_written(make_config, make_model):
         (None, {"colour": "red"}, "colour.*found 'red'"),
         ("vision", {"depth": 0}, r"vision.depth.*found 0"),
         ("vision", {"width": 33}, r"width \(33\) is no multiple of num_heads \(2\)"),
-        ("vision", {"patch_size": 7}, r"image_size \(32\) is no multiple of patch_size \(7\)"),
-        ("vision", {"class_token": False}, 'pool "token" and a pooler need class_token'),
+        ("vision", {"patch_size": 64}, r"patch_size \(64\) exceeds image_size \(32\)"),
+        ("vision", {"class_token": False}, 'pool "token" needs class_token'),
         ("vision", {"pooler": "tanh", "pool": "avg"}, "a pooler works on the class token"),
         ("text", {"num_hidden_groups": 9}, r"num_hidden_groups \(9\) exceeds num_hidden_layers"),
         ("text", {"pad_token_id": 500}, "outside the vocabulary"),
         ("text", {"hidden_act": "mish"}, "text.hidden_act.*found 'mish'"),
-        ("preprocess", {"image_size": 64}, r"preprocess.image_size \(64\) is not vision.image_size \(32\)"),
-        ("preprocess", {"max_caption_tokens": 99}, r"\(99\) exceeds text.max_position_embeddings \(24\)"),
+        ("preprocess", {"image_size": 64}, r"preprocess.image_size \(64\) is not the vision tower's \(32\)"),
+        ("preprocess", {"max_caption_tokens": 99}, r"\(99\) exceeds the 24 tokens"),
         ("preprocess", {"std": [0.0, 1.0, 1.0]}, "each must be positive"),
         ("preprocess", {"mean": [float("nan"), 0, 0]}, "finite number"),
     ],

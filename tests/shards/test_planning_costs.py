@@ -24,7 +24,7 @@ def test_front_and_head_come_with_the_first_and_the_last_layer():
 def test_costs_at_another_caption_length_are_those_estimated_for_it(make_config):
     config = make_config()
     short, long = (estimate_costs(config, DEVICES["CPU"], "float32", tokens) for tokens in (8, 20))
-    scaled = short.at_tokens(20, config)
+    scaled = short.at_mix(DataMix(caption_tokens=20), config)
     assert scaled.text.layer_s == pytest.approx(long.text.layer_s)
     assert scaled.text.front_s == pytest.approx(long.text.front_s)
     assert scaled.text.head_s == long.text.head_s

@@ -7,7 +7,7 @@ import random
 import pytest
 from work import count_calls
 
-from shards.costs import cut_bytes_per_caption, cut_bytes_per_image, weight_bytes
+from shards.costs import cut_bytes, weight_bytes
 from shards.planning.costs import DataMix, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DeviceType, parse_devices
 from shards.planning.problem import PlacementProblem, Pool
@@ -84,8 +84,8 @@ class Stage:
         layers_s += mix.captions_per_item * costs.text.of(spec.text, depths[1])
         passing = 0.0
         for vision, text in ((spec.vision.start, spec.text.start), (spec.vision.stop, spec.text.stop)):
-            passing += mix.images_per_item * cut_bytes_per_image(config, vision, "float32")
-            passing += mix.captions_per_item * cut_bytes_per_caption(config, text, "float32", mix.caption_tokens)
+            passing += mix.images_per_item * cut_bytes(config, "vision", vision, "float32", mix.caption_tokens)
+            passing += mix.captions_per_item * cut_bytes(config, "text", text, "float32", mix.caption_tokens)
         overhead_s = passing / 2 * costs.send_s_per_byte + costs.call_s / problem.rows_per_batch
         workspace = max(
             mix.images_per_item * costs.workspace_bytes_per_image if len(spec.vision) else 0,

@@ -6,18 +6,20 @@ import sys
 import pytest
 import torch
 
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
+from shards.fresh import init_model
 from shards.planning.costs import ModelCosts
 from shards.profile import TimingSetting, measure_costs, measure_part
 from shards.ranges import LayerRange
-from shards.towers import init_model
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A ViT of broad layers beside a text tower of narrow ones."""
-    vision = VisionConfig(image_size=32, patch_size=4, width=512, depth=3, num_heads=8)
-    text = TextConfig(
+    vision = VitTower(image_size=32, patch_size=4, width=512, depth=3, num_heads=8)
+    text = AlbertTower(
         vocab_size=100,
         embedding_size=16,
         hidden_size=32,

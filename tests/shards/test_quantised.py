@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from shards.activations import Batch, TowerState
-from shards.costs import cut_bytes_per_image, weight_bytes
+from shards.costs import cut_bytes, weight_bytes
+from shards.fresh import init_model
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.quantised import BLOCK_ROWS, Int8Linear, quantise_rows, quantise_weight
 from shards.ranges import whole_model
+from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.tensor_shapes import shard_shapes
-from shards.towers import init_model, load_towers
 
 
 def run(shards, batch):
@@ -88,7 +89,7 @@ def test_a_wide_model_takes_less_than_half_of_bfloat16_and_a_bit_more(make_confi
     config = make_config({"width": 512, "depth": 12}, {"hidden_size": 512, "intermediate_size": 2048})
     figures = {dtype: weight_bytes(config, whole_model(config), dtype) for dtype in ("float32", "bfloat16", "int8")}
     assert figures["float32"] / 4 < figures["int8"] < figures["bfloat16"] * 0.53
-    assert cut_bytes_per_image(config, 3, "int8") == cut_bytes_per_image(config, 3, "float32")
+    assert cut_bytes(config, "vision", 3, "int8", 8) == cut_bytes(config, "vision", 3, "float32", 8)
 
 
 def test_every_cut_of_an_int8_model_gives_the_same_bits_close_to_float32(make_config, make_model, make_batch):
@@ -149,7 +150,7 @@ from shards.shard import load_shard
 def peak(): return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 folder, dtype = sys.argv[1:]
 config = load_model_config(folder)
-import shards.vision, timm.models.vision_transformer, safetensors.torch
+import shards.layouts, timm.models.vision_transformer, safetensors.torch
 before = peak()
 shard = load_shard(folder, vision_only(config), dtype=dtype)
 print(shard.weight_bytes, peak() - before)

@@ -10,8 +10,8 @@ from shards.activations import Batch, TowerState
 from shards.errors import ModelError
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.ranges import text_only, vision_only, whole_model
+from shards.reference import load_towers
 from shards.shard import load_shard
-from shards.towers import load_towers
 
 VARIANTS = {
     "plain": ({}, {}),
@@ -139,12 +139,12 @@ def test_embeddings_equal_what_timm_and_transformers_compute_from_the_same_file(
     albert = AlbertModel(AlbertConfig(**fields, attn_implementation="eager"), t.pool == "pooler").eval()
     albert.load_state_dict(of("text."))
 
-    batch = make_batch(config, frames=(1, 2), tokens=(3, 7))
+    batch = make_batch(config, frames=(1, 2), tokens=(6, 7))
     mean, std = torch.tensor(config.preprocess.mean), torch.tensor(config.preprocess.std)
     pixels = ((batch.vision.values / 255 - mean) / std).permute(0, 3, 1, 2)
     ids = torch.zeros((2, 7), dtype=torch.long)
-    ids[0, :3], ids[1] = batch.text.values[:3], batch.text.values[3:]
-    mask = (torch.arange(7) < torch.tensor([[3], [7]])).long()
+    ids[0, :6], ids[1] = batch.text.values[:6], batch.text.values[6:]
+    mask = (torch.arange(7) < torch.tensor([[6], [7]])).long()
     with torch.no_grad():
         x = vit.forward_head(vit.forward_features(pixels), pre_logits=True)
         if v.pooler == "tanh":
@@ -155,7 +155,7 @@ def test_embeddings_equal_what_timm_and_transformers_compute_from_the_same_file(
         pooled = {
             "pooler": output.pooler_output,
             "cls": tokens[:, 0],
-            "mean": torch.stack([tokens[0, :3].mean(0), tokens[1].mean(0)]),
+            "mean": torch.stack([tokens[0, :6].mean(0), tokens[1].mean(0)]),
         }[t.pool]
         captions = pooled @ weights["text_head.projection.weight"].T
     expected_images = torch.stack([images[0], (images[1] + images[2]) / 2])
@@ -184,7 +184,7 @@ def test_other_batchings_and_paddings_change_nothing_but_noise(make_config, make
     for text in ({}, {"pool": "mean"}):
         config = make_config(text=text)
         shard = load_shard(make_model(config), whole_model(config))
-        frames, tokens = [1, 3, 1, 2, 1, 1], [2, 24, 7, 7, 1, 13]
+        frames, tokens = [1, 3, 1, 2, 1, 1], [2, 24, 7, 23, 1, 13]
         whole = make_batch(config, frames=frames, tokens=tokens, seed=3)
         together = shard(whole)
         pixels = whole.vision.values.split(frames)
@@ -203,7 +203,7 @@ def test_other_batchings_and_paddings_change_nothing_but_noise(make_config, make
 def test_padding_reaches_no_caption_even_when_its_id_is_loud(make_config, make_model, make_batch, monkeypatch):
     config = make_config()
     shard = load_shard(make_model(config), text_only(config))
-    batch = make_batch(config, tokens=(3, 20, 1, 0))
+    batch = make_batch(config, tokens=(19, 20, 1, 0))
     quiet = shard(batch).text.values
     table = shard.text.embeddings.word_embeddings.weight
     table.data[config.text.pad_token_id] = 1e4
@@ -216,7 +216,7 @@ def test_a_video_is_the_mean_of_its_frames_projections(make_config, make_model, 
     towers = load_towers(folder)
     batch = make_batch(config, frames=(3, 1), tokens=(0, 0))
     with torch.no_grad():
-        projected = towers.project_pixels(batch.vision.values)
+        projected = towers.project("vision", batch.vision.values, batch.vision.lengths)
     expected = torch.stack([projected[:3].mean(0), projected[3]])
     found = load_shard(folder, vision_only(config))(batch).vision
     assert_close(found.values, expected / expected.norm(dim=1, keepdim=True), atol=1e-6, rtol=0)

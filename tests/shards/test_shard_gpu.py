@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from shards.plan import plan_shards
+from shards.reference import load_towers
 from shards.shard import load_shard
-from shards.towers import load_towers
 
 
 @pytest.mark.gpu

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from shards.costs import weight_bytes
 from shards.errors import ModelError
+from shards.fresh import init_model
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.ranges import text_only, vision_only, whole_model
+from shards.reference import TwinTower, load_towers
 from shards.shard import load_shard
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes, shard_shapes
-from shards.towers import TwinTower, init_model, load_towers
 
 FIRST = ShardSpec(LayerRange(0, 2), LayerRange(0, 0))
 SECOND = ShardSpec(LayerRange(2, 4), LayerRange(0, 1))
@@ -74,8 +75,8 @@ def test_a_group_of_shared_weights_is_held_once_and_only_where_it_is_applied(mak
 def test_outputs_are_named_by_what_the_shard_ends_with(make_config, make_model):
     folder = make_model(make_config())
     first, second = load_shard(folder, FIRST), load_shard(folder, SECOND)
-    assert (first.vision_output, first.text_output) == ("activation", None)
-    assert (second.vision_output, second.text_output) == ("embedding", "activation")
+    assert (first.output_of("vision"), first.output_of("text")) == ("activation", None)
+    assert (second.output_of("vision"), second.output_of("text")) == ("embedding", "activation")
 
 
 def test_only_the_files_that_hold_a_shards_tensors_are_opened(make_config, make_model, make_batch, tmp_path):
@@ -162,9 +163,9 @@ def test_a_tensor_that_the_model_does_not_know_is_refused(model):
         load_shard(model, SECOND)
 
 
-def test_the_temperature_is_allowed_and_not_needed(model):
-    assert OPTIONAL_SHAPES == {"logit_scale": ()}
-    rewrite(model, lambda tensors: tensors.update({"logit_scale": torch.tensor(2.6)}))
+def test_temperature_and_bias_are_allowed_and_not_needed(model):
+    assert OPTIONAL_SHAPES == {"logit_scale": (), "logit_bias": ()}
+    rewrite(model, lambda tensors: tensors.update({name: torch.tensor(2.6) for name in OPTIONAL_SHAPES}))
     load_towers(model)
 
 

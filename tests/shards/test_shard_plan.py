@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from work import count_calls
 
-from shards.costs import text_costs, vision_costs
+from shards.costs import tower_costs
 from shards.errors import ModelError
 from shards.plan import MIXED_SLACK, LayerRange, ShardPlan, ShardSpec, check_plan, plan_shards, plan_specs
 from shards.planning.costs import DataMix
@@ -24,7 +24,7 @@ def all_cuts(depth_v, depth_t, num_stages):
 
 
 def slowest(config, specs, images, captions, tokens):
-    vision, text = vision_costs(config), text_costs(config, tokens)
+    vision, text = tower_costs(config, "vision", tokens), tower_costs(config, "text", tokens)
     return max(images * vision.of(spec.vision) + captions * text.of(spec.text) for spec in specs)
 
 

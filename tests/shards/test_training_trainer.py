@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from shards.activations import Batch, TowerState
 from shards.errors import ModelError
 from shards.ranges import LayerRange, whole_model
+from shards.reference import load_towers
 from shards.shard import load_shard
-from shards.towers import load_towers
 from shards.training.batch import TrainBatch
 from shards.training.checkpoint import load_checkpoint, save_checkpoint
 from shards.training.export import apply_delta
@@ -177,7 +177,10 @@ def test_an_export_in_float16_is_half_as_large_and_points_the_same_way(make_conf
     assert sizes[1] < 0.6 * sizes[0]
     pixels = make_train_batch(trainer.config).pixels
     with torch.no_grad():
-        one, other = (load_towers(folder).project_pixels(pixels) for folder in (full, half))
+        one, other = (
+            load_towers(folder).project("vision", pixels, torch.ones(len(pixels), dtype=torch.int64))
+            for folder in (full, half)
+        )
     assert torch.cosine_similarity(one, other).min() > 0.9999
 
 
@@ -218,7 +221,9 @@ def test_a_delta_holds_the_named_layers_and_nothing_else_and_leaves_its_base(mak
         assert torch.equal(found[name], trained[name] if name in changed else tensor), name
     batch = make_train_batch(config)
     with torch.no_grad():
-        projected = load_towers(together).project_pixels(batch.pixels)
+        projected = load_towers(together).project(
+            "vision", batch.pixels, torch.ones(len(batch.pixels), dtype=torch.int64)
+        )
     expected = trainer.encode_images(batch.pixels)
     assert_close(torch.nn.functional.normalize(projected, dim=-1), expected, atol=1e-5, rtol=0)
 

@@ -1,6 +1,8 @@
 """Twin towers small enough to embed an image in a millisecond."""
 
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 
 def tiny_config(**vision) -> ModelConfig:
@@ -9,8 +11,8 @@ def tiny_config(**vision) -> ModelConfig:
         name="tiny",
         trained=False,
         embedding_dim=24,
-        vision=VisionConfig(image_size=32, patch_size=8, width=32, depth=4, num_heads=2, **vision),
-        text=TextConfig(
+        vision=VitTower(image_size=32, patch_size=8, width=32, depth=4, num_heads=2, **vision),
+        text=AlbertTower(
             vocab_size=300,
             embedding_size=16,
             hidden_size=32,

@@ -146,15 +146,16 @@ def row_blocks(num_rows: int, num_columns: int) -> Iterator[slice]:
 
 def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
     sizes = problem.part_bytes
-    layer = sizes["vision layers"] / ranges.depth
+    layer = sizes["vision layers"] / max(ranges.depth, 1)
     return ranges.total(sizes["vision front"], layer * ranges.num_layers, sizes["vision head"])
 
 
 def _text_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
     """Bytes of each text range, (T,); a group of shared weights counts once in each range that applies it."""
-    sizes = problem.part_bytes
-    group_of = problem.config.text.group_of
-    numbers = np.array([group_of(layer) for layer in range(ranges.depth)])
+    text, sizes = problem.config.text, problem.part_bytes
+    if text is None:
+        return np.zeros(len(ranges.starts))
+    numbers = np.array([text.weights_of(layer) for layer in range(ranges.depth)])
     groups = np.cumsum(np.diff(numbers, prepend=numbers[0]) != 0)  # of each layer, numbered without gaps
     group = sizes["text layers"] / (groups[-1] + 1)
     last = np.maximum(ranges.stops - 1, 0)

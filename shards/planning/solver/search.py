@@ -68,6 +68,8 @@ def best_placement(
         min_layers: layers of each tower that every stage must hold: 0 or 1.
         min_items_per_s: throughput below which no placement is wanted.
     """
+    if sum(problem.part_bytes.values()) > sum(pool.num * pool.device.memory_bytes for pool in problem.pools):
+        return None  # no cut makes the weights fewer
     resources = Resources(problem)
     high = min(_fluid_rate(problem), resources.max_rate)
     state = _State(max(min_items_per_s, high * MIN_RATE_SHARE), high, _first_prices(problem, resources))
@@ -86,7 +88,7 @@ def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence
     """Levels of the search: cuts of both towers (every few layers, near the best so far, all), and price rounds."""
     depths = problem.depths
     for parts in COARSE_CUTS:
-        widths = [-(-depth // part) for depth, part in zip(depths, parts, strict=True)]
+        widths = [max(1, -(-depth // part)) for depth, part in zip(depths, parts, strict=True)]
         if max(widths) > 1:
             vision, text = ([*range(0, depth, width), depth] for depth, width in zip(depths, widths, strict=True))
             yield vision, text, COARSE_ROUNDS

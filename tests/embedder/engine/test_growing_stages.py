@@ -7,17 +7,19 @@ import samples
 from embedding_runs import embedded
 
 from embedder.training.tokenizer import train_tokenizer
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
+from shards.fresh import init_model
 from shards.plan import plan_specs
 from shards.ranges import LayerRange, ShardSpec
-from shards.towers import init_model
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 
 @pytest.fixture
 def heavy_pictures(tmp_path):
     """A model that takes 30 to 60 ms of a core for a picture, almost all of it in the middle of three stages."""
-    vision = VisionConfig(image_size=96, patch_size=8, width=192, depth=12, num_heads=3)
-    text = TextConfig(
+    vision = VitTower(image_size=96, patch_size=8, width=192, depth=12, num_heads=3)
+    text = AlbertTower(
         vocab_size=300,
         embedding_size=16,
         hidden_size=32,

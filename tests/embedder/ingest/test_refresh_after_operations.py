@@ -21,7 +21,7 @@ from embedder.store.purge.purge import purge
 from embedder.store.purge.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
 from embedder.training.tokenizer import train_tokenizer
-from shards.towers import init_model
+from shards.fresh import init_model
 
 
 @pytest.fixture

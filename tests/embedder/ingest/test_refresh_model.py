@@ -23,7 +23,7 @@ from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
 from embedder.store.tables import RecordTable
 from embedder.training.tokenizer import train_tokenizer
 from index.manifest import read_manifest
-from shards.towers import init_model
+from shards.fresh import init_model
 
 
 @pytest.fixture(scope="module")

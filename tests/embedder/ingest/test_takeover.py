@@ -27,7 +27,7 @@ from embedder.store.purge.tombstones import allow_again
 from embedder.store.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
 from embedder.training.tokenizer import train_tokenizer
-from shards.towers import init_model
+from shards.fresh import init_model
 
 
 @pytest.fixture

@@ -34,12 +34,22 @@ def test_crop_takes_the_middle():
     assert kept_box((224, 168), ResizeSpec(224, "pad")) == (0, 0, 224, 168)
 
 
+def test_the_resize_may_be_larger_than_the_crop():
+    for mode, scaled, box in (("crop", (341, 256), (58, 16, 282, 240)), ("squash", (256, 256), (16, 16, 240, 240))):
+        rule = ResizeSpec(224, mode, resize_size=256)
+        assert scaled_size((640, 480), rule) == scaled
+        assert kept_box(scaled, rule) == box
+    assert kept_box((224, 224), ResizeSpec(224)) == (0, 0, 224, 224)
+
+
 def test_only_very_long_images_are_cut_before_the_resize():
-    crop = ResizeSpec(224, "crop")
+    crop = ResizeSpec(224, "crop", reduced_decode=True)
     assert long_cut((400, 100), crop) is None
     assert long_cut((50_000, 1), crop) == (24_998, 0, 25_002, 1)
     assert long_cut((10, 1001), crop) == (0, 480, 10, 520)
-    assert long_cut((10, 640), ResizeSpec(224, "crop", resampler="torchvision")) is None
+    for exact in (ResizeSpec(224, "crop"), ResizeSpec(224, "crop", resampler="torchvision", reduced_decode=True)):
+        assert long_cut((10, 640), exact) is None
+        assert long_cut((10, 641), exact) == (0, 0, 10, 640)
     assert long_cut((50_000, 1), ResizeSpec(224)) is None
 
 

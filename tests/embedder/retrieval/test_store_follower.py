@@ -19,7 +19,7 @@ from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.vacuum import vacuum
 from embedder.training.tokenizer import train_tokenizer
 from index.errors import RetrievalError
-from shards.towers import init_model
+from shards.fresh import init_model
 
 QUERY = np.array([1.0, 0.0], np.float32)
 NEVER_S = 3600.0

@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from embedder.training.tokenizer import train_tokenizer
-from shards.convert import import_vision_text_dual_encoder
+from shards.convert import import_transformers
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def normalised(features):
 def test_the_pipeline_gives_the_features_of_transformers(make_run, checkpoint, tmp_path, form, size):
     folder, model, tokenizer, processor = checkpoint
     imported = tmp_path / "model"
-    import_vision_text_dual_encoder(folder, imported)
+    import_transformers(folder, imported)
     source = tmp_path / "in"
     source.mkdir()
     images = [samples.make_image(seed, *size) for seed in range(6)]

@@ -51,7 +51,7 @@ def test_a_delta_says_what_it_is_and_what_to_do_with_it(tiny_model, deltas, tmp_
     assert code == 0, stderr
     assert (info["kind"], info["name"]) == ("delta", "anna")
     assert info["base_fingerprint"] == base["fingerprints"]["model"]
-    assert set(info["parameters"]) == {"ViT layer 3", "logit_scale"}
+    assert set(info["parameters"]) == {"vision layer 3", "logit_scale"}
     assert info["num_parameters"] == sum(each.numel() for each in load_file(f"{delta}/model.safetensors").values())
     code, _, stderr = run_embedder("plan", "--model", delta)
     assert code == 2

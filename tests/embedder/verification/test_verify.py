@@ -15,10 +15,12 @@ from embedder.errors import ConfigError, SourceError
 from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
-from shards.config import ModelConfig, PreprocessConfig, TextConfig, VisionConfig
+from shards.config import ModelConfig, PreprocessConfig
+from shards.fresh import init_model
 from shards.int8_benefit import Int8Benefit, measure_int8_benefit
 from shards.plan import LayerRange, ShardSpec, plan_specs
-from shards.towers import init_model
+from shards.towers.albert import AlbertTower
+from shards.towers.vit import VitTower
 
 
 @pytest.fixture
@@ -33,8 +35,8 @@ def wide_model(tmp_path_factory):
         name="wide",
         trained=False,
         embedding_dim=32,
-        vision=VisionConfig(image_size=64, patch_size=8, width=768, depth=2, num_heads=12),
-        text=TextConfig(
+        vision=VitTower(image_size=64, patch_size=8, width=768, depth=2, num_heads=12),
+        text=AlbertTower(
             vocab_size=300, hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, intermediate_size=4096
         ),
         preprocess=PreprocessConfig(image_size=64, max_caption_tokens=32),

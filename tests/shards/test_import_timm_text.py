@@ -1,21 +1,23 @@
-"""A timm checkpoint and an ALBERT folder, joined under fresh projections."""
+"""A timm checkpoint and the folder of a text tower, joined under fresh projections."""
 
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_tokenizers import NUM_TOKENS, unigram, wordpiece
 from torch.testing import assert_close
+from tower_checks import randomise
 
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
-from shards.convert import import_timm_and_albert
+from shards.convert import import_timm_and_text
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.plan import plan_shards
 from shards.ranges import whole_model
+from shards.reference import load_towers
 from shards.shard import load_shard
-from shards.towers import load_towers
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
 
@@ -89,7 +91,7 @@ def test_embeddings_are_those_of_timm_and_transformers_under_the_fresh_projectio
     albert, tmp_path, architecture, changes
 ):
     vit = save_timm(tmp_path / "vit", architecture, **SMALL, **changes)
-    config = import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24, seed=5)
+    config = import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24, seed=5)
     assert config.trained is False
     assert (config.vision.image_size, config.vision.depth, config.vision.width) == (32, 3, 32)
     generator = torch.Generator().manual_seed(0)
@@ -113,7 +115,7 @@ def test_embeddings_are_those_of_timm_and_transformers_under_the_fresh_projectio
 def test_projections_come_from_the_seed_and_towers_from_the_checkpoints(albert, tmp_path):
     save_timm(tmp_path / "vit", **SMALL)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / name, 24, seed=seed)
+        import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / name, 24, seed=seed)
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
     assert model_fingerprint(tmp_path / "a") == model_fingerprint(tmp_path / "b") != model_fingerprint(tmp_path / "c")
     different = {name for name in a if not torch.equal(a[name], c[name])}
@@ -123,7 +125,7 @@ def test_projections_come_from_the_seed_and_towers_from_the_checkpoints(albert, 
 
 def test_preprocessing_is_timms(albert, tmp_path):
     save_timm(tmp_path / "vit", "vit_base_patch16_clip_224", **SMALL)
-    preprocess = import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24).preprocess
+    preprocess = import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24).preprocess
     assert preprocess.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
     assert (preprocess.resize, preprocess.interpolation, preprocess.image_size) == ("crop", "bicubic", 32)
     assert preprocess.resampler == "pillow"
@@ -134,7 +136,7 @@ def test_preprocessing_is_timms(albert, tmp_path):
 def test_an_albert_with_heads_leaves_them_behind(tokenizer_json, tmp_path, class_name):
     save_timm(tmp_path / "vit", **SMALL)
     model = save_albert(tmp_path / "albert", tokenizer_json, class_name)
-    config = import_timm_and_albert(tmp_path / "vit", tmp_path / "albert", tmp_path / "out", 24)
+    config = import_timm_and_text(tmp_path / "vit", tmp_path / "albert", tmp_path / "out", 24)
     assert config.text.pool == ("mean" if class_name == "AlbertForMaskedLM" else "pooler")
     found = load_towers(tmp_path / "out").text.state_dict()
     expected = model.albert.state_dict()
@@ -143,28 +145,56 @@ def test_an_albert_with_heads_leaves_them_behind(tokenizer_json, tmp_path, class
 
 
 @pytest.mark.parametrize(
+    ("class_name", "config_name", "tokenizer", "inner", "pool"),
+    [
+        ("BertModel", "BertConfig", wordpiece, None, "pooler"),
+        ("BertForPreTraining", "BertConfig", wordpiece, "bert", "pooler"),
+        ("XLMRobertaForMaskedLM", "XLMRobertaConfig", unigram, "roberta", "mean"),
+        ("DistilBertForMaskedLM", "DistilBertConfig", wordpiece, "distilbert", "mean"),
+    ],
+)
+def test_other_text_towers_join_too(tmp_path, class_name, config_name, tokenizer, inner, pool):
+    import transformers
+
+    save_timm(tmp_path / "vit", **SMALL)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    inner_size = {"hidden_dim": 40} if config_name == "DistilBertConfig" else {"intermediate_size": 40}
+    config = getattr(transformers, config_name)(vocab_size=NUM_TOKENS, **sizes, **inner_size)
+    model = randomise(getattr(transformers, class_name)(config))
+    model.save_pretrained(tmp_path / "text")
+    tokenizer().save_pretrained(tmp_path / "text")
+    config = import_timm_and_text(tmp_path / "vit", tmp_path / "text", tmp_path / "out", 24)
+    assert config.text.pool == pool
+    tower = getattr(model, inner) if inner else model
+    ids = torch.randint(5, 80, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        output = tower(input_ids=ids)
+        pooled = output.pooler_output if pool == "pooler" else output.last_hidden_state.mean(1)
+        captions = pooled @ load_file(tmp_path / "out" / "model.safetensors")["text_head.projection.weight"].T
+    found = embed(tmp_path / "out", torch.zeros((1, 32, 32, 3), dtype=torch.uint8), ids)
+    assert_close(found.text.values, torch.nn.functional.normalize(captions), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("vit_base_patch16_siglip_224", {}, "pooling 'map'"),
-        ("vit_small_patch16_224", {"qk_norm": True}, "this ViT has .*q_norm"),
-        ("vit_giant_patch14_dinov2", {}, "this ViT has .*GluMlp"),
-        ("deit_tiny_distilled_patch16_224", {}, "VisionTransformerDistilled; only"),
+        ("deit_tiny_distilled_patch16_224", {}, "VisionTransformerDistilled; of timm"),
         ("vit_small_patch16_224", {"img_size": (32, 48)}, "only squares"),
     ],
 )
 def test_vits_that_are_built_otherwise_are_refused_plainly(albert, tmp_path, architecture, changes, message):
     save_timm(tmp_path / "vit", architecture, **(SMALL | changes))
     with pytest.raises(ModelError, match=message):
-        import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24)
+        import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
     assert not (tmp_path / "out").exists()
 
 
 def test_checkpoints_of_another_kind_are_refused(albert, tmp_path):
     save_timm(tmp_path / "vit", **SMALL)
     with pytest.raises(ModelError, match="no `architecture`"):
-        import_timm_and_albert(albert[0], albert[0], tmp_path / "out", 24)
-    with pytest.raises(ModelError, match="no ALBERT of transformers has"):
-        import_timm_and_albert(tmp_path / "vit", tmp_path / "vit", tmp_path / "out", 24)
+        import_timm_and_text(albert[0], albert[0], tmp_path / "out", 24)
+    with pytest.raises(ModelError, match="the text tower is 'None'; these can be imported: albert, bert"):
+        import_timm_and_text(tmp_path / "vit", tmp_path / "vit", tmp_path / "out", 24)
 
 
 def test_pickled_weights_are_not_read(albert, tmp_path):
@@ -173,19 +203,19 @@ def test_pickled_weights_are_not_read(albert, tmp_path):
     (tmp_path / "vit" / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "vit" / "pytorch_model.bin")
     with pytest.raises(ModelError, match="pickled checkpoints aren't read"):
-        import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24)
+        import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
 
 
 def test_weights_that_timm_cannot_load_are_refused_in_one_line(albert, tmp_path):
     save_timm(tmp_path / "vit", **SMALL)
     save_file({"blocks.0.norm1.weight": torch.ones(32)}, tmp_path / "vit" / "model.safetensors")
     with pytest.raises(ModelError, match="timm can't load 'vit_small_patch16_224'") as caught:
-        import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24)
+        import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
     assert "\n" not in str(caught.value)
     config = json.loads((tmp_path / "vit" / "config.json").read_text())
     (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"architecture": "vit_of_tomorrow"}))
     with pytest.raises(ModelError, match="vit_of_tomorrow"):
-        import_timm_and_albert(tmp_path / "vit", albert[0], tmp_path / "out", 24)
+        import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
 
 
 def test_an_albert_that_lacks_a_layer_is_refused(tokenizer_json, tmp_path):
@@ -196,4 +226,4 @@ def test_an_albert_that_lacks_a_layer_is_refused(tokenizer_json, tmp_path):
     del tensors["encoder.embedding_hidden_mapping_in.weight"]
     save_file(tensors, path)
     with pytest.raises(ModelError, match=r"embedding_hidden_mapping_in.weight.*\[32, 16\]"):
-        import_timm_and_albert(tmp_path / "vit", tmp_path / "albert", tmp_path / "out", 24)
+        import_timm_and_text(tmp_path / "vit", tmp_path / "albert", tmp_path / "out", 24)

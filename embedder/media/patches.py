@@ -1,0 +1,30 @@
+"""Pixels of images as the vision tower takes them: squares as they are, others as patches with their grid."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedder.media.resize import ResizeSpec
+
+
+def pixel_columns(pixels_FHWC: NDArray[np.uint8], resize: ResizeSpec) -> dict[str, NDArray[Any]]:
+    """Make the columns of a row: `pixels`, and for images that keep their own proportions `image_grid`.
+
+    Args:
+        pixels_FHWC: frames of one size.
+        resize: the rule that they were resized by.
+
+    Returns:
+        As `pixels` the frames, or their patches one after the other, (N, 3 values for each pixel); as `image_grid`
+        int32 (3,): frames, patch rows and patch columns.
+    """
+    if resize.mode != "patches":
+        return {"pixels": pixels_FHWC}
+    side, (frames, height, width, _) = resize.patch_size, pixels_FHWC.shape
+    rows, columns = height // side, width // side
+    patches = pixels_FHWC.reshape(frames, rows, side, columns, side, 3).swapaxes(2, 3)
+    return {
+        "pixels": patches.reshape(frames * rows * columns, 3 * side**2),
+        "image_grid": np.array([frames, rows, columns], np.int32),
+    }

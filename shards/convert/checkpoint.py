@@ -1,0 +1,115 @@
+"""Import of a checkpoint of any kind: its content tells which."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.convert.single_tower import import_timm, import_tower, read_timm_config, read_tower_config
+from shards.convert.transformers_model import import_transformers, read_transformers_config
+from shards.errors import ModelError
+from shards.saving import staged_model
+from shards.schema import read_json
+from shards.summary import DELTA_FILE
+from shards.towers import CLASSES, IMPORTS
+from shards.weights import find_weights
+
+OPEN_CLIP_FILE = "open_clip_config.json"
+MAX_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Importer:
+    """Functions for one kind of checkpoint.
+
+    Attributes:
+        convert: turns a checkpoint into a model folder.
+        read_config: reads what its config.json would be, of a folder and the model's name; the weights may lack.
+    """
+
+    convert: Callable[..., ModelConfig]
+    read_config: Callable[[Path, str], ModelConfig]
+
+
+def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Turn a checkpoint into a model folder.
+
+    Taken are, of transformers, models of two towers and towers alone; models of open_clip; vision towers of timm.
+
+    Args:
+        src: its folder.
+        out: the model folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the folder holds none of these, something else than its configuration says, or something that can't
+            be mapped.
+    """
+    return _importer(find_model_folder(src)).convert(src, out, name=name)
+
+
+def import_config(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Write a model folder that holds the config.json of a checkpoint alone: enough to plan with.
+
+    Nothing but the checkpoint's own configuration is needed. Weights are not read; where there are some, the names of
+    their tensors tell details that the configuration doesn't.
+
+    Args:
+        src: folder of the checkpoint, as `import_checkpoint` takes it.
+        out: the folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the folder holds none of these checkpoints, or something that can't be mapped.
+    """
+    folder = find_model_folder(src)
+    config = _importer(folder).read_config(folder, name or Path(src).name)
+    with staged_model(Path(out), config, None):
+        return config
+
+
+def _importer(folder: Path) -> Importer:
+    """Functions for what a folder holds."""
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "") if path.is_file() else {}
+    model_type = str(tree.get("model_type"))
+    if (folder / OPEN_CLIP_FILE).is_file() and not (model_type in CLASSES and _is_of_transformers(folder)):
+        from shards.convert.open_clip_model import import_open_clip, read_model_config
+
+        return Importer(import_open_clip, read_model_config)
+    if model_type in CLASSES:
+        return Importer(import_transformers, read_transformers_config)
+    if model_type in IMPORTS:
+        return Importer(import_tower, read_tower_config)
+    if "architecture" in tree:
+        return Importer(import_timm, read_timm_config)
+    raise ModelError(f"{folder}: {_found(folder, tree)}; {_taken()}")
+
+
+def _is_of_transformers(folder: Path) -> bool:
+    """Whether the weights have transformers' names; hubs keep a model in both forms, some with one of them."""
+    try:
+        return any(name.startswith("vision_model.") for name in find_weights(folder))
+    except ModelError:
+        return False
+
+
+def _found(folder: Path, tree: dict[str, Any]) -> str:
+    if "format_version" in tree:
+        return "this is a model folder already, which commands take as it is"
+    if (folder / DELTA_FILE).is_file():
+        return f"this is a delta; make a model of it with `embedder model apply-delta BASE {folder} --out DIR`"
+    if "model_type" in tree:
+        return f"{CONFIG_FILE} says model_type = {tree['model_type']!r}"
+    if tree:
+        return f"{CONFIG_FILE} has neither model_type nor architecture"
+    names = sorted(each.name for each in folder.iterdir())[:MAX_LISTED]
+    return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {', '.join(names) or 'nothing'}"
+
+
+def _taken() -> str:
+    return (
+        f"checkpoints with these are taken: model_type {', '.join(sorted({*CLASSES, *IMPORTS}))}; {OPEN_CLIP_FILE}; "
+        "architecture, as timm saves it"
+    )

@@ -1,0 +1,157 @@
+"""Import of open_clip's checkpoints: `open_clip_config.json` with safetensors, as its folders on the hub have them.
+
+open_clip itself is needed only where a folder has no tokeniser: then its own vocabulary is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shards.config import ModelConfig, find_model_folder
+from shards.convert.open_clip_config import (
+    OpenClipConfig,
+    PreprocessSection,
+    read_open_clip_config,
+    read_open_clip_preprocess,
+)
+from shards.convert.open_clip_tokenizer import import_open_clip_tokenizer
+from shards.convert.open_clip_towers import Side, Source, read_text, read_vision
+from shards.convert.pickled_weights import PICKLE_FILE, checkpoint_weights
+from shards.convert.transformers_model import check_all_used, joined_tensor
+from shards.errors import ModelError
+from shards.saving import staged_model, write_weights
+from shards.schema import describe
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.towers.base import Shape, Tower
+from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, stored_names
+
+if TYPE_CHECKING:
+    import torch
+
+# Of the names of open_clip's weight files, beside which a folder may hold the same model for transformers.
+PREFIX = "open_clip_"
+
+_IGNORED = ("attn_mask", "text.attn_mask", "text.transformer.embeddings.position_ids")
+
+
+def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Turn a model that open_clip saved into a model folder.
+
+    Args:
+        src: its folder: open_clip_config.json, weights as safetensors, the tokeniser's files.
+        out: the model folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    """
+    folder = find_model_folder(src)
+    theirs, images = read_open_clip_config(folder)
+    with checkpoint_weights(folder, Path(out), _prefix(folder)) as files:
+        text = read_text(theirs, frozenset(files), folder)
+        tokenizer, tower = import_open_clip_tokenizer(folder, theirs.text_cfg, text.tower)
+        sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": replace(text, tower=tower)}
+        config = describe_model(theirs, images, sides, name or Path(src).name, folder)
+        with staged_model(Path(out), config, tokenizer) as stage:
+            write_weights(stage, _import_tensors(files, config, sides))
+    return config
+
+
+def read_model_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a model that open_clip saved; its weights and tokeniser may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    theirs, images = read_open_clip_config(folder)
+    names = frozenset(stored_names(folder, f"{_prefix(folder)}{WEIGHTS_FILE}"))
+    sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": read_text(theirs, names, folder)}
+    return describe_model(theirs, images, sides, name, folder)
+
+
+def describe_model(
+    theirs: OpenClipConfig, images: PreprocessSection, sides: Mapping[str, Side[Tower]], name: str, folder: Path
+) -> ModelConfig:
+    """Make our configuration of a model.
+
+    Args:
+        theirs: open_clip's.
+        images: open_clip's preprocessing.
+        sides: the towers as they were read.
+        name: of the model.
+        folder: the checkpoint, for messages.
+
+    Raises:
+        ModelError: the parts don't fit one another.
+    """
+    towers: dict[str, Any] = {side: each.tower for side, each in sides.items()}
+    projections: dict[str, Any] = {f"{side}_projection": each.projection for side, each in sides.items()}
+    max_tokens = min(theirs.text_cfg.context_length, towers["text"].max_tokens)
+    try:
+        return ModelConfig(
+            name=name,
+            trained=True,
+            embedding_dim=theirs.embed_dim,
+            projection_bias=any("projection.bias" in each.projection_tensors for each in sides.values()),
+            preprocess=read_open_clip_preprocess(images, towers["vision"].side_px, max_tokens),
+            **projections,
+            **towers,
+        )
+    except ValidationError as error:
+        raise ModelError(f"{folder}: {describe(error)}") from None
+
+
+def _prefix(folder: Path) -> str:
+    """Prefix of the names of the weight files: open_clip's, unless there are only files without one."""
+    names = [f"{name}{suffix}" for name in (WEIGHTS_FILE, PICKLE_FILE) for suffix in ("", INDEX_SUFFIX)]
+    found = [prefix for prefix in (PREFIX, "") if any((folder / f"{prefix}{name}").is_file() for name in names)]
+    return found[0] if found else PREFIX
+
+
+def open_clip_sources(config: ModelConfig, sides: Mapping[str, Side[Tower]]) -> dict[str, Source | None]:
+    """Find the place of each of our tensors; None of the biases that a checkpoint leaves out.
+
+    Args:
+        config: our configuration.
+        sides: the towers as they were read.
+    """
+    sources: dict[str, Source | None] = {}
+    for name in model_shapes(config):
+        section, _, inner = name.partition(".")
+        side = sides[section.removesuffix("_head")]
+        sources[name] = side.find(inner) if section in sides else side.projection_tensors.get(inner)
+    return sources
+
+
+def _import_tensors(
+    files: Mapping[str, Path], config: ModelConfig, sides: Mapping[str, Side[Tower]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the model in their order.
+
+    Args:
+        files: the checkpoint's file of each tensor.
+        config: our configuration.
+        sides: the towers as they were read.
+    """
+    sources = open_clip_sources(config, sides)
+    scales = {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
+    used = {source.name for source in sources.values() if source is not None} | scales.keys()
+    check_all_used(files, used, _IGNORED, {side: each.tower.label for side, each in sides.items()})
+    for name, shape in (model_shapes(config) | scales).items():
+        yield name, _read(files, sources.get(name, Source(name)), shape)
+
+
+def _read(files: Mapping[str, Path], source: Source | None, shape: Shape) -> torch.Tensor:
+    """Read one of our tensors from its place; a bias that open_clip leaves out is made of zeros."""
+    import torch
+
+    if source is None:
+        return torch.zeros(shape)
+    if source.is_transposed:
+        return joined_tensor(files, (source.name,), shape[::-1]).T
+    return joined_tensor(files, (source.name,), shape, source.rows)

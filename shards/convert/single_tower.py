@@ -1,0 +1,177 @@
+"""Import of a tower alone: a text or vision tower that transformers saved, a vision tower that timm saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shards.config import CONFIG_FILE, ModelConfig, PreprocessConfig, find_model_folder
+from shards.convert.pickled_weights import checkpoint_weights
+from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
+from shards.convert.timm_vision import build_timm_model, load_timm_model, read_timm_preprocess, read_timm_tower
+from shards.convert.transformers_model import check_all_used, import_tensor, read_tower, resize_tower
+from shards.errors import ModelError
+from shards.saving import staged_model, write_weights
+from shards.schema import describe, read_json
+from shards.tensor_shapes import model_shapes
+from shards.towers import IMPORTS
+from shards.towers.base import Shapes, Tower, TowerImport
+from shards.towers.kinds import TextTower, VisionTower
+from shards.weights import stored_names
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_CAPTION_TOKENS: int = PreprocessConfig.model_fields["max_caption_tokens"].default
+
+
+def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Turn a tower that transformers saved, with a head around it or without, into a model folder of that tower alone.
+
+    Its vectors are the library's own pooled features, without a projection.
+
+    Args:
+        src: its folder, with tokeniser or image processor.
+        out: the model folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    """
+    folder = find_model_folder(src)
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "give the folder of a model that transformers saved")
+    model_type = str(tree.get("model_type"))
+    with checkpoint_weights(folder, Path(out)) as weights:
+        files = bare_names(weights)
+        tower = read_tower(model_type, "only", tree, frozenset(files), path)
+        config = _config(tower, folder, name or Path(src).name, IMPORTS[model_type])
+        tokenizer = import_tokenizer(folder, tower) if isinstance(tower, TextTower) else None
+        with staged_model(Path(out), config, tokenizer) as stage:
+            write_weights(stage, _tensors(files, config, model_type, tower.front_shapes()))
+    return config
+
+
+def read_tower_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a tower that transformers saved; its weights and processors may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "give the folder of a model that transformers saved")
+    names = frozenset(bare_names(stored_names(folder)))
+    model_type = str(tree.get("model_type"))
+    tower = read_tower(model_type, "only", tree, names, path)
+    return _config(tower, folder, name, IMPORTS[model_type], is_complete=False)
+
+
+def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Turn a vision tower that timm saved into a model folder of that tower alone, without its classifier.
+
+    Args:
+        src: a folder with timm's config.json and its weights.
+        out: the model folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    """
+    folder = find_model_folder(src)
+    module = load_timm_model(folder)
+    config = _timm_config(module, folder, name or Path(src).name)
+    weights = {f"vision.{each}": tensor for each, tensor in module.state_dict().items()}
+    with staged_model(Path(out), config, None) as stage:
+        write_weights(stage, ((each, weights[each]) for each in model_shapes(config)))
+    return config
+
+
+def read_timm_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a vision tower that timm saved; its weights may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    return _timm_config(build_timm_model(folder), folder, name)
+
+
+def _timm_config(module: Any, folder: Path, name: str) -> ModelConfig:
+    tower = read_timm_tower(module, folder)
+    preprocess = read_timm_preprocess(module, tower.side_px, DEFAULT_CAPTION_TOKENS, folder, patch_px=tower.patch_px)
+    return _model(tower, preprocess, folder, name)
+
+
+def _config(tower: Tower, folder: Path, name: str, found: TowerImport, *, is_complete: bool = True) -> ModelConfig:
+    """Configuration of the model.
+
+    Args:
+        tower: its tower.
+        folder: the checkpoint.
+        name: of the model.
+        found: the import of the tower.
+        is_complete: whether the folder must have an image processor.
+    """
+    if isinstance(tower, TextTower):
+        preprocess = PreprocessConfig(max_caption_tokens=max_caption_tokens(folder, tower))
+        return _model(tower, preprocess, folder, name)
+    if isinstance(tower, VisionTower):
+        tower = import_budget(folder, tower)
+        preprocess = import_processor(
+            folder,
+            tower.side_px,
+            DEFAULT_CAPTION_TOKENS,
+            is_required=is_complete,
+            takes_any_size=found.positions != "fixed",
+            patch_px=tower.patch_px,
+        )
+        try:
+            return _model(resize_tower(tower, preprocess.image_size), preprocess, folder, name)
+        except ValidationError as error:
+            raise ModelError(f"{folder}: the image processor's size: {describe(error)}") from None
+    raise TypeError(f"{type(tower).__name__} is a tower neither for images nor for captions")
+
+
+def _model(tower: Tower, preprocess: PreprocessConfig, folder: Path, name: str) -> ModelConfig:
+    side, other = ("vision", "text") if isinstance(tower, VisionTower) else ("text", "vision")
+    sections: dict[str, Any] = {side: tower, other: None, f"{side}_projection": "none"}
+    try:
+        return ModelConfig(name=name, trained=True, embedding_dim=tower.dim, preprocess=preprocess, **sections)
+    except ValidationError as error:
+        raise ModelError(f"{folder / CONFIG_FILE}: {describe(error)}") from None
+
+
+def bare_names(files: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
+    """Name in the checkpoint and file of each tensor, by its name inside the tower, which holds the embeddings."""
+    found = sorted(f".{name}".partition(".embeddings.")[0] for name in files if ".embeddings." in f".{name}")
+    prefix = f"{found[0]}.".removeprefix(".") if found else ""
+    return {name.removeprefix(prefix): (name, path) for name, path in files.items()}
+
+
+def _tensors(
+    files: Mapping[str, tuple[str, Path]], config: ModelConfig, model_type: str, stored_at: Shapes
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the model in their order.
+
+    Args:
+        files: the checkpoint's name and file of each tensor, by its name inside the tower.
+        config: our configuration.
+        model_type: the checkpoint's.
+        stored_at: shapes of the embeddings at the checkpoint's own image size.
+    """
+    names, found = frozenset(files), IMPORTS[model_type]
+    theirs = {}
+    for name in model_shapes(config):
+        section, _, inner = name.partition(".")
+        theirs[name] = found.theirs(inner if section in config.towers else f"head.{inner}", names)
+    used = {each for their in theirs.values() for each in their}
+    (side,) = config.towers
+    check_all_used({name: path for name, (_, path) in files.items()}, used, found.ignored, {side: model_type})
+    by_full_name = dict(files.values())
+    full = {name: each for name, (each, _) in files.items()}
+    for name, shape in model_shapes(config).items():
+        their = tuple(full.get(each, each) for each in theirs[name])
+        inner = name.partition(".")[2]
+        yield name, import_tensor(by_full_name, their, shape, found, inner, stored_at.get(inner))

@@ -1,0 +1,110 @@
+"""Import of a timm vision tower and a transformers text tower, trained apart, with fresh projections into one space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.convert.pickled_weights import checkpoint_weights
+from shards.convert.preprocessing import import_tokenizer, max_caption_tokens
+from shards.convert.single_tower import bare_names
+from shards.convert.timm_vision import load_timm_model, read_timm_preprocess, read_timm_tower
+from shards.convert.transformers_model import check_all_used, joined_tensor, read_tower
+from shards.errors import ModelError
+from shards.ranges import LayerRange
+from shards.saving import staged_model, write_weights
+from shards.schema import describe, read_json
+from shards.tensor_shapes import LOGIT_SCALE, model_shapes
+from shards.towers import IMPORTS
+from shards.towers.kinds import TextTower
+
+if TYPE_CHECKING:
+    import torch
+
+# Captions are short; a fresh model need not use the whole position table.
+MAX_CAPTION_TOKENS = 64
+
+Names = Mapping[str, tuple[str, ...]]
+"""The checkpoint's names of each of our tensors."""
+
+
+def import_timm_and_text(
+    vision_src: str | Path, text_src: str | Path, out: str | Path, embedding_dim: int, *, seed: int = 0
+) -> ModelConfig:
+    """Join a vision and a text tower to a model folder whose projections are fresh (`trained` is false).
+
+    Args:
+        vision_src: a folder with timm's config.json and model.safetensors.
+        text_src: the folder of a text tower that transformers saved, with its tokeniser.
+        out: the model folder to write; must not exist yet, or be empty.
+        embedding_dim: size of the common space.
+        seed: seed of the projections.
+
+    Raises:
+        ModelError: a checkpoint has something that can't be mapped, or lacks something.
+    """
+    vision_folder, text_folder = find_model_folder(vision_src), find_model_folder(text_src)
+    module = load_timm_model(vision_folder)
+    with checkpoint_weights(text_folder, Path(out)) as files:
+        text, names = _read_text(text_folder, files)
+        vision = read_timm_tower(module, vision_folder)
+        max_tokens = min(MAX_CAPTION_TOKENS, max_caption_tokens(text_folder, text))
+        try:
+            config = ModelConfig(
+                name=Path(out).name,
+                trained=False,
+                embedding_dim=embedding_dim,
+                vision=vision,
+                text=text,
+                preprocess=read_timm_preprocess(
+                    module, vision.side_px, max_tokens, vision_folder, patch_px=vision.patch_px
+                ),
+            )
+        except ValidationError as error:
+            raise ModelError(f"{vision_folder} and {text_folder}: {describe(error)}") from None
+        tokenizer = import_tokenizer(text_folder, text)
+        with staged_model(Path(out), config, tokenizer) as stage:
+            write_weights(stage, _joined_tensors(config, module, files, names, seed))
+    return config
+
+
+def _read_text(folder: Path, files: Mapping[str, Path]) -> tuple[TextTower, Names]:
+    """Text tower of a checkpoint, with heads around it or without, and its names of our tensors."""
+    path = folder / CONFIG_FILE
+    tree: dict[str, Any] = read_json(path, "give the folder of a text tower that transformers saved")
+    model_type = str(tree.get("model_type"))
+    bare = bare_names(files)
+    text = read_tower(model_type, "text", tree, frozenset(bare), path)
+    if not isinstance(text, TextTower):
+        raise ModelError(f"{path}: model_type = {model_type!r}; give a checkpoint of a text tower")
+    found, shapes = IMPORTS[model_type], text.shapes(LayerRange(0, text.num_layers))
+    theirs = {name: found.theirs(name, frozenset(bare)) for name in shapes}
+    used = {their for each in theirs.values() for their in each}
+    check_all_used({name: file for name, (_, file) in bare.items()}, used, found.ignored, {"text": model_type})
+    full = {name: full for name, (full, _) in bare.items()}
+    return text, {f"text.{name}": tuple(full.get(their, their) for their in each) for name, each in theirs.items()}
+
+
+def _joined_tensors(
+    config: ModelConfig, module: Any, files: Mapping[str, Path], names: Names, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the joined model in their order.
+
+    Args:
+        config: the joined model.
+        module: the timm model.
+        files: the text checkpoint's files by tensor.
+        names: its names of our tensors.
+        seed: seed of the projections.
+    """
+    from shards.fresh import fresh_tensors
+
+    fresh = dict(fresh_tensors(config, seed, ("vision_head.", "text_head.", LOGIT_SCALE)))
+    ready = fresh | {f"vision.{name}": tensor for name, tensor in module.state_dict().items()}
+    for name, shape in model_shapes(config).items():
+        yield name, ready[name] if name in ready else joined_tensor(files, names[name], shape)
+    yield LOGIT_SCALE, fresh[LOGIT_SCALE]

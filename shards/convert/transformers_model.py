@@ -1,0 +1,333 @@
+"""Import of two-tower models of transformers: their towers by `shards.towers.IMPORTS`, their projections and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import isqrt, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.convert.pickled_weights import checkpoint_weights
+from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
+from shards.errors import ModelError
+from shards.saving import staged_model, write_weights
+from shards.schema import describe, read_json
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.towers import CLASSES, IMPORTS
+from shards.towers.base import ModelClass, Shape, Tower, TowerImport
+from shards.towers.kinds import TextTower, VisionTower
+from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_names
+
+if TYPE_CHECKING:
+    import torch
+
+Towers = Mapping[str, tuple[Tower, str]]
+"""By side, the tower and the `model_type` that it was read as."""
+
+
+def import_transformers(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Turn a saved model of two towers into a model folder.
+
+    Args:
+        src: its folder, with tokeniser and image processor.
+        out: the model folder to write; must not exist yet, or be empty.
+        name: of the model; by default that of the folder `src`.
+
+    Raises:
+        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    """
+    folder = find_model_folder(src)
+    with checkpoint_weights(folder, Path(out)) as files:
+        config, types, towers = _import_config(folder, frozenset(files), name or Path(src).name)
+        tokenizer = import_tokenizer(folder, config.required_text)
+        with staged_model(Path(out), config, tokenizer) as stage:
+            write_weights(stage, _import_tensors(files, config, types, towers))
+    return config
+
+
+def read_transformers_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration of a saved model of two towers; its weights and processors may lack.
+
+    Raises:
+        ModelError: it has something that can't be mapped.
+    """
+    return _import_config(folder, frozenset(stored_names(folder)), name, is_complete=False)[0]
+
+
+def _import_config(
+    folder: Path, names: frozenset[str], name: str, *, is_complete: bool = True
+) -> tuple[ModelConfig, dict[str, str], dict[str, Tower]]:
+    """Configuration of the model; the `model_type` of each side, and its tower at the checkpoint's own image size.
+
+    Args:
+        folder: the checkpoint.
+        names: names of its tensors.
+        name: of the model.
+        is_complete: whether the folder must have an image processor.
+    """
+    path = folder / CONFIG_FILE
+    tree: dict[str, Any] = read_json(path, "give the folder of a model that transformers saved")
+    model_class = CLASSES.get(str(tree.get("model_type")))
+    if model_class is None:
+        raise ModelError(
+            f"{path}: model_type = {tree.get('model_type')!r}; this import takes {', '.join(map(repr, CLASSES))}"
+        )
+    sections = {side: _section(tree, f"{side}_config", path) for side in model_class.types}
+    types = {}
+    for side, section in sections.items():
+        found = str(section.get("model_type") or model_class.types[side])
+        # A section may name a whole model of two towers, of which it is one.
+        types[side] = CLASSES.get(found, ModelClass()).types[side] or found
+        if types[side] in IMPORTS and not IMPORTS[types[side]].has_pooled_output:
+            raise ModelError(
+                f"{path}: the {side} tower is {types[side]!r}: it has no pooler, which this class needs, so "
+                "transformers computes no features of it either; retrain with another tower"
+            )
+    towers = {
+        side: read_tower(types[side], side, section, below(names, side), path) for side, section in sections.items()
+    }
+    vision, text = towers["vision"], towers["text"]
+    if not isinstance(vision, VisionTower) or not isinstance(text, TextTower):
+        raise ModelError(f"{path}: its towers are {types}; expected one for images and one for captions")
+    vision = import_budget(folder, vision)
+    try:
+        preprocess = import_processor(
+            folder,
+            vision.side_px,
+            max_caption_tokens(folder, text),
+            is_required=is_complete,
+            takes_any_size=IMPORTS[types["vision"]].positions != "fixed",
+            patch_px=vision.patch_px,
+        )
+        config = ModelConfig(
+            name=name,
+            trained=True,
+            embedding_dim=tree.get("projection_dim", 512) if model_class.has_projections else vision.dim,
+            projection_bias=not model_class.has_projections,
+            vision_projection="linear" if model_class.has_projections else "none",
+            vision=resize_tower(vision, preprocess.image_size),
+            text=text,
+            preprocess=preprocess,
+        )
+    except ValidationError as error:
+        raise ModelError(f"{path}: {describe(error)}") from None
+    return config, types, towers
+
+
+def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: frozenset[str], where: Path) -> Tower:
+    """Read one tower of a checkpoint.
+
+    Args:
+        model_type: its kind, as transformers names it.
+        side: vision or text.
+        section: its part of config.json.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: no family takes it, or it has something that can't be built.
+    """
+    if model_type not in IMPORTS:
+        raise ModelError(
+            f"{where}: the {side} tower is {model_type!r}; these can be imported: {', '.join(sorted(IMPORTS))}"
+        )
+    return IMPORTS[model_type].read(section, names, where)
+
+
+def below(names: Iterable[str], side: str) -> frozenset[str]:
+    """Give the names of the tensors of one side, without its prefix."""
+    prefix = f"{side}_model."
+    return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """Find the checkpoint's names of one of our tensors.
+
+    Args:
+        name: our name.
+        types: the `model_type` of each side.
+        names: names of the tensors of each side.
+    """
+    section, _, inner = name.partition(".")
+    side = section.removesuffix("_head")
+    if side not in types:
+        return (name,)
+    if section != side:
+        if inner.startswith("projection.") and not IMPORTS[types[side]].has_projection:
+            return (f"{'visual' if side == 'vision' else side}_{inner}",)
+        inner = f"head.{inner}"
+    return tuple(f"{side}_model.{their}" for their in IMPORTS[types[side]].theirs(inner, names[side]))
+
+
+def _import_tensors(
+    files: Mapping[str, Path], config: ModelConfig, types: Mapping[str, str], towers: Mapping[str, Tower]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the model in their order.
+
+    Args:
+        files: the checkpoint's file of each tensor.
+        config: our configuration.
+        types: the `model_type` of each side.
+        towers: each side's tower at the checkpoint's own image size.
+    """
+    names = {side: below(files, side) for side in types}
+    shapes = model_shapes(config) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
+    theirs = {name: their_names(name, types, names) for name in shapes}
+    ignored = tuple(f"{side}_model.{prefix}" for side in types for prefix in IMPORTS[types[side]].ignored)
+    check_all_used(files, {their for each in theirs.values() for their in each}, ignored, types)
+    for name, shape in shapes.items():
+        side, _, inner = name.partition(".")
+        if side in types:
+            stored = towers[side].front_shapes().get(inner, shape)
+            yield name, import_tensor(files, theirs[name], shape, IMPORTS[types[side]], inner, stored)
+        else:
+            yield name, joined_tensor(files, theirs[name], shape)
+
+
+def check_all_used(
+    files: Mapping[str, Path], used: set[str], ignored: tuple[str, ...], types: Mapping[str, str]
+) -> None:
+    """Check that no tensor of a checkpoint is left over.
+
+    Args:
+        files: file of each tensor.
+        used: names of those that are taken.
+        ignored: prefixes of those that an encoder doesn't need.
+        types: kinds of the towers, for the message.
+
+    Raises:
+        ModelError: one is.
+    """
+    for name, path in files.items():
+        if name not in used and not name.startswith(ignored):
+            towers = " + ".join(types.values())
+            raise ModelError(
+                f"{path}: found the tensor {name}, which a {towers} of that configuration hasn't; {CHECKPOINT_CURE}"
+            )
+
+
+def import_tensor(
+    files: Mapping[str, Path],
+    theirs: tuple[str, ...],
+    shape: Shape,
+    found: TowerImport,
+    name: str,
+    stored_at: Shape | None = None,
+) -> torch.Tensor:
+    """Read one of our tensors as the import of its tower says.
+
+    Args:
+        files: file of each tensor.
+        theirs: the checkpoint's names.
+        shape: our shape.
+        found: the import.
+        name: our name inside the tower.
+        stored_at: shape at the checkpoint's own image size; None where it is ours.
+
+    Raises:
+        ModelError: one is missing, broken, of another shape, or has values that are not finite.
+    """
+    if stored_at is not None and stored_at != shape:
+        table = import_tensor(files, theirs, stored_at, found, name)
+        return resample_positions(table, shape, antialias=found.positions == "antialiased")
+    if name in found.flattened:
+        return joined_tensor(files, theirs, (prod(shape[:-1]), shape[-1])).reshape(shape)
+    if name not in found.combined:
+        return joined_tensor(files, theirs, shape, found.rows_of(name))
+    from shards.loading import check_values, read_tensor, stored_shape
+
+    tensors = []
+    for their in theirs:
+        stored = stored_shape(files, their) or shape
+        if len(stored) != len(shape):
+            check_shape(files[their], their, stored, shape, CHECKPOINT_CURE)
+        tensors.append(read_tensor(files, their, stored))
+        check_values(files[their], their, tensors[-1])
+    combined = found.combined[name](tensors)
+    check_shape(files[theirs[-1]], " with ".join(theirs), combined.shape, shape, POSITIONS_CURE)
+    return combined
+
+
+def resize_tower(tower: VisionTower, image_size: int) -> VisionTower:
+    """Make the same tower for images of another size.
+
+    Raises:
+        ValidationError: of pydantic; it can't take them.
+    """
+    if tower.side_px == image_size:
+        return tower
+    return tower.model_validate(tower.model_dump() | {"image_size": image_size})
+
+
+def resample_positions(table_1LD: torch.Tensor, shape: Shape, *, antialias: bool) -> torch.Tensor:
+    """Resample a table of positions, whose class token, if any, comes first.
+
+    Source: transformers 5.23, `interpolate_pos_encoding` of Dinov2Embeddings and Dinov2WithRegistersEmbeddings.
+
+    Args:
+        table_1LD: the table, of a square of patches.
+        shape: that of the result.
+        antialias: whether a smaller table is filtered.
+    """
+    import torch
+
+    side, new_side = isqrt(table_1LD.shape[1]), isqrt(shape[1])
+    num_prefix = table_1LD.shape[1] - side**2
+    patches_1DHW = table_1LD[:, num_prefix:].mT.reshape(1, -1, side, side)
+    resampled_1DHW = torch.nn.functional.interpolate(
+        patches_1DHW.float(), size=(new_side, new_side), mode="bicubic", align_corners=False, antialias=antialias
+    )
+    return torch.cat((table_1LD[:, :num_prefix], resampled_1DHW.to(table_1LD.dtype).flatten(2).mT), 1)
+
+
+def joined_tensor(
+    files: Mapping[str, Path], theirs: tuple[str, ...], shape: Shape, rows: tuple[int, int, int] | None = None
+) -> torch.Tensor:
+    """Read one of our tensors: one of a checkpoint, in our shape, or several one after the other, or rows of one.
+
+    Args:
+        files: file of each tensor.
+        theirs: the checkpoint's names.
+        shape: our shape; dimensions of 1 in front don't count.
+        rows: which rows ours is, as in `TowerImport.rows`; None for all.
+
+    Raises:
+        ModelError: one is missing, broken, of another shape, or has values that are not finite.
+    """
+    import torch
+
+    from shards.loading import check_values, read_tensor, stored_shape
+
+    first, stop, parts = rows or (0, 1, 1)
+    part = (shape[0] * parts // (stop - first) // len(theirs), *shape[1:]) if shape else shape
+    tensors = []
+    for their in theirs:
+        stored = stored_shape(files, their)
+        if stored is not None and _without_ones(stored) != _without_ones(part):
+            cure = POSITIONS_CURE if "position" in their else CHECKPOINT_CURE
+            check_shape(files[their], their, stored, _without_ones(part) or part, cure)
+        tensor = read_tensor(files, their, part if stored is None else stored)
+        check_values(files[their], their, tensor)
+        tensors.append(tensor.reshape(part))
+    joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    if rows is None:
+        return joined
+    size = shape[0] // (stop - first)
+    return joined[first * size : stop * size]
+
+
+def _without_ones(shape: Shape) -> Shape:
+    """A shape without the dimensions of 1 in front."""
+    while shape[:1] == (1,):
+        shape = shape[1:]
+    return shape
+
+
+def _section(tree: Mapping[str, Any], key: str, where: Path) -> Mapping[str, Any]:
+    section = tree.get(key)
+    if not isinstance(section, dict):
+        raise ModelError(f"{where}: found no {key}; save the model with transformers' save_pretrained")
+    return section

@@ -1,0 +1,110 @@
+"""Whole model, unsplit: the reference that shards are compared with.
+
+`TwinTower` runs the libraries' own forward functions, not the shards' loops over layers, so that it doesn't share their
+mistakes.
+
+Legend: `F` frames, `N` tokens of all captions, `R` captions, `E` embedding size.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shards.activations import Batch, Output, TowerState
+from shards.config import ModelConfig, load_model_config
+from shards.heads import build_head, unit_rows
+from shards.layouts import Normalise
+from shards.loading import load_tensors
+from shards.ranges import whole_model
+
+
+class TwinTower(nn.Module):
+    """The towers with their projections, in float32; its state dict has the model folder's names."""
+
+    # Modules of the libraries, by side; those of a side without a tower are not there.
+    vision: Any
+    vision_head: Any
+    text: Any
+    text_head: Any
+    dtype = torch.float32
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        for side, tower in config.towers.items():
+            setattr(self, side, tower.build())
+            setattr(self, f"{side}_head", build_head(config, side))
+        self.normalise = Normalise(config.preprocess)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.normalise.mean.device
+
+    def output_of(self, side: str) -> Output | None:
+        """Kind of output on one side, as of a shard that holds everything; None where the model has no tower."""
+        return "embedding" if side in self.config.towers else None
+
+    def pooled(
+        self, side: str, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute pooled features by the library's own forward function; (F, width).
+
+        Args:
+            side: the tower.
+            values: uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,).
+            lengths: int64 (R,), on the CPU, all 1 or more: frames, patches or tokens of each row.
+            grids: int32 (R, 3), of patches: frames, patch rows and patch columns of each row.
+        """
+        values = self.normalise(values, torch.float32) if side == "vision" else values.to(self.device)
+        return self.config.towers[side].reference(getattr(self, side), values, lengths, grids)
+
+    def project(
+        self, side: str, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Project the pooled features; float32 (F, E), not normalised.
+
+        Args:
+            side: the tower.
+            values: as for `pooled`.
+            lengths: as for `pooled`.
+            grids: as for `pooled`.
+        """
+        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pooled(side, values, lengths, grids))
+        return projected
+
+    def forward(self, batch: Batch) -> Batch:
+        """Embed a batch of pixels and token ids, like a shard that holds everything."""
+        return Batch(self._embed("vision", batch.vision), self._embed("text", batch.text))
+
+    def _embed(self, side: str, state: TowerState | None) -> TowerState | None:
+        if state is None or side not in self.config.towers:
+            return state
+        if not state.lengths.any():
+            return TowerState(torch.empty((0, self.config.embedding_dim), device=self.device), state.lengths)
+        return state.run_in_groups(self.config.towers[side], partial(self._embed_group, side))
+
+    def _embed_group(self, side: str, state: TowerState) -> TowerState:
+        layout = self.config.towers[side].layout(state.lengths, self.device, state.grids)
+        rows = unit_rows(self.project(side, state.values, state.lengths, state.grids), layout.vectors_per_row)
+        return TowerState(rows, state.lengths.clamp(max=1))
+
+
+def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
+    """Load the whole model in float32, in evaluation mode.
+
+    Raises:
+        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
+    """
+    config, torch_device = load_model_config(folder), torch.device(device)
+    with torch.device("meta"):
+        towers = TwinTower(config)
+    tensors = load_tensors(Path(folder), config, whole_model(config), "float32", torch_device)
+    towers.load_state_dict(tensors, strict=True, assign=True)
+    for side, tower in config.towers.items():
+        tower.fill_buffers(getattr(towers, side), torch_device)
+    towers.normalise.to(torch_device)
+    return towers.eval()

@@ -1,0 +1,71 @@
+"""Sections of JSON files: read strictly, their broken rules described in one line each."""
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shards.errors import ModelError
+
+FAMILY_TAG = "family "
+"""Beginning of the tags of a union's members, which messages leave out."""
+
+
+class ModelSection(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no infinite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def read_json(path: Path, cure: str) -> dict[str, object]:
+    """Read one JSON object.
+
+    Args:
+        path: the file.
+        cure: advice for the message when it is missing.
+
+    Raises:
+        ModelError: the file is missing, is no JSON, or holds no object.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or error}; {cure}") from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError both are
+        raise ModelError(f"{path}: this is no valid JSON ({error}); repair or fetch it again") from None
+    if not isinstance(tree, dict):
+        raise ModelError(f"{path}: found {type(tree).__name__}, expected a JSON object; repair or fetch it again")
+    return tree
+
+
+def describe(error: ValidationError) -> str:
+    """Describe each broken rule in one clause: the key, the value, the rule."""
+    return "; ".join(
+        f"{_key(item['loc'])}: {item['msg'].removeprefix('Value error, ')}{_found(item['input'])}"
+        for item in error.errors()
+    )
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location if not str(part).startswith(FAMILY_TAG)) or "configuration"
+
+
+def _found(value: object) -> str:
+    """The offending value, unless it is a whole section."""
+    return "" if isinstance(value, BaseModel | dict) else f" (found {value!r:.60})"
+
+
+def require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    """Check a division without remainder.
+
+    Args:
+        name: name of the number.
+        value: the number.
+        divisor_name: name of its divisor.
+        divisor: the divisor.
+
+    Raises:
+        ValueError: there is a remainder.
+    """
+    if value % divisor:
+        raise ValueError(f"{name} ({value}) is no multiple of {divisor_name} ({divisor})")

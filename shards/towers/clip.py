@@ -1,0 +1,244 @@
+"""transformers' CLIPTextModel: causal, pooled at the end of the caption.
+
+Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width.
+Source: transformers 5.23, `CLIPTextModel.forward` and `CLIPEncoder.forward`, whose steps these methods follow. Captions
+end with their first end token (`embedder.steps.captions` cuts them there), so what is pooled is the last token; no
+token sees a later one, so padding is seen by none that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shards.ranges import LayerRange
+from shards.towers.base import (
+    ModelClass,
+    Shapes,
+    TowerFlops,
+    TowerImport,
+    attention_flops,
+    linear_shapes,
+    norm_shapes,
+)
+from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.text_encoder import TextEncoderTower
+from shards.towers.vit import VitTower
+from shards.towers.vit_imports import vision_activation
+
+if TYPE_CHECKING:
+    import torch
+
+ClipActivation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu"]
+
+
+class PreNormTextTower(TextEncoderTower):
+    """What the text towers of CLIP and SigLIP share: norms in front of attention and MLP, and one after the layers."""
+
+    layer_prefix = "encoder.layers."
+    head_prefixes = ("final_layer_norm.",)
+
+    def front_shapes(self) -> Shapes:
+        """Compute the shapes of the token and position tables."""
+        return {
+            "embeddings.token_embedding.weight": (self.vocab_size, self.hidden_size),
+            "embeddings.position_embedding.weight": (self.max_position_embeddings, self.hidden_size),
+        }
+
+    def block_shapes(self) -> Shapes:
+        """Compute the shapes of a layer."""
+        width, shapes = self.hidden_size, norm_shapes("layer_norm1", self.hidden_size)
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= linear_shapes(f"self_attn.{part}", width, width)
+        return (
+            shapes
+            | norm_shapes("layer_norm2", width)
+            | linear_shapes("mlp.fc1", width, self.intermediate_size)
+            | linear_shapes("mlp.fc2", self.intermediate_size, width)
+        )
+
+    def head_shapes(self) -> Shapes:
+        """Compute the shapes of the last norm."""
+        return norm_shapes("final_layer_norm", self.hidden_size)
+
+    def flops(self, num_tokens: int) -> TowerFlops:
+        """Count the operations for one caption; its front only looks tokens up."""
+        layer = attention_flops(self.tokens_in(num_tokens), self.hidden_size, self.intermediate_size)
+        return TowerFlops(0, layer, 0)
+
+    def library_options(self) -> dict[str, Any]:
+        """Give no options beside the configuration."""
+        return {}
+
+    def prune(self, module: Any, layers: LayerRange) -> None:
+        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
+        from torch import nn
+
+        for layer in range(self.num_layers):
+            if not layers.start <= layer < layers.stop:
+                module.encoder.layers[layer] = nn.Identity()
+        if not layers.holds_front():
+            module.embeddings = None
+        if not layers.holds_head(self.num_layers):
+            module.final_layer_norm = None
+
+    def layer_modules(self, module: Any) -> Any:
+        """Give the layers."""
+        return module.encoder.layers
+
+    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run the last norm over the last token of each caption, in float32; (R, T, D) to (R, D)."""
+        import torch
+
+        rows = torch.arange(len(x_FLD), device=x_FLD.device)
+        last = x_FLD[rows, layout.lengths.to(x_FLD.device) - 1]
+        pooled: torch.Tensor = module.final_layer_norm(last.float())
+        return pooled
+
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute pooled features by transformers' own forward function, which masks no padding."""
+        del grids
+        layout = self.layout(lengths, values.device)
+        ids_RT = layout.pad(values, fill=self.pad_token_id)
+        pooled: torch.Tensor = module(input_ids=ids_RT).pooler_output
+        return pooled
+
+
+class ClipTextTower(PreNormTextTower):
+    """CLIP's text transformer."""
+
+    label = "CLIP text"
+    library_class = "CLIPTextModel"
+
+    family: Literal["clip_text"] = "clip_text"
+    vocab_size: int = Field(49408, ge=1)
+    hidden_size: int = Field(512, ge=1)
+    num_hidden_layers: int = Field(12, ge=1, description="layers")
+    num_attention_heads: int = Field(8, ge=1)
+    intermediate_size: int = Field(2048, ge=1)
+    hidden_act: ClipActivation = "quick_gelu"
+    max_position_embeddings: int = Field(77, ge=1, description="longest caption, in tokens")
+    layer_norm_eps: float = Field(1e-5, gt=0)
+    eos_token_id: int = Field(49407, ge=0, description="id of the token that ends a caption, where it is pooled")
+    pad_token_id: int = Field(49407, ge=0)
+
+    @model_validator(mode="after")
+    def _ends_inside_vocabulary(self) -> Self:
+        if self.eos_token_id >= self.vocab_size:
+            raise ValueError(f"eos_token_id {self.eos_token_id} is outside the vocabulary of {self.vocab_size}")
+        return self
+
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a caption: nothing after the first one counts."""
+        return self.eos_token_id
+
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run layers in order, in which each token sees those in front of it."""
+        for layer in range(layers.start, layers.stop):
+            x_FLD = module.encoder.layers[layer](x_FLD, None, is_causal=True)
+        return x_FLD
+
+
+def read_clip_text(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> ClipTextTower:
+    """Read the section of a text tower.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import CLIPTextConfig
+
+    del names
+    theirs = parse_config(CLIPTextConfig, tree, where)
+    fields = {key: getattr(theirs, key) for key in ClipTextTower.model_fields if key != "family"}
+    if fields["eos_token_id"] == 2:
+        # A mistake of older configurations, after which transformers pools at the highest id: of the end token.
+        fields["eos_token_id"] = fields["vocab_size"] - 1
+    fields["pad_token_id"] = fields["eos_token_id"]
+    return checked(ClipTextTower, where, theirs, {}, **fields)
+
+
+def clip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Give transformers' name of a tensor, which is ours."""
+    del names
+    return (name,)
+
+
+def read_clip_vision(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
+    """Read the section of a vision tower, which is a ViT with a norm in front.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import CLIPVisionConfig
+
+    del names
+    theirs = parse_config(CLIPVisionConfig, tree, where)
+    return checked(
+        VitTower,
+        where,
+        theirs,
+        {"num_channels": 3},
+        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
+        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
+        width=theirs.hidden_size,
+        depth=theirs.num_hidden_layers,
+        num_heads=theirs.num_attention_heads,
+        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
+        pre_norm=True,
+        norm_eps=theirs.layer_norm_eps,
+        activation=vision_activation(theirs.hidden_act, where),
+    )
+
+
+_VISION_MODULES = {
+    "patch_embed.proj": "embeddings.patch_embedding",
+    "norm_pre": "pre_layrnorm",
+    "norm": "post_layernorm",
+}
+_VISION_BLOCK = {
+    "norm1": ("layer_norm1",),
+    "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.proj": ("self_attn.out_proj",),
+    "norm2": ("layer_norm2",),
+    "mlp.fc1": ("mlp.fc1",),
+    "mlp.fc2": ("mlp.fc2",),
+}
+
+
+def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Find transformers' names of one of a ViT's tensors; older versions nest the tower in a dual encoder once more."""
+    nested = "vision_model." if any(each.startswith("vision_model.") for each in names) else ""
+    if name == "cls_token":
+        return (f"{nested}embeddings.class_embedding",)
+    if name == "pos_embed":
+        return (f"{nested}embeddings.position_embedding.weight",)
+    module, _, leaf = name.rpartition(".")
+    if module in _VISION_MODULES:
+        return (f"{nested}{_VISION_MODULES[module]}.{leaf}",)
+    _, layer, part = module.split(".", 2)
+    return tuple(f"{nested}encoder.layers.{layer}.{theirs}.{leaf}" for theirs in _VISION_BLOCK[part])
+
+
+TOWERS = (ClipTextTower,)
+_POSITIONS = ("embeddings.position_ids", "vision_model.embeddings.position_ids")  # they follow from the shapes
+IMPORTS = {
+    "clip_text_model": TowerImport(read_clip_text, clip_text_names, ignored=_POSITIONS),
+    "clip_vision_model": TowerImport(read_clip_vision, clip_vision_names, ignored=_POSITIONS),
+}
+CLASSES = {"clip": ModelClass("clip_vision_model", "clip_text_model")}

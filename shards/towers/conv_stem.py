@@ -1,0 +1,40 @@
+"""Convolutional stem of a ViT: a small backbone in front of its patches."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from timm.layers import GELU, ConvNormAct, HybridEmbed
+from timm.models.resnet import BasicBlock
+from torch import nn
+
+from shards.towers.vit import CONV_STEM_STRIDE_PX, VitTower
+
+
+def build_conv_embed(config: VitTower, **settings: Any) -> Any:
+    """Build timm's hybrid embedding: a small convolutional backbone, then patches of its feature map.
+
+    Source: Xiao et al. 2021, "Early Convolutions Help Transformers See Better"; He et al. 2015 (ResNet); timm 1.0.31
+    `HybridEmbed`, `BasicBlock`.
+    """
+    channels, layers = (3, *config.conv_channels), []
+    for (num_in, num_out), num_blocks in zip(pairwise(channels), config.stem_blocks, strict=True):
+        layers.append(ConvNormAct(num_in, num_out, 3, stride=2, act_layer=nn.GELU))
+        layers.extend(BasicBlock(num_out, num_out, act_layer=GELU) for _ in range(num_blocks))
+    backbone = ConvStem(*layers)
+    setattr(backbone, "num_features", channels[-1])  # noqa: B010 - where HybridEmbed looks; mypy takes it for a module
+    feature_size = config.image_size // CONV_STEM_STRIDE_PX
+    return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=CONV_STEM_STRIDE_PX, **settings)
+
+
+class ConvStem(nn.Sequential):
+    """Convolutions in float32 whatever the compute dtype; only their output is cast to it."""
+
+    output_dtype = torch.float32
+
+    def forward(self, pixels_F3HW: torch.Tensor) -> torch.Tensor:
+        """Compute the feature map that patches are cut from; (F, 3, H, W) to (F, channels, H / 8, W / 8)."""
+        x = pixels_F3HW.float()
+        for block in self:
+            x = block(x)
+        return x.to(self.output_dtype)

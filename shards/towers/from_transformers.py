@@ -1,0 +1,78 @@
+"""Parts that importers of transformers' towers share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from shards.errors import ModelError
+from shards.schema import ModelSection, describe
+
+T = TypeVar("T", bound=ModelSection)
+
+
+def mlp_ratio(width: int, mlp_width: int) -> float:
+    """Compute the ratio that timm rounds to this hidden width; half a unit more where it would round below it."""
+    ratio = mlp_width / width
+    return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
+
+
+def parse_config(config_class: Any, tree: Mapping[str, Any], where: Path) -> Any:
+    """Make transformers' configuration of the content of a config.json; missing keys have its defaults.
+
+    Args:
+        config_class: transformers' class.
+        tree: the content.
+        where: its path, for messages.
+
+    Raises:
+        ModelError: a value has another type than the class wants.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return config_class.from_dict(dict(tree))
+    except StrictDataclassError as error:
+        raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
+
+
+def checked(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
+    """Make a tower of a checkpoint's settings, after a look at those that it has no field for.
+
+    Args:
+        family: class of the tower.
+        where: path of config.json, for messages.
+        theirs: transformers' configuration.
+        expected: values that settings without a field must have.
+        fields: fields of the tower.
+
+    Raises:
+        ModelError: a setting has another value, or a field breaks a rule.
+    """
+    for key, value in expected.items():
+        if getattr(theirs, key) != value:
+            raise ModelError(
+                f"{where}: {theirs.model_type}: {key} = {getattr(theirs, key)!r}; only {value!r} can be imported"
+            )
+    try:
+        return family(**fields)
+    except ValidationError as error:
+        raise ModelError(f"{where}: {theirs.model_type}: {describe(error)}") from None
+
+
+def one_side(value: Any, key: str, where: Path) -> int:
+    """Give the side of a square that is written as one number or as two equal ones.
+
+    Args:
+        value: the number or numbers.
+        key: its name, for the message.
+        where: file or folder, for the message.
+
+    Raises:
+        ModelError: the sides differ.
+    """
+    sides = set(value) if isinstance(value, list | tuple) else {value}
+    if len(sides) != 1:
+        raise ModelError(f"{where}: {key} = {value!r}; only squares can be imported")
+    return int(sides.pop())

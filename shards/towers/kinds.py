@@ -1,0 +1,189 @@
+"""The two kinds of towers: for images and for captions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Self
+
+from shards.towers.base import Shape, Tower
+
+if TYPE_CHECKING:
+    import torch
+
+    from shards.layouts import Layout, Padding
+
+
+class VisionTower(Tower):
+    """A tower for images."""
+
+    @property
+    @abstractmethod
+    def side_px(self) -> int:
+        """Side of the square image, px."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Number of tokens of one image inside the layers: `L`."""
+
+    @property
+    @abstractmethod
+    def num_prefix_tokens(self) -> int:
+        """Number of class and register tokens, in front of the patches."""
+
+    @property
+    def patch_px(self) -> int | None:
+        """Side of a patch, px, where images keep their own proportions; None where all are squares of `side_px`."""
+        return None
+
+    def at_patches(self, num_patches: int) -> Self:
+        """Make the tower for images of so many patches; a tower whose images all have as many is as it is."""
+        del num_patches
+        return self
+
+    def tokens_in(self, num_tokens: int) -> int:
+        """Compute the tokens of one image; all images have as many."""
+        del num_tokens
+        return self.num_tokens
+
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one image's pixels."""
+        del num_tokens
+        return 3 * self.side_px**2
+
+    def input_layout(self) -> tuple[torch.dtype, Shape]:
+        """Give dtype and shape of a frame."""
+        import torch
+
+        return torch.uint8, (self.side_px, self.side_px, 3)
+
+    def activation_shape(self) -> Shape:
+        """Give the shape of a frame's tokens, (L, D)."""
+        return (self.num_tokens, self.dim)
+
+    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Layout:
+        """Lay out frames, of which each is a rectangle of its own."""
+        from shards.layouts import Frames
+
+        del device, grids
+        return Frames(lengths)
+
+    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+        """Count no tokens: all images have as many."""
+        del lengths, grids
+        return None
+
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make rows of one frame each."""
+        import torch
+
+        del num_tokens
+        return torch.ones(num_rows, dtype=torch.int64)
+
+    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make random pixels."""
+        import torch
+
+        return torch.randint(0, 256, (int(lengths.sum()), self.side_px, self.side_px, 3)).byte()
+
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check pixels, uint8 (F, H, W, 3).
+
+        Raises:
+            ModelError: this is no uint8 tensor of square RGB images of the model's size.
+        """
+        from shards.layouts import check_pixels
+
+        del lengths
+        check_pixels(values, self.side_px)
+
+    def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Choose the dtype of normalised pixels by the compute dtype."""
+        return dtype
+
+    def set_dtype(self, module: Any, dtype: torch.dtype) -> None:
+        """Tell a front that computes in float32 the dtype of its output."""
+
+
+class TextTower(Tower):
+    """A tower for captions."""
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int:
+        """Longest caption, in tokens."""
+
+    @property
+    @abstractmethod
+    def num_vocabulary(self) -> int:
+        """Number of tokens that the embedding table knows."""
+
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a caption: nothing behind the first one counts; None where all counts."""
+        return None
+
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether all captions are padded to one length, with padding that is attended to like any other token."""
+        return False
+
+    @property
+    @abstractmethod
+    def padding_id(self) -> int:
+        """Token id that captions are padded with."""
+
+    def tokens_in(self, num_tokens: int) -> int:
+        """Compute the tokens of one caption."""
+        return num_tokens
+
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one caption's token ids, int32."""
+        return 4 * num_tokens
+
+    def input_layout(self) -> tuple[torch.dtype, Shape]:
+        """Give dtype and shape of a token id."""
+        import torch
+
+        return torch.int32, ()
+
+    def activation_shape(self) -> Shape:
+        """Give the shape of a token, (D,)."""
+        return (self.dim,)
+
+    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Padding:
+        """Lay out captions in a rectangle of the longest one's width."""
+        from shards.layouts import Padding
+
+        del grids
+        return Padding.of(lengths, device)
+
+    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+        """Count the tokens of each caption; none where padding makes all as long."""
+        del grids
+        return None if self.has_fixed_length else lengths
+
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make captions of half to one and a half times the length, or as far apart as the longest that is taken."""
+        import torch
+
+        mean = min(num_tokens, self.max_tokens)
+        # Multiples of the golden ratio spread evenly, however many there are.
+        places = (torch.arange(num_rows) * 0.618034 + 0.5) % 1 - 0.5
+        return (mean + places * min(mean, 2 * (self.max_tokens - mean))).round().long().clamp(min=1)
+
+    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make token ids."""
+        import torch
+
+        return torch.zeros(int(lengths.sum()), dtype=torch.int32)
+
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check token ids, int32 (N,).
+
+        Raises:
+            ModelError: an id is outside the vocabulary, or a caption is longer than the tower takes.
+        """
+        from shards.layouts import check_tokens
+
+        check_tokens(values, lengths, self.num_vocabulary, self.max_tokens)

@@ -1,0 +1,194 @@
+"""transformers' ModernBertModel: rotary positions, and layers of two kinds: to all tokens, and to a window around each.
+
+Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width.
+Source: transformers 5.23, `ModernBertModel.forward`, whose steps these methods follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shards.errors import ModelError
+from shards.ranges import LayerRange
+from shards.schema import require_multiple
+from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
+from shards.towers.from_transformers import checked, parse_config
+from shards.towers.text_encoder import TextActivation, TextEncoderTower, encoder_names
+
+if TYPE_CHECKING:
+    import torch
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+"""transformers' names of the two kinds of layers."""
+
+# Fields that transformers' configuration has in another form; the others have its names.
+_OWN_KEYS = {"family", "pool", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
+
+
+class ModernBertTower(TextEncoderTower):
+    """A ModernBERT as transformers builds it, without the biases that it can have."""
+
+    label = "ModernBERT"
+    library_class = "ModernBertModel"
+    layer_prefix = "layers."
+    head_prefixes = ("final_norm.",)
+
+    family: Literal["modernbert"] = "modernbert"
+    vocab_size: int = Field(50368, ge=1)
+    hidden_size: int = Field(768, ge=1)
+    num_hidden_layers: int = Field(22, ge=1, description="layers")
+    num_attention_heads: int = Field(12, ge=1)
+    intermediate_size: int = Field(1152, ge=1, description="width of the gated MLP")
+    hidden_activation: TextActivation = "gelu"
+    max_position_embeddings: int = Field(8192, ge=1, description="longest caption, in tokens")
+    global_attn_every_n_layers: int = Field(3, ge=1, description="of n layers, the first attends to all tokens")
+    local_attention: int = Field(128, ge=1, description="tokens that the others attend to, half on each side")
+    global_rope_theta: float = Field(160000.0, gt=0, description="base of rotary positions where all is attended to")
+    local_rope_theta: float = Field(10000.0, gt=0, description="the same of the other layers")
+    norm_eps: float = Field(1e-5, gt=0)
+    pad_token_id: int = Field(50283, ge=0)
+    pool: Literal["cls", "mean"] = Field("cls", description="[CLS], or token mean")
+
+    @model_validator(mode="after")
+    def _rotates_pairs(self) -> Self:
+        pairs = 2 * self.num_attention_heads
+        require_multiple("hidden_size", self.hidden_size, "two values of each attention head", pairs)
+        return self
+
+    @property
+    def layer_types(self) -> list[str]:
+        """Kind of each layer."""
+        return [LOCAL if layer % self.global_attn_every_n_layers else GLOBAL for layer in range(self.num_layers)]
+
+    def front_shapes(self) -> Shapes:
+        """Compute the shapes of the embeddings, which have no table of positions."""
+        return {
+            "embeddings.tok_embeddings.weight": (self.vocab_size, self.hidden_size),
+            "embeddings.norm.weight": (self.hidden_size,),
+        }
+
+    def block_shapes(self) -> Shapes:
+        """Compute the shapes of a layer; value and gate of the MLP are in one matrix."""
+        width = self.hidden_size
+        return (
+            {"attn_norm.weight": (width,)}
+            | linear_shapes("attn.Wqkv", width, 3 * width, bias=False)
+            | linear_shapes("attn.Wo", width, width, bias=False)
+            | {"mlp_norm.weight": (width,)}
+            | linear_shapes("mlp.Wi", width, 2 * self.intermediate_size, bias=False)
+            | linear_shapes("mlp.Wo", self.intermediate_size, width, bias=False)
+        )
+
+    def shapes_of(self, number: int) -> Shapes:
+        """Compute the shapes of one layer; the first has no norm in front, for the embeddings end with one."""
+        return {name: shape for name, shape in self.block_shapes().items() if number or name != "attn_norm.weight"}
+
+    def head_shapes(self) -> Shapes:
+        """Compute the shapes of the last norm."""
+        return {"final_norm.weight": (self.hidden_size,)}
+
+    def flops(self, num_tokens: int) -> TowerFlops:
+        """Count the operations for one caption; a window saves none, for it is a mask over all tokens."""
+        # A gated MLP has three products where another has two.
+        return TowerFlops(0, attention_flops(num_tokens, self.hidden_size, 3 * self.intermediate_size // 2), 0)
+
+    def workspace_values(self, num_tokens: int) -> int:
+        """Count in a layer residual, norm, q, k, v, and value, gate and product of the MLP."""
+        return num_tokens * (5 * self.hidden_size + 3 * self.intermediate_size)
+
+    def library_settings(self) -> dict[str, Any]:
+        """Give the settings of transformers' configuration, by its names."""
+        bases = {GLOBAL: self.global_rope_theta, LOCAL: self.local_rope_theta}
+        return self.model_dump(exclude=_OWN_KEYS) | {
+            "layer_types": self.layer_types,
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        }
+
+    def library_options(self) -> dict[str, Any]:
+        """Give no options: there is no pooler to leave out."""
+        return {}
+
+    def prune(self, module: Any, layers: LayerRange) -> None:
+        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
+        super().prune(module, layers)
+        if not layers.holds_head(self.num_layers):
+            module.final_norm = None
+
+    def fill_buffers(self, module: Any, device: torch.device) -> None:
+        """Fill the frequencies of the rotary positions, which every range of layers computes with."""
+        module.rotary_emb = type(module.rotary_emb)(module.config, device)
+
+    def layer_modules(self, module: Any) -> Any:
+        """Give the layers."""
+        return module.layers
+
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run layers in order, each with positions and mask of its kind."""
+        import torch
+
+        kinds = self.layer_types[layers.start : layers.stop]
+        places = torch.arange(x_FLD.shape[1], device=x_FLD.device)
+        positions = {kind: module.rotary_emb(x_FLD, places[None], kind) for kind in set(kinds)}
+        masks = {GLOBAL: layout.mask, LOCAL: self._window_mask(places, layout.mask)}
+        for layer, kind in enumerate(kinds, layers.start):
+            x_FLD = module.layers[layer](x_FLD, masks[kind], positions[kind])
+        return x_FLD
+
+    def _window_mask(self, places: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Whether a token may be attended to from a place near it; bool (R or 1, 1, T, T), None where all may."""
+        reach = self.local_attention // 2
+        if mask is None and len(places) < reach:
+            return None
+        is_near = ((places[:, None] - places).abs() <= reach)[None, None]
+        return is_near if mask is None else mask & is_near
+
+    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run the last norm, and pool each caption's tokens, in float32; (R, T, D) to (R, D)."""
+        return super().pool_tokens(module, module.final_norm(x_FLD.float()), layout)
+
+
+def read_modernbert(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> ModernBertTower:
+    """Read the configuration of a checkpoint.
+
+    Args:
+        tree: the configuration; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import ModernBertConfig
+
+    del names
+    theirs = parse_config(ModernBertConfig, tree, where)
+    kinds, rope = theirs.layer_types, theirs.rope_parameters
+    for kind, settings in rope.items():
+        if settings != {"rope_type": "default", "rope_theta": settings["rope_theta"]}:
+            raise ModelError(f"{where}: modernbert: {kind} has rope_parameters {settings}; only a base can be imported")
+    fields = {key: getattr(theirs, key) for key in ModernBertTower.model_fields if key not in _OWN_KEYS}
+    tower = checked(
+        ModernBertTower,
+        where,
+        theirs,
+        {"attention_bias": False, "mlp_bias": False, "norm_bias": False},
+        **fields,
+        global_attn_every_n_layers=kinds.index(GLOBAL, 1) if GLOBAL in kinds[1:] else len(kinds),
+        global_rope_theta=rope[GLOBAL]["rope_theta"],
+        local_rope_theta=rope[LOCAL]["rope_theta"],
+        pool=theirs.classifier_pooling,
+    )
+    if tower.layer_types != kinds:
+        raise ModelError(f"{where}: modernbert: layer_types = {kinds}; expected {GLOBAL} at the first of each n layers")
+    return tower
+
+
+TOWERS = (ModernBertTower,)
+_HEADS = ("head.", "decoder.", "classifier.")
+IMPORTS = {
+    "modernbert": TowerImport(read_modernbert, encoder_names, ignored=_HEADS, has_pooled_output=False),
+}

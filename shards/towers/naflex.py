@@ -1,0 +1,322 @@
+"""timm's NaFlexVit: images of their own proportions, of at most a budget of patches each; and NaFlex SigLIP 2.
+
+An image is brought to a whole number of patches along both sides, and its positions are the table's, resized to that
+grid. Images of a batch lie in a rectangle as wide as the longest one, whose padding no patch attends to.
+
+Legend: `R` rows, `F` images (frames) of all rows, `N` patches of one image, `L` tokens of one image, `D` width, `P`
+values of one patch: 3 for each pixel.
+Source: timm 1.0.31, `NaFlexVit.forward_features` and `forward_head`, whose steps these methods follow; transformers
+5.23, `Siglip2VisionModel.forward`, which computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shards.errors import ModelError
+from shards.ranges import LayerRange
+from shards.schema import require_multiple
+from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
+from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS
+from shards.towers.siglip import siglip_vision_names
+from shards.towers.timm_tower import TimmVisionTower
+from shards.towers.vit import VisionActivation
+from shards.towers.vit_imports import vision_activation
+
+if TYPE_CHECKING:
+    import torch
+
+    from shards.layouts import PatchGrids
+
+# Settings that have timm's names.
+_TIMM_NAMES = {"patch_size", "depth", "num_heads", "mlp_ratio", "scale_mlp_norm", "qkv_bias", "qk_norm", "init_values"}
+_TIMM_NAMES |= {"class_token", "pre_norm", "final_norm", "fc_norm", "pos_embed_interp_mode", "pos_embed_ar_preserving"}
+_TIMM_NAMES |= {"pos_embed_antialias", "pos_embed_align_corners"}
+
+
+class NaFlexTower(TimmVisionTower):
+    """A NaFlexVit as timm builds it; `image_size` is the side of the square whose patches fit the position table."""
+
+    label = "NaFlex ViT"
+    lookup_prefixes = ("embeds.",)  # the patches' linear layer stays with the table, as a ViT's convolution does
+
+    family: Literal["naflex"] = "naflex"
+    max_patches: int = Field(256, ge=1, description="budget: an image is resized to at most so many patches")
+    class_token: bool = False
+    pool: Literal["token", "avg", "avgmax", "max", "map"] = Field("map", description="timm global_pool")
+    mlp: Literal["mlp"] = "mlp"
+    no_embed_class: Literal[True] = Field(True, description="class and register tokens have no position embedding")
+    factorized_pos_embed: bool = Field(False, description="one table of rows and one of columns, which are added")
+    pos_embed_interp_mode: Literal["bilinear", "bicubic"] = "bicubic"
+    pos_embed_ar_preserving: bool = Field(False, description="resize the table to a square, and cut the grid out of it")
+    pos_embed_antialias: bool = True
+    pos_embed_align_corners: bool = False
+    activation: VisionActivation = "gelu"
+
+    @model_validator(mode="after")
+    def _buildable(self) -> Self:
+        require_multiple("image_size", self.image_size, "patch_size", self.patch_size)
+        if self.factorized_pos_embed and self.pos_embed == "none":
+            raise ValueError('factorized_pos_embed belongs to pos_embed = "learn"; write that, or leave it out')
+        return self
+
+    @property
+    def num_patches(self) -> int:
+        """Number of patches of one image: the budget, which most images use up."""
+        return self.max_patches
+
+    @property
+    def patch_px(self) -> int | None:
+        """Side of a patch, px: images keep their own proportions."""
+        return self.patch_size
+
+    @property
+    def patch_values(self) -> int:
+        """Number of values of one patch: `P`."""
+        return 3 * self.patch_size**2
+
+    def at_patches(self, num_patches: int) -> Self:
+        """Make the tower for images of so many patches, at most its budget."""
+        return self.model_copy(update={"max_patches": min(num_patches, self.max_patches)})
+
+    def describe(self) -> str:
+        """Describe the tower with its sizes."""
+        return (
+            f"{self.label} {self.depth} layers x {self.width}, images of up to {self.max_patches} patches of "
+            f"{self.patch_size} px"
+        )
+
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one image's patches."""
+        del num_tokens
+        return self.max_patches * self.patch_values
+
+    def front_shapes(self) -> Shapes:
+        """Compute the shapes of patches, class and register tokens, positions."""
+        width, side = self.width, self.grid_side
+        # timm leaves out the patch bias where a norm follows directly.
+        shapes = linear_shapes("embeds.proj", self.patch_values, width, bias=not self.pre_norm)
+        if self.class_token:
+            shapes["embeds.cls_token"] = (1, 1, width)
+        if self.num_reg_tokens:
+            shapes["embeds.reg_token"] = (1, self.num_reg_tokens, width)
+        if self.factorized_pos_embed:
+            shapes |= {"embeds.pos_embed_y": (1, side, width), "embeds.pos_embed_x": (1, side, width)}
+        elif self.pos_embed == "learn":
+            shapes["embeds.pos_embed"] = (1, side, side, width)
+        return shapes | (self.norm_shapes("norm_pre", width) if self.pre_norm else {})
+
+    def block_shapes(self) -> Shapes:
+        """Compute the shapes of a block."""
+        width = self.width
+        scales: Shapes = {"ls1.gamma": (width,), "ls2.gamma": (width,)} if self.init_values else {}
+        return (
+            self.norm_shapes("norm1", width)
+            | linear_shapes("attn.qkv", width, 3 * width, bias=self.qkv_bias)
+            | self.attention_norm_shapes()
+            | linear_shapes("attn.proj", width, width)
+            | self.norm_shapes("norm2", width)
+            | self.mlp_shapes()
+            | scales
+        )
+
+    def build(self) -> Any:
+        """Build the whole tower; its head is left to `ProjectionHead`."""
+        from shards.compat import deferred_compiler
+
+        with deferred_compiler():
+            from timm.layers import LayerNorm
+            from timm.models import naflexvit
+
+        config = naflexvit.NaFlexVitCfg(
+            embed_dim=self.width,
+            global_pool=self.pool,
+            reg_tokens=self.num_reg_tokens,
+            scale_attn_inner_norm=self.scale_attn_norm,
+            pos_embed="factorized" if self.factorized_pos_embed else {"learn": "learned"}.get(self.pos_embed, "none"),
+            pos_embed_grid_size=(self.grid_side, self.grid_side),
+            norm_layer=partial(LayerNorm, eps=self.norm_eps),
+            act_layer=None if self.activation == "gelu" else self.activation,  # its default is torch's own exact GELU
+            **self.model_dump(include=_TIMM_NAMES),
+        )
+        # All weights are loaded; and on the meta device, torch's compiler would make them.
+        bare_class: Any = type(
+            "NaFlexVit", (naflexvit.NaFlexVit,), {"init_weights": lambda *arguments, **settings: None}
+        )
+        return bare_class(config, num_classes=0)
+
+    def prune(self, module: Any, layers: LayerRange) -> None:
+        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
+        super().prune(module, layers)
+        if not layers.holds_front():
+            module.embeds = None
+
+    def fill_buffers(self, module: Any, device: torch.device) -> None:
+        """Lay out the position table channel by channel, as transformers does.
+
+        Of a table whose channels lie side by side, torch 2.15 computes wrong positions of images one patch wide.
+        """
+        del device
+        if module.embeds is not None and module.embeds.pos_embed is not None:
+            table = module.embeds.pos_embed
+            table.data = table.data.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+
+    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> PatchGrids:
+        """Lay out frames in a rectangle of the longest one's width.
+
+        Raises:
+            ModelError: there are no grids, or they aren't those of inputs of these lengths.
+        """
+        from shards.layouts import PatchGrids
+
+        if grids is None:
+            raise ModelError(f"images of a {self.label} come with their grids of patches, and these have none")
+        layout = PatchGrids.of(grids, self.num_prefix_tokens, device)
+        if not (lengths.equal(layout.patches_per_row) or lengths.equal(layout.elements_per_row)):
+            raise ModelError(
+                f"pixels: rows of {lengths.tolist()[:5]} patches or tokens, their grids (frames, rows, columns of "
+                f"patches) are {grids.tolist()[:5]}; decode with the model folder's preprocess"
+            )
+        return layout
+
+    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+        """Count the tokens of a frame of each row, int64 (R,)."""
+        del lengths
+        return None if grids is None else grids[:, 1:].long().prod(1) + self.num_prefix_tokens
+
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make images that use up the budget, as most do."""
+        import torch
+
+        del num_tokens
+        return torch.full((num_rows,), self.max_patches)
+
+    def sample_grids(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make grids of these lengths, as square as they can be."""
+        import torch
+
+        sides = [next(side for side in range(isqrt(n), 0, -1) if n % side == 0) for n in lengths.tolist()]
+        return torch.tensor([(1, side, n // side) for side, n in zip(sides, lengths.tolist(), strict=True)]).int()
+
+    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Make random patches."""
+        import torch
+
+        return torch.randint(0, 256, (int(lengths.sum()), self.patch_values)).byte()
+
+    def input_layout(self) -> tuple[torch.dtype, Shape]:
+        """Give dtype and shape of a patch."""
+        import torch
+
+        return torch.uint8, (self.patch_values,)
+
+    def activation_shape(self) -> Shape:
+        """Give the shape of a token, (D,)."""
+        return (self.width,)
+
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check patches, uint8 (patches of all rows, P).
+
+        Raises:
+            ModelError: this is no uint8 tensor of patches of the model's size.
+        """
+        import torch
+
+        del lengths
+        if values.dtype != torch.uint8 or tuple(values.shape[1:]) != (self.patch_values,):
+            raise ModelError(
+                f"pixels: found {values.dtype} {list(values.shape)}, the model takes torch.uint8 "
+                f"[N, {self.patch_values}], patches of {self.patch_size} px; decode with the model folder's preprocess"
+            )
+
+    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Embed patches, class and register tokens, positions; (patches of all rows, P) to (F, L, D)."""
+        tokens, _ = module.embeds(layout.patches.pad(values), patch_coord=layout.coordinates())
+        normed: torch.Tensor = module.norm_pre(tokens)
+        return normed
+
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run blocks in order, in which no token sees padding; (F, L, D) to (F, L, D)."""
+        mask = layout.added_mask(x_FLD)
+        for layer in range(layers.start, layers.stop):
+            x_FLD = module.blocks[layer](x_FLD, attn_mask=mask)
+        return x_FLD
+
+    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run timm's last norm and pooling in float32, without padding; (F, L, D) to (F, D)."""
+        # The norm works token by token: where only the class token is kept, the others need no norm.
+        x_FLD = x_FLD[:, :1] if self.pool == "token" else x_FLD
+        normed = module.norm(x_FLD.float())
+        pooled: torch.Tensor = module.forward_head(normed, pre_logits=True, patch_valid=layout.is_patch(x_FLD.device))
+        return pooled
+
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute pooled features by timm's own forward functions, with the mask that timm makes."""
+        layout = self.layout(lengths, values.device, grids)
+        patches, is_patch = layout.patches.pad(values), layout.is_patch(values.device)
+        features = module.forward_features(patches, patch_coord=layout.coordinates(), patch_valid=is_patch)
+        pooled: torch.Tensor = module.forward_head(**features, pre_logits=True)
+        return pooled
+
+
+def read_siglip2_vision(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> NaFlexTower:
+    """Read the section of a NaFlex vision tower; its budget of patches is the image processor's.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import Siglip2VisionConfig
+
+    del names
+    theirs = parse_config(Siglip2VisionConfig, tree, where)
+    patch_size, side = one_side(theirs.patch_size, "vision_config.patch_size", where), isqrt(theirs.num_patches)
+    if side**2 != theirs.num_patches:
+        raise ModelError(f"{where}: vision_config.num_patches = {theirs.num_patches}; a position table is a square")
+    return checked(
+        NaFlexTower,
+        where,
+        theirs,
+        {"num_channels": 3, "vision_use_head": True},
+        image_size=side * patch_size,
+        patch_size=patch_size,
+        max_patches=theirs.num_patches,
+        width=theirs.hidden_size,
+        depth=theirs.num_hidden_layers,
+        num_heads=theirs.num_attention_heads,
+        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
+        norm_eps=theirs.layer_norm_eps,
+        pos_embed_interp_mode="bilinear",
+        activation=vision_activation(theirs.hidden_act, where),
+    )
+
+
+def siglip2_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Find transformers' names of one of a NaFlexVit's tensors: those of the fixed tower's patches and table."""
+    name = name.replace("embeds.proj", "patch_embed.proj").removeprefix("embeds.")
+    return siglip_vision_names(name, names)
+
+
+TOWERS = (NaFlexTower,)
+IMPORTS = {
+    "siglip2_vision_model": TowerImport(
+        read_siglip2_vision,
+        siglip2_vision_names,
+        ignored=SIGLIP_IMPORTS["siglip_vision_model"].ignored,
+        rows=SIGLIP_IMPORTS["siglip_vision_model"].rows,
+        flattened=("embeds.pos_embed",),
+    )
+}

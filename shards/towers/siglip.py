@@ -1,0 +1,203 @@
+"""transformers' SiglipTextModel, of SigLIP and SigLIP 2: captions padded to one length, pooled at their last token.
+
+Padding is attended to like any other token, so a caption is always as long as the tokeniser pads it. The library's last
+layer, `head`, is our projection. The vision tower is a ViT with attention pooling.
+
+Legend: `R` captions, `T` tokens of each, `D` width.
+Source: transformers 5.23, `SiglipTextModel.forward` and `SiglipVisionModel.forward`, whose steps these methods follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from shards.errors import ModelError
+from shards.towers.base import ModelClass, TowerImport
+from shards.towers.clip import PreNormTextTower, clip_vision_names
+from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.text_encoder import TextActivation
+from shards.towers.vit import VitTower
+from shards.towers.vit_imports import vision_activation
+
+if TYPE_CHECKING:
+    import torch
+
+    from shards.ranges import LayerRange
+
+
+class SiglipTextTower(PreNormTextTower):
+    """SigLIP's text transformer."""
+
+    label = "SigLIP text"
+    library_class = "SiglipTextModel"
+
+    family: Literal["siglip_text"] = "siglip_text"
+    vocab_size: int = Field(32000, ge=1)
+    hidden_size: int = Field(768, ge=1)
+    num_hidden_layers: int = Field(12, ge=1, description="layers")
+    num_attention_heads: int = Field(12, ge=1)
+    intermediate_size: int = Field(3072, ge=1)
+    hidden_act: TextActivation = "gelu_pytorch_tanh"
+    max_position_embeddings: int = Field(64, ge=1, description="length that captions are padded to, in tokens")
+    layer_norm_eps: float = Field(1e-6, gt=0)
+    pad_token_id: int = Field(1, ge=0)
+
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether all captions are padded to one length: they are."""
+        return True
+
+    def tokens_in(self, num_tokens: int) -> int:
+        """Compute the tokens of one caption; all captions have as many."""
+        del num_tokens
+        return self.max_position_embeddings
+
+    def input_bytes(self, num_tokens: int) -> int:
+        """Compute the bytes of one caption's token ids, int32."""
+        return 4 * self.tokens_in(num_tokens)
+
+    def workspace_values(self, num_tokens: int) -> int:
+        """Count in a layer residual, norm, q, k, v, and the hidden width twice."""
+        return super().workspace_values(self.tokens_in(num_tokens))
+
+    def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Make captions of the one length."""
+        import torch
+
+        return torch.full((num_rows,), self.tokens_in(num_tokens))
+
+    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Check token ids, int32 (N,).
+
+        Raises:
+            ModelError: an id is outside the vocabulary, or captions aren't padded to one length that the tower takes.
+        """
+        super().check_input(values, lengths)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest != longest:
+            raise ModelError(
+                f"token ids: captions of {shortest} to {longest} tokens, a {self.label} tower takes captions padded to "
+                "one length; use the model folder's own tokenizer.json"
+            )
+
+    def build(self) -> Any:
+        """Build the whole tower, with attention by torch's fused kernel; its head is left to `ProjectionHead`."""
+        from torch import nn
+
+        module = super().build()
+        module.head = nn.Identity()
+        return module
+
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run layers in order, in which each token sees all others, padding too."""
+        for layer in range(layers.start, layers.stop):
+            x_FLD = module.encoder.layers[layer](x_FLD, None)
+        return x_FLD
+
+
+def read_siglip_text(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> SiglipTextTower:
+    """Read the section of a text tower.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import SiglipTextConfig
+
+    del names
+    theirs = parse_config(SiglipTextConfig, tree, where)
+    fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key != "family"}
+    fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
+    return checked(SiglipTextTower, where, theirs, {}, **fields)
+
+
+def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Give transformers' name of a tensor, which is ours but for the projection."""
+    del names
+    return (name.replace("head.projection.", "head."),)
+
+
+def read_siglip_vision(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
+    """Read the section of a vision tower, which is a ViT without a class token, pooled by attention.
+
+    Args:
+        tree: the section; missing keys have transformers' defaults.
+        names: names of its tensors.
+        where: path of config.json, for messages.
+
+    Raises:
+        ModelError: it has something that we can't build.
+    """
+    from transformers import SiglipVisionConfig
+
+    del names
+    theirs = parse_config(SiglipVisionConfig, tree, where)
+    return checked(
+        VitTower,
+        where,
+        theirs,
+        {"num_channels": 3, "vision_use_head": True},
+        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
+        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
+        width=theirs.hidden_size,
+        depth=theirs.num_hidden_layers,
+        num_heads=theirs.num_attention_heads,
+        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
+        class_token=False,
+        pool="map",
+        norm_eps=theirs.layer_norm_eps,
+        activation=vision_activation(theirs.hidden_act, where),
+    )
+
+
+_VISION_TENSORS = {"pos_embed": "embeddings.position_embedding.weight", "attn_pool.latent": "head.probe"}
+_VISION_MODULES = {
+    "patch_embed.proj": "embeddings.patch_embedding.",
+    "norm": "post_layernorm.",
+    "attn_pool.q": "head.attention.in_proj_",
+    "attn_pool.kv": "head.attention.in_proj_",
+    "attn_pool.proj": "head.attention.out_proj.",
+    "attn_pool.norm": "head.layernorm.",
+    "attn_pool.mlp.fc1": "head.mlp.fc1.",
+    "attn_pool.mlp.fc2": "head.mlp.fc2.",
+}
+
+
+def siglip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Find transformers' names of one of a ViT's tensors."""
+    module, _, leaf = name.rpartition(".")
+    if name in _VISION_TENSORS:
+        return (_VISION_TENSORS[name],)
+    if module in _VISION_MODULES:
+        return (_VISION_MODULES[module] + leaf,)
+    return clip_vision_names(name, names)
+
+
+# torch's MultiheadAttention has queries, keys and values one after the other.
+_IN_PROJ_ROWS = {
+    "attn_pool.q.weight": (0, 1, 3),
+    "attn_pool.q.bias": (0, 1, 3),
+    "attn_pool.kv.weight": (1, 3, 3),
+    "attn_pool.kv.bias": (1, 3, 3),
+}
+_POSITIONS = ("embeddings.position_ids",)
+_TEXT_IMPORT = TowerImport(read_siglip_text, siglip_text_names, ignored=_POSITIONS, has_projection=True)
+
+TOWERS = (SiglipTextTower,)
+IMPORTS = {
+    "siglip_text_model": _TEXT_IMPORT,
+    "siglip2_text_model": _TEXT_IMPORT,  # the same layers, as transformers' modular_siglip2.py shows
+    "siglip_vision_model": TowerImport(read_siglip_vision, siglip_vision_names, ignored=_POSITIONS, rows=_IN_PROJ_ROWS),
+}
+CLASSES = {
+    name: ModelClass(f"{name}_vision_model", f"{name}_text_model", has_projections=False)
+    for name in ("siglip", "siglip2")
+}

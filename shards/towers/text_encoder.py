@@ -1,0 +1,241 @@
+"""Text towers of transformers: what they share, and the reader of those in which every token sees all others.
+
+Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from shards.errors import ModelError
+from shards.ranges import LayerRange
+from shards.schema import require_multiple
+from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
+from shards.towers.from_transformers import checked, parse_config
+from shards.towers.kinds import TextTower
+
+if TYPE_CHECKING:
+    import torch
+
+TextActivation = Literal[
+    "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"
+]
+TextPooling = Literal["pooler", "cls", "mean"]
+
+# Heads of transformers' classes, which an encoder doesn't need, and tables that follow from the shapes.
+_IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
+
+
+class TextEncoderTower(TextTower):
+    """A text encoder as transformers builds it; a family declares the fields, most of them with transformers' names."""
+
+    library_class: ClassVar[str]
+    """Name of transformers' class."""
+    positions_need_padding_id: ClassVar[bool] = False
+    """Whether positions are counted by the id of padding, as in RoBERTa."""
+    dual_encoder_type: ClassVar[str | None] = None
+    """`model_type` by which transformers' class of two arbitrary towers builds it; None where it has no pooler."""
+    head_prefixes = ("pooler.",)
+    lookup_prefixes = ("embeddings.",)
+
+    if TYPE_CHECKING:  # a family sets defaults and order
+        vocab_size: int
+        hidden_size: int
+        num_hidden_layers: int
+        num_attention_heads: int
+        intermediate_size: int
+        hidden_act: TextActivation
+        max_position_embeddings: int
+        pad_token_id: int
+        pool: TextPooling
+
+    @model_validator(mode="after")
+    def _is_encoder(self) -> Self:
+        require_multiple("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        if self.pad_token_id >= self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} is outside the vocabulary of {self.vocab_size}")
+        return self
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return self.num_hidden_layers
+
+    @property
+    def dim(self) -> int:
+        """Width of the activations."""
+        return self.hidden_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest caption, in tokens."""
+        return self.max_position_embeddings
+
+    @property
+    def num_vocabulary(self) -> int:
+        """Number of tokens that the embedding table knows."""
+        return self.vocab_size
+
+    @property
+    def padding_id(self) -> int:
+        """Token id that captions are padded with."""
+        return self.pad_token_id
+
+    def describe(self) -> str:
+        """Describe the tower with its sizes."""
+        return f"{self.label} {self.num_hidden_layers} layers x {self.hidden_size}, {self.vocab_size:,} tokens"
+
+    def head_shapes(self) -> Shapes:
+        """Compute the shapes of the pooler."""
+        return linear_shapes("pooler.dense", self.hidden_size, self.hidden_size) if self.pool == "pooler" else {}
+
+    def flops(self, num_tokens: int) -> TowerFlops:
+        """Count the operations for one caption; its front only looks tokens up."""
+        layer = attention_flops(num_tokens, self.hidden_size, self.intermediate_size)
+        return TowerFlops(0, layer, 2 * self.hidden_size**2 if self.pool == "pooler" else 0)
+
+    def workspace_values(self, num_tokens: int) -> int:
+        """Count in a layer residual, norm, q, k, v, and the hidden width twice."""
+        return num_tokens * (5 * self.hidden_size + 2 * self.intermediate_size)
+
+    def library_settings(self) -> dict[str, Any]:
+        """Give the settings of transformers' configuration."""
+        return self.model_dump(exclude={"family", "pool"})
+
+    def library_options(self) -> dict[str, Any]:
+        """Give the options of transformers' class beside its configuration."""
+        return {"add_pooling_layer": self.pool == "pooler"}
+
+    def build(self) -> Any:
+        """Build the whole encoder, with attention by torch's fused kernel."""
+        from shards.compat import deferred_compiler
+
+        with deferred_compiler():
+            import transformers
+            from transformers.initialization import no_init_weights
+
+            model_class = getattr(transformers, self.library_class)
+        config = model_class.config_class(**self.library_settings(), attn_implementation="sdpa")
+        with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
+            return model_class(config, **self.library_options())
+
+    def prune(self, module: Any, layers: LayerRange) -> None:
+        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
+        from torch import nn
+
+        modules = self.layer_modules(module)
+        for layer in range(self.num_layers):
+            if not layers.start <= layer < layers.stop:
+                modules[layer] = nn.Identity()
+        if not layers.holds_front():
+            module.embeddings = None
+        if not layers.holds_head(self.num_layers):
+            module.pooler = None
+
+    def fill_buffers(self, module: Any, device: torch.device) -> None:
+        """Fill the tables of positions and types; on the meta device they have no values."""
+        import torch
+
+        if module.embeddings is not None:
+            shape = module.embeddings.position_ids.shape
+            module.embeddings.position_ids = torch.arange(shape[-1], device=device).expand(shape)
+            if hasattr(module.embeddings, "token_type_ids"):
+                module.embeddings.token_type_ids = torch.zeros(shape, dtype=torch.long, device=device)
+
+    def layer_modules(self, module: Any) -> Any:
+        """Give the layers."""
+        return module.encoder.layer
+
+    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run token, position and type embeddings; (N,) to (R, T, D)."""
+        tokens: torch.Tensor = module.embeddings(layout.pad(values, fill=self.pad_token_id))
+        return tokens
+
+    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run layers in order."""
+        modules = self.layer_modules(module)
+        for layer in range(layers.start, layers.stop):
+            x_FLD = modules[layer](x_FLD, layout.mask)
+        return x_FLD
+
+    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Pool each caption's tokens into one vector, in float32; (R, T, D) to (R, D)."""
+        if self.pool == "mean":
+            is_token = layout.is_token(x_FLD.device)
+            num_tokens = layout.lengths.to(x_FLD.device)[:, None]
+            mean: torch.Tensor = (x_FLD.float() * is_token[:, :, None]).sum(1) / num_tokens
+            return mean
+        first_FD: torch.Tensor = x_FLD[:, 0].float()
+        return self.run_pooler(module, first_FD) if self.pool == "pooler" else first_FD
+
+    def run_pooler(self, module: Any, first_FD: torch.Tensor) -> torch.Tensor:
+        """Run the pooler, dense and tanh, on the first token of each caption."""
+        pooled: torch.Tensor = module.pooler(first_FD[:, None])
+        return pooled
+
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute pooled features by transformers' own forward function."""
+        del grids
+        layout = self.layout(lengths, values.device)
+        ids_RT = layout.pad(values, fill=self.pad_token_id)
+        output = module(input_ids=ids_RT, attention_mask=layout.is_token(values.device).long())
+        if self.pool == "pooler":
+            pooled: torch.Tensor = output.pooler_output
+            return pooled
+        # Where a family has a norm after the layers, this output has passed it.
+        return TextEncoderTower.pool_tokens(self, module, output.last_hidden_state, layout)
+
+    def use_plain_attention(self, module: Any) -> None:
+        """Turn off fused attention."""
+        module.set_attn_implementation("eager")
+
+
+def encoder_import(
+    family: type[TextEncoderTower],
+    config_class: str,
+    *,
+    pool: TextPooling | None = None,
+    their_keys: Mapping[str, str] | None = None,
+    expected: Mapping[str, object] | None = None,
+    ignored: tuple[str, ...] = (),
+    has_pooled_output: bool = True,
+) -> TowerImport:
+    """Make the reader of a kind of encoder.
+
+    Args:
+        family: class of the tower.
+        config_class: name of transformers' class of its configuration.
+        pool: how the checkpoint's class pools; without it, by the pooler where there is one, else by the token mean.
+        their_keys: transformers' names of fields, where they differ.
+        expected: values that settings without a field must have.
+        ignored: prefixes of the names of heads that other families don't have.
+        has_pooled_output: whether the checkpoint's class pools.
+    """
+
+    def read(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> TextEncoderTower:
+        import transformers
+
+        if tree.get("position_embedding_type", "absolute") != "absolute":
+            found = tree["position_embedding_type"]
+            raise ModelError(f"{where}: position_embedding_type = {found!r}; only 'absolute' can be imported")
+        theirs = parse_config(getattr(transformers, config_class), tree, where)
+        keys = {key: (their_keys or {}).get(key, key) for key in family.model_fields if key not in ("family", "pool")}
+        fields = {key: getattr(theirs, their) for key, their in keys.items()}
+        if fields["pad_token_id"] is None and not family.positions_need_padding_id:
+            fields["pad_token_id"] = 0  # only padding has this id, and it is masked
+        found_pool = "pooler" if not names or any(name.startswith("pooler.") for name in names) else "mean"
+        return checked(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
+
+    return TowerImport(read, encoder_names, ignored=(*_IGNORED, *ignored), has_pooled_output=has_pooled_output)
+
+
+def encoder_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Find transformers' name of a tensor, which is ours but for the norms of old checkpoints."""
+    old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return (old if old in names else name,)

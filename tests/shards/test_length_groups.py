@@ -1,0 +1,63 @@
+"""Groups of sequences of similar length: little padding, few groups, each sequence once, the same for the same data."""
+
+import numpy as np
+import pytest
+
+from shards.length_groups import MAX_COMPUTED, MAX_TOKENS, count_computed, group_by_length
+
+
+def skewed(number: int, seed: int = 0) -> np.ndarray:
+    """Lengths as of captions: most are short, few are long."""
+    lengths = np.random.default_rng(seed).lognormal(2.7, 0.6, number)
+    return np.clip(lengths.round(), 5, 64).astype(np.int64)
+
+
+@pytest.mark.parametrize("number", [2, 8, 32, 256, 3000])
+@pytest.mark.parametrize("seed", range(5))
+def test_skewed_lengths_are_computed_with_little_padding_and_each_of_them_once(number, seed):
+    lengths = skewed(number, seed)
+    groups = group_by_length(lengths)
+    assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(number))
+    assert count_computed(lengths) == sum(len(group) * lengths[group].max() for group in groups)
+    assert count_computed(lengths) <= MAX_COMPUTED * lengths.sum()
+    assert all(np.array_equal(group, np.sort(group)) for group in groups)
+    longest = [lengths[group].max() for group in groups]
+    assert longest == sorted(longest)
+
+
+def test_the_groups_of_a_block_are_few():
+    assert number_of_groups(skewed(32)) < 12
+    assert number_of_groups(skewed(256)) < 24
+
+
+def number_of_groups(lengths: np.ndarray) -> int:
+    """Number of groups."""
+    return len(group_by_length(lengths))
+
+
+@pytest.mark.parametrize("lengths", [[7], [12] * 32, [1, 1], [12, 12, 13, 12, 11, 13, 12, 12]])
+def test_lengths_that_are_nearly_equal_are_one_group_in_the_order_of_rows(lengths):
+    [group] = group_by_length(np.array(lengths))
+    assert np.array_equal(group, np.arange(len(lengths)))
+
+
+def test_nothing_has_no_groups():
+    assert group_by_length(np.array([], np.int64)) == []
+    assert count_computed(np.array([], np.int64)) == 0
+
+
+def test_groups_follow_from_the_lengths_alone_and_the_order_of_rows_only_names_them():
+    lengths = skewed(256)
+    assert all(map(np.array_equal, group_by_length(lengths), group_by_length(lengths.copy())))
+    order = np.random.default_rng(1).permutation(256)
+    found = [sorted(lengths[order][group]) for group in group_by_length(lengths[order])]
+    assert found == [sorted(lengths[group]) for group in group_by_length(lengths)]
+    assert count_computed(lengths[order]) == count_computed(lengths)
+
+
+def test_no_group_has_more_tokens_than_the_budget_but_for_one_sequence_that_does():
+    lengths = np.array([64] * 1000 + [60] * 10 + [MAX_TOKENS + 1] * 2)
+    groups = group_by_length(lengths)
+    assert max(len(group) * lengths[group].max() for group in groups[:-2]) <= MAX_TOKENS
+    assert [len(group) for group in groups[-2:]] == [1, 1]
+    assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(lengths)))

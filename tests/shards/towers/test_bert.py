@@ -1,0 +1,249 @@
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT and Chinese-CLIP of transformers against transformers' own features."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_tokenizers import (
+    CAPTIONS,
+    NUM_TOKENS,
+    ODD_CAPTIONS,
+    byte_level_bpe,
+    image_features,
+    padded,
+    save_checkpoint,
+    unigram,
+    wordpiece,
+)
+from tokenizers import Tokenizer
+from tower_checks import (
+    LEAST_MOVE,
+    check_against,
+    check_every_cut,
+    check_every_part_matters,
+    embed_whole,
+    make_batch,
+    randomise,
+    with_padding,
+)
+
+from shards.config import load_model_config
+from shards.convert import export_vision_text_dual_encoder, import_transformers
+from shards.errors import ModelError
+from shards.fingerprint import model_fingerprint
+from shards.layouts import Padding
+from shards.ranges import LayerRange
+from shards.towers.bert import BertTower, RobertaTower
+
+SIZE, NUM_POSITIONS = 24, 40
+TEXT = {
+    "vocab_size": NUM_TOKENS,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": NUM_POSITIONS,
+}
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": SIZE,
+    "patch_size": 8,
+}
+# By `model_type`: transformers' classes of both configurations, what differs in the text's, and the tokeniser.
+FAMILIES = {
+    "bert": ("CLIPVisionConfig", "BertConfig", {}, wordpiece),
+    "roberta": ("ViTConfig", "RobertaConfig", {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, byte_level_bpe),
+    "xlm-roberta": ("ViTConfig", "XLMRobertaConfig", {"type_vocab_size": 1, "hidden_act": "gelu_new"}, unigram),
+    "chinese_clip_text_model": ("ChineseCLIPVisionConfig", "ChineseCLIPTextConfig", {}, wordpiece),
+}
+
+
+def make_their_model(vision_class, text_class, changes):
+    import transformers
+
+    vision = getattr(transformers, vision_class)(**VISION)
+    text = getattr(transformers, text_class)(**(TEXT | changes))
+    if text_class == "ChineseCLIPTextConfig":
+        config = transformers.ChineseCLIPConfig(
+            vision_config=vision.to_dict(), text_config=text.to_dict(), projection_dim=20
+        )
+        return randomise(transformers.ChineseCLIPModel(config))
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(vision, text, projection_dim=20)
+    return randomise(transformers.VisionTextDualEncoderModel(config))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request, tmp_path_factory):
+    """Folder, transformers' model and tokeniser."""
+    *classes, make_tokenizer = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp("hf") / request.param
+    model, tokenizer = make_their_model(*classes), make_tokenizer()
+    save_checkpoint(folder, model, tokenizer, SIZE)
+    return folder, model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def imported(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "model"
+    import_transformers(checkpoint[0], folder)
+    return folder
+
+
+@pytest.fixture
+def batch(imported):
+    tokenizer = Tokenizer.from_file(str(imported / "tokenizer.json"))
+    return make_batch(load_model_config(imported), [tokenizer.encode(caption).ids for caption in CAPTIONS])
+
+
+def their_features(model, config):
+    def captions(state):
+        return model.get_text_features(**padded(state, config.text.padding_id)).pooler_output
+
+    return {"vision": image_features(model, config.preprocess), "text": captions}
+
+
+@pytest.mark.parametrize("tower", [BertTower(), RobertaTower(), BertTower(pool="cls")])
+def test_names_and_shapes_of_all_tensors_are_transformers_own(tower):
+    with torch.device("meta"):
+        built = tower.build().state_dict()
+    shapes = tower.shapes(LayerRange(0, tower.num_layers))
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in built.items()}
+
+
+def test_an_imported_model_gives_transformers_own_features(checkpoint, imported, batch):
+    check_against(imported, batch, their_features(checkpoint[1], load_model_config(imported)))
+
+
+def test_every_cut_gives_the_bits_of_the_unsplit_towers(imported, batch):
+    check_every_cut(imported, batch)
+
+
+def test_no_part_can_be_left_out(imported, batch, tmp_path):
+    check_every_part_matters(imported, batch, tmp_path)
+
+
+def test_the_mask_of_padding_matters(imported, batch, monkeypatch):
+    batch = with_padding(batch)
+    before, lay_out = embed_whole(imported, batch)["text"], Padding.of
+    monkeypatch.setattr(Padding, "of", lambda lengths, device: replace(lay_out(lengths, device), mask=None))
+    assert float((embed_whole(imported, batch)["text"] - before).abs().max()) > LEAST_MOVE
+
+
+def test_captions_keep_transformers_own_token_ids(checkpoint, imported):
+    ours = Tokenizer.from_file(str(imported / "tokenizer.json"))
+    for caption in ODD_CAPTIONS:
+        assert ours.encode(caption).ids == checkpoint[2](caption)["input_ids"], caption
+
+
+def test_captions_are_as_long_as_the_position_table_has_places(checkpoint, imported):
+    config = load_model_config(imported)
+    longest = NUM_POSITIONS if config.text.family == "bert" else NUM_POSITIONS - 2
+    assert config.text.max_tokens == config.preprocess.max_caption_tokens == longest
+    batch = make_batch(config, [[*range(5, 5 + longest)], [7, 8, 9]])
+    check_against(imported, batch, their_features(checkpoint[1], config))
+    with pytest.raises(ModelError, match=f"a caption of {longest + 1} tokens, the model takes {longest}"):
+        embed_whole(imported, make_batch(config, [[*range(5, 6 + longest)]]))
+
+
+def test_a_token_of_padding_inside_a_caption_counts_as_in_transformers(checkpoint, imported):
+    config = load_model_config(imported)
+    padding = config.text.padding_id
+    batch = make_batch(config, [[5, padding, 6, 7], [8, 9, padding], [5, 6, 7, 8, 9, 10]])
+    check_against(imported, batch, their_features(checkpoint[1], config))
+
+
+def test_a_table_of_514_positions_takes_512_tokens():
+    assert RobertaTower().max_tokens == 512
+    assert BertTower().max_tokens == 512
+    with pytest.raises(ValueError, match="leaves no position behind pad_token_id"):
+        RobertaTower(max_position_embeddings=2)
+
+
+@pytest.mark.parametrize("checkpoint", ["bert"], indirect=True)
+@pytest.mark.parametrize(
+    "old_names",
+    [
+        {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+        {"vision_model.": "vision_model.vision_model."},
+    ],
+)
+def test_names_that_older_versions_wrote_are_found(checkpoint, tmp_path, old_names):
+    folder = shutil.copytree(checkpoint[0], tmp_path / "hf")
+    tensors = load_file(folder / "model.safetensors")
+    for new, old in old_names.items():
+        tensors = {name.replace(new, old): each for name, each in tensors.items()}
+    assert tensors.keys() != load_file(folder / "model.safetensors").keys()
+    tensors |= {f"{side}_model.embeddings.position_ids": torch.arange(9)[None] for side in ("vision", "text")}
+    save_file(tensors, folder / "model.safetensors")
+    import_transformers(checkpoint[0], tmp_path / "new")
+    import_transformers(folder, tmp_path / "old")
+    assert model_fingerprint(tmp_path / "old") == model_fingerprint(tmp_path / "new")
+
+
+def test_camembert_is_a_roberta(tmp_path):
+    model, tokenizer = make_their_model("ViTConfig", "CamembertConfig", {}), unigram()
+    save_checkpoint(tmp_path / "hf", model, tokenizer, SIZE)
+    config = import_transformers(tmp_path / "hf", tmp_path / "out")
+    assert config.text.family == "roberta"
+    batch = make_batch(config, [tokenizer(caption)["input_ids"] for caption in CAPTIONS])
+    check_against(tmp_path / "out", batch, their_features(model, config))
+
+
+@pytest.mark.parametrize("checkpoint", ["roberta"], indirect=True)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_decoder": True}, "roberta: is_decoder = True; only False can be imported"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'; only 'absolute'"),
+        ({"hidden_act": "mish"}, "hidden_act.*mish"),
+        ({"pad_token_id": None}, "pad_token_id: .*valid integer"),
+        ({"pad_token_id": NUM_TOKENS}, "leaves no position behind pad_token_id|outside the vocabulary"),
+        ({"num_hidden_layers": 4}, r"lack the tensor text_model.encoder.layer.3"),
+        ({"num_hidden_layers": 2}, "found the tensor text_model.encoder.layer.2"),
+        ({"model_type": "bert"}, r"shape \[1, 32\], expected \[2, 32\]"),
+        ({"model_type": "deberta"}, "the text tower is 'deberta'; these can be imported: albert, bert"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused_and_nothing_is_left(checkpoint, tmp_path, changes, message):
+    folder = shutil.copytree(checkpoint[0], tmp_path / "hf")
+    tree = json.loads((folder / "config.json").read_text())
+    if changes == {"model_type": "bert"}:
+        changes = changes | {"type_vocab_size": 2}
+    tree["text_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(ModelError, match=message) as caught:
+        import_transformers(folder, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("checkpoint", ["chinese_clip_text_model"], indirect=True)
+def test_chinese_clip_pools_the_class_token_without_a_pooler(checkpoint, imported):
+    config = load_model_config(imported)
+    assert (config.text.family, config.text.pool) == ("bert", "cls")
+    assert (config.vision.pre_norm, config.vision.activation) == (True, "quick_gelu")
+    assert not any("pooler" in name for name in checkpoint[1].state_dict())
+
+
+@pytest.mark.parametrize("checkpoint", ["roberta", "xlm-roberta"], indirect=True)
+def test_an_exported_model_gives_transformers_the_same_features(imported, batch, tmp_path):
+    from transformers import VisionTextDualEncoderModel
+
+    export_vision_text_dual_encoder(imported, tmp_path / "out")
+    loaded = VisionTextDualEncoderModel.from_pretrained(tmp_path / "out").eval()
+    check_against(imported, batch, their_features(loaded, load_model_config(imported)))
+
+
+@pytest.mark.parametrize("checkpoint", ["bert"], indirect=True)
+def test_captions_alone_or_with_others_give_the_same_vectors(imported, batch):
+    config = load_model_config(imported)
+    rows = embed_whole(imported, batch)["text"]
+    ids = batch.text.values.split(batch.text.lengths.tolist())
+    alone = [embed_whole(imported, make_batch(config, [each.tolist()]))["text"] for each in ids]
+    assert float((torch.cat(alone) - rows).abs().max()) < 1e-6

@@ -1,0 +1,104 @@
+"""timm's Eva: names and shapes at full size, rotary positions, int8 and bfloat16."""
+
+import pytest
+import timm
+import torch
+from tower_checks import LEAST_MOVE, embed_whole, make_batch, vectors
+
+from shards.config import ModelConfig, PreprocessConfig, load_model_config
+from shards.convert.timm_vision import read_timm_tower
+from shards.errors import ModelError
+from shards.fresh import init_model
+from shards.ranges import LayerRange, whole_model
+from shards.shard import load_shard
+from shards.towers.eva import EvaTower
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "pool": "avg"}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("eva02_large_patch14_clip_224", 0.304),
+        ("eva02_enormous_patch14_clip_224", 4.35),
+        ("vit_7b_patch16_dinov3", 6.72),
+        ("vit_base_patch16_dinov3", 0.086),
+    ],
+)
+def test_shapes_at_full_size_are_those_of_timms_model(tmp_path, name, billions):
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=0)
+    tower = read_timm_tower(model, tmp_path)
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    assert tower.shapes(LayerRange(0, tower.num_layers)) == expected
+    assert sum(tensor.numel() for tensor in model.parameters()) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def make_folder(path, **changes):
+    tower = EvaTower(**SMALL | changes)
+    config = ModelConfig(
+        name="eva",
+        trained=False,
+        embedding_dim=tower.width,
+        vision=tower,
+        text=None,
+        vision_projection="none",
+        preprocess=PreprocessConfig(image_size=tower.image_size),
+    )
+    init_model(config, path, seed=3)
+    return path, make_batch(config, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope": "none"},
+        {"rope": "dinov3"},
+        {"rope_temperature": 10.0},
+        {"rope_rotate_half": True},
+        {"rope_ref_side": 8},
+        {"rope_grid_indexing": "xy"},
+    ],
+    ids=str,
+)
+def test_each_setting_of_rotary_positions_matters(tmp_path, changes):
+    # Absolute positions are left out, and registers put in: rotary positions turn patches only.
+    common = {"pos_embed": "none", "num_reg_tokens": 2}
+    folder, batch = make_folder(tmp_path / "as it is", **common)
+    changed, _ = make_folder(tmp_path / "changed", **common, **changes)
+    moved = (embed_whole(folder, batch)["vision"] - embed_whole(changed, batch)["vision"]).abs().max()
+    assert float(moved) > LEAST_MOVE
+
+
+@pytest.mark.parametrize("qkv_fused", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_coarse_numbers_give_nearly_the_same_vectors(tmp_path, dtype, qkv_fused):
+    folder, batch = make_folder(tmp_path / "model", qkv_fused=qkv_fused, init_values=1.0)
+    whole = whole_model(load_model_config(folder))
+    found = vectors(load_shard(folder, whole, dtype=dtype)(batch))["vision"]
+    cosines = torch.cosine_similarity(found, embed_whole(folder, batch)["vision"])
+    assert float(cosines.min()) > 0.999
+
+
+def test_patch_dropout_is_refused(tmp_path):
+    tower = EvaTower(**SMALL)
+    module = tower.build()
+    with pytest.raises(ModelError, match="patch_dropout: 9 of 17 tokens"):
+        tower.run(module, LayerRange(0, 3), torch.zeros(1, 9, 48), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 24}, "rotary positions take a multiple of 4"),
+        ({"mlp": "swiglu_packed", "scale_mlp_norm": True}, "write 'swiglu'"),
+        ({"mlp": "swiglu", "post_norm": True}, "write 'swiglu_packed'"),
+        ({"post_norm": True, "qk_norm": True}, "neither qk_norm nor init_values"),
+        ({"pool": "map", "attn_pool_num_heads": 5}, "no multiple of attn_pool_num_heads"),
+        ({"pool": "token", "class_token": False}, "needs class_token"),
+        ({"patch_size": 64}, r"patch_size \(64\) exceeds image_size \(32\)"),
+    ],
+)
+def test_what_timm_does_not_build_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        EvaTower(**SMALL | changes)

@@ -1,0 +1,293 @@
+"""timm's NaFlexVit and NaFlex SigLIP 2: their checkpoints against their own features, every cut, every part."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from siglip_checkpoints import LENGTH, WIDTH, save_naflex_siglip2
+from timm.models import save_for_hf
+from torch.nn.utils.rnn import pad_sequence
+from tower_checks import (
+    GRIDS,
+    check_against,
+    check_every_cut,
+    check_every_part_matters,
+    embed_whole,
+    make_batch,
+    randomise,
+    vectors,
+)
+
+from shards.activations import Batch, TowerState
+from shards.config import load_model_config
+from shards.convert import import_checkpoint
+from shards.convert.timm_vision import read_timm_tower
+from shards.errors import ModelError
+from shards.ranges import LayerRange, whole_model
+from shards.shard import load_shard
+from shards.towers import IMPORTS
+from shards.training.settings import TrainSettings
+from shards.training.trainer import Trainer
+
+SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "pos_embed_grid_size": (5, 5)}
+BUDGET = 36
+
+# Each has parts that the others lack.
+MODELS = {
+    "naflexvit_base_patch16_gap": SMALL,  # registers, LayerScale, average behind which the norm comes
+    "naflexvit_base_patch16_par_gap": SMALL,  # a table that is resized to a square
+    "naflexvit_base_patch16_parfac_gap": SMALL,  # two tables
+    "naflexvit_base_patch16_map": SMALL,  # attention pooling beside a register
+    "naflexvit_base_patch16_siglip": SMALL,  # bilinear resizing of the table
+    "naflexvit_so150m2_patch16_reg1_gap": SMALL | {"mlp_ratio": 3},  # no bias of q, k and v
+    "naflexvit_base_patch16_radio_v3": SMALL | {"reg_tokens": 2},  # class token, no norm at the end
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def tower(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tower")
+    size = {"input_size": (3, 48, 48)}
+    model = timm.create_model(request.param, num_classes=5, pretrained_cfg_overlay=size, **MODELS[request.param])
+    save_for_hf(randomise(model), str(folder / "checkpoint"), safe_serialization=True)
+    import_checkpoint(folder / "checkpoint", folder / "model")
+    return folder / "model", model
+
+
+@pytest.fixture(scope="module")
+def siglip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("siglip")
+    model = save_naflex_siglip2(folder / "checkpoint")
+    import_checkpoint(folder / "checkpoint", folder / "model")
+    return folder / "model", model
+
+
+@pytest.fixture
+def siglip_batch(siglip):
+    captions = [[5 + row] * (LENGTH - 1) + [1] for row in range(len(GRIDS))]
+    return make_batch(load_model_config(siglip[0]), captions)
+
+
+def frames_of(folder, state):
+    """Normalised patches of each frame, padded as libraries do it; their numbers; rows and columns; rows' frames."""
+    preprocess = load_model_config(folder).preprocess
+    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+    grids = state.grids[state.grids[:, 0] > 0].long()
+    shapes = grids[:, 1:].repeat_interleave(grids[:, 0], 0)
+    values = ((state.values.view(len(state.values), -1, 3) / 255 - mean) / std).flatten(1)
+    frames = values.split(shapes.prod(1).tolist())
+    return pad_sequence(list(frames), batch_first=True), shapes.prod(1), shapes, grids[:, 0].tolist()
+
+
+def mean_of_rows(features, frames_per_row):
+    return torch.stack([row.mean(0) for row in features.split(frames_per_row)])
+
+
+def test_an_imported_tower_gives_timms_own_features(tower):
+    folder, model = tower
+
+    def images(state):
+        patches, lengths, shapes, frames_per_row = frames_of(folder, state)
+        number = torch.arange(patches.shape[1])
+        valid = number < lengths[:, None]
+        coordinates = torch.stack([number // shapes[:, 1:], number % shapes[:, 1:]], -1) * valid[..., None]
+        features = model.forward_features(patches, patch_coord=coordinates, patch_valid=valid)
+        return mean_of_rows(model.forward_head(**features, pre_logits=True), frames_per_row)
+
+    check_against(folder, make_batch(load_model_config(folder), []), {"vision": images})
+
+
+def test_every_cut_gives_the_bits_of_the_unsplit_tower(tower):
+    check_every_cut(tower[0], make_batch(load_model_config(tower[0]), []))
+
+
+def test_no_part_can_be_left_out(tower, tmp_path):
+    check_every_part_matters(tower[0], make_batch(load_model_config(tower[0]), []), tmp_path)
+
+
+def test_an_imported_siglip_2_gives_transformers_own_features(siglip, siglip_batch):
+    folder, model = siglip
+
+    def images(state):
+        patches, lengths, shapes, frames_per_row = frames_of(folder, state)
+        mask = (torch.arange(patches.shape[1]) < lengths[:, None]).int()
+        output = model.get_image_features(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shapes)
+        return mean_of_rows(output.pooler_output, frames_per_row)
+
+    def captions(state):
+        return model.get_text_features(input_ids=state.values.long().view(-1, LENGTH)).pooler_output
+
+    check_against(folder, siglip_batch, {"vision": images, "text": captions})
+
+
+def test_an_image_one_patch_wide_has_transformers_own_vector(siglip):
+    folder, model = siglip
+    patches = torch.randint(0, 256, (30, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    state = TowerState(patches, torch.tensor([30]), torch.tensor([[1, 30, 1]], dtype=torch.int32))
+    values, _, shapes, _ = frames_of(folder, state)
+    mask = torch.ones(1, 30, dtype=torch.int32)
+    with torch.no_grad():
+        output = model.get_image_features(pixel_values=values, pixel_attention_mask=mask, spatial_shapes=shapes)
+    expected = torch.nn.functional.normalize(output.pooler_output, dim=-1)
+    assert (embed_whole(folder, Batch(state, None))["vision"] - expected).abs().max() < 1e-5
+
+
+def test_every_cut_of_a_siglip_2_gives_the_bits_of_the_unsplit_towers(siglip, siglip_batch):
+    check_every_cut(siglip[0], siglip_batch)
+
+
+def test_no_part_of_a_siglip_2_can_be_left_out(siglip, siglip_batch, tmp_path):
+    check_every_part_matters(siglip[0], siglip_batch, tmp_path)
+
+
+def test_a_siglip_2_has_the_processors_budget_and_its_own_projections(siglip):
+    config = load_model_config(siglip[0])
+    assert (config.vision.family, config.vision.max_patches, config.vision.image_size) == ("naflex", BUDGET, 40)
+    assert (config.preprocess.resize, config.preprocess.interpolation) == ("patches", "bilinear")
+    assert (config.preprocess.resampler, config.preprocess.reduced_decode) == ("torchvision", False)
+    assert (config.embedding_dim, config.vision_projection, config.text.family) == (WIDTH, "none", "siglip_text")
+
+
+def test_a_timm_tower_has_the_budget_of_its_input_size(tower):
+    config = load_model_config(tower[0])
+    preprocess = config.preprocess
+    assert (config.vision.max_patches, preprocess.resize, preprocess.resampler) == (BUDGET, "patches", "pillow")
+
+
+def test_an_image_has_the_same_vector_beside_any_others(tower):
+    batch = make_batch(load_model_config(tower[0]), []).vision
+    together = embed_whole(tower[0], Batch(batch, None))["vision"]
+    rows = batch.lengths.nonzero().flatten()
+    alone = [embed_whole(tower[0], Batch(batch.take(row), None))["vision"] for row in rows.split(1)]
+    assert (torch.cat(alone) - together).abs().max() < 1e-6
+
+
+def test_little_padding_is_computed(siglip):
+    """Sides of 1 to 6 patches: half of a rectangle of all of them would be padding."""
+    config = load_model_config(siglip[0])
+    sides = torch.randint(1, 7, (64, 2), generator=torch.Generator().manual_seed(1))
+    grids = torch.cat([torch.ones(64, 1, dtype=torch.int64), sides], 1)
+    patches = torch.zeros((int(grids.prod(1).sum()), 3 * 8 * 8), dtype=torch.uint8)
+    shard, computed = load_shard(siglip[0], whole_model(config)), []
+    shard.vision.blocks[0].register_forward_hook(lambda _, inputs, __: computed.append(inputs[0].shape[:2].numel()))
+    shard(Batch(TowerState(patches, grids.prod(1), grids.int()), None))
+    assert len(patches) <= sum(computed) <= 1.1 * len(patches) < 0.6 * 64 * BUDGET
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_it_runs_in_other_dtypes(siglip, siglip_batch, dtype):
+    config = load_model_config(siglip[0])
+    found = vectors(load_shard(siglip[0], whole_model(config), dtype=dtype)(siglip_batch))["vision"]
+    expected = embed_whole(siglip[0], siglip_batch)["vision"]
+    assert 1e-6 < (1 - (found * expected).sum(1)).max() < 0.02
+
+
+def test_patches_without_their_grids_or_of_others_are_refused(siglip, siglip_batch):
+    shard, state = load_shard(siglip[0], whole_model(load_model_config(siglip[0]))), siglip_batch.vision
+    squares = torch.zeros((1, 40, 40, 3), dtype=torch.uint8)
+    wrong = [
+        (TowerState(state.values, state.lengths), "come with their grids"),
+        (TowerState(state.values, state.lengths, state.grids.flip(0)), "their grids"),
+        (TowerState(squares, torch.ones(1, dtype=torch.int64)), r"the model takes torch.uint8 \[N, 192\]"),
+    ]
+    for vision, message in wrong:
+        with pytest.raises(ModelError, match=message):
+            shard(Batch(vision, None))
+
+
+def test_training_is_refused(siglip):
+    with pytest.raises(ModelError, match="training takes images of one size"):
+        Trainer(siglip[0], TrainSettings(num_steps=1, warmup_steps=0))
+
+
+def change_json(path, change):
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+
+
+def no_square_table(folder):
+    change_json(folder / "config.json", lambda tree: tree["vision_config"].update(num_patches=24))
+
+
+def larger_table(folder):
+    change_json(folder / "config.json", lambda tree: tree["vision_config"].update(num_patches=36))
+
+
+def other_patches(folder):
+    change_json(folder / "preprocessor_config.json", lambda tree: tree.update(patch_size=16))
+
+
+def no_budget(folder):
+    change_json(folder / "preprocessor_config.json", lambda tree: tree.update(max_num_patches=0))
+
+
+def fixed_processor(folder):
+    from transformers import SiglipImageProcessor
+
+    SiglipImageProcessor(size={"height": 40, "width": 40}).save_pretrained(folder)
+
+
+def fixed_tower(folder):
+    changes = {"model_type": "siglip_vision_model", "image_size": 40}
+    change_json(folder / "config.json", lambda tree: tree["vision_config"].update(changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (no_square_table, "num_patches = 24; a position table is a square"),
+        (larger_table, r"position_embedding.weight has shape .*25"),
+        (other_patches, "patch_size = 16: expected patches of 8 px"),
+        (no_budget, "max_num_patches = 0: expected a number of patches"),
+        (fixed_processor, "patch_size = None: expected patches of 8 px"),
+        (fixed_tower, "size = None"),
+    ],
+)
+def test_a_bad_checkpoint_is_refused_in_one_line(tmp_path, damage, message):
+    folder = tmp_path / "checkpoint"
+    save_naflex_siglip2(folder)
+    damage(folder)
+    with pytest.raises(ModelError, match=message) as error:
+        import_checkpoint(folder, tmp_path / "model")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("changes", [{"pos_embed_use_grid_sample": True}, {"rope_type": "axial"}])
+def test_other_positions_are_refused(changes):
+    model = timm.create_model("naflexvit_base_patch16_gap", **SMALL | {"embed_dim": 64} | changes)
+    with pytest.raises(ModelError, match="rotary or sampled positions"):
+        read_timm_tower(model, Path("checkpoint"))
+
+
+def test_shapes_at_full_size_are_those_of_timms_models(tmp_path):
+    for name in timm.list_models("naflexvit_*"):
+        with torch.device("meta"):
+            model = timm.create_model(name, num_classes=0)
+        found = read_timm_tower(model, tmp_path)
+        assert found.shapes(LayerRange(0, found.num_layers)) == {
+            key: tuple(tensor.shape) for key, tensor in model.state_dict().items()
+        }
+
+
+@pytest.mark.parametrize(
+    "vision", [{}, {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}]
+)
+def test_shapes_at_full_size_are_those_of_siglip_2(vision):
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+    with torch.device("meta"):
+        model = Siglip2VisionModel(Siglip2VisionConfig(**vision))
+    theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = IMPORTS["siglip2_vision_model"]
+    tower, used = found.read(vision, frozenset(), Path("config.json")), {}
+    for name, shape in tower.shapes(LayerRange(0, tower.num_layers)).items():
+        names = found.theirs(name, frozenset(theirs))
+        used |= dict.fromkeys(names)
+        first, stop, parts = found.rows_of(name) or (0, 1, 1)
+        num_values = sum(torch.Size(theirs[each]).numel() for each in names) * (stop - first) // parts
+        assert num_values == torch.Size(shape).numel(), name
+    assert used.keys() == theirs.keys()
