@@ -6,7 +6,7 @@ Pure; no torch.
 import json
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -54,6 +54,11 @@ class TowerSeconds:
         return TowerSeconds(self.front_s * front, self.layer_s * layer, self.head_s * head)
 
 
+def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Leave out what most models don't have: their files are as they were before there was such a field."""
+    return {name: value for name, value in fields if value is not None or name != "image_patches"}
+
+
 class JsonText:
     """A dataclass whose text is one JSON object, read strictly.
 
@@ -67,7 +72,7 @@ class JsonText:
 
     def to_json(self) -> str:
         """Write the text of its file."""
-        return json.dumps(asdict(self), indent=2) + "\n"  # type: ignore[call-overload]
+        return json.dumps(asdict(self, dict_factory=_written), indent=2) + "\n"  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, text: str) -> Self:
