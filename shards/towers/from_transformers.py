@@ -1,6 +1,8 @@
 """Parts that importers of transformers' towers share."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +20,24 @@ def mlp_ratio(width: int, mlp_width: int) -> float:
     return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
 
 
+@contextmanager
+def without_token_id_warnings() -> Iterator[None]:
+    """Keep back transformers' warnings about ids of special tokens outside the vocabulary.
+
+    They are about its own defaults, which no tower uses; those that a tower uses are checked as its fields.
+    """
+    logger = logging.getLogger("transformers.configuration_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Model config:")
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
 def parse_config(config_class: Any, tree: Mapping[str, Any], where: Path) -> Any:
     """Make transformers' configuration of the content of a config.json; missing keys have its defaults.
 
@@ -32,7 +52,8 @@ def parse_config(config_class: Any, tree: Mapping[str, Any], where: Path) -> Any
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        return config_class.from_dict(dict(tree))
+        with without_token_id_warnings():
+            return config_class.from_dict(dict(tree))
     except StrictDataclassError as error:
         raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
 

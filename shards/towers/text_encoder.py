@@ -15,7 +15,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.from_transformers import checked, parse_config
+from shards.towers.from_transformers import checked, parse_config, without_token_id_warnings
 from shards.towers.kinds import TextTower
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class TextEncoderTower(TextTower):
             from transformers.initialization import no_init_weights
 
             model_class = getattr(transformers, self.library_class)
-        config = model_class.config_class(**self.library_settings(), attn_implementation="sdpa")
+        with without_token_id_warnings():
+            config = model_class.config_class(**self.library_settings(), attn_implementation="sdpa")
         with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
             return model_class(config, **self.library_options())
 

@@ -1,7 +1,10 @@
 """Each family of the registry, tiny and fresh: planned and cut, in int8, measured, trained, as a delta."""
 
+import logging
+
 import pytest
 import torch
+import transformers  # noqa: F401 - gives loggers `warning_once`
 from tower_checks import check_every_cut, make_batch, run_stages, vectors
 
 from shards.config import ModelConfig, PreprocessConfig
@@ -111,6 +114,14 @@ def test_its_costs_are_measured_layer_by_layer_and_plan_it(config, model):
     for side in (costs.vision, costs.text):
         assert min(side.front_s, side.layer_s, side.head_s) > 0
     assert plan_shards(config, 2, mix=DataMix(caption_tokens=8)).stages
+
+
+def test_building_it_warns_of_nothing(config, caplog):
+    logging.Logger.warning_once.cache_clear()  # transformers' own; it tells each message once
+    for tower in config.towers.values():
+        with torch.device("meta"):
+            tower.build()
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("what", ["all", "layers"])
