@@ -18,6 +18,7 @@ from shards.schema import describe, read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers import CLASSES, IMPORTS
 from shards.towers.base import ModelClass, Shape, Tower, TowerImport
+from shards.towers.from_transformers import parse_config
 from shards.towers.kinds import TextTower, VisionTower
 from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_names
 
@@ -134,7 +135,8 @@ def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: fr
         raise ModelError(
             f"{where}: the {side} tower is {model_type!r}; these can be imported: {', '.join(sorted(IMPORTS))}"
         )
-    return IMPORTS[model_type].read(section, names, where)
+    found = IMPORTS[model_type]
+    return found.read(parse_config(found.config_class, section, where), names, where)
 
 
 def below(names: Iterable[str], side: str) -> frozenset[str]:

@@ -54,8 +54,9 @@ class TowerImport:
     """Reading of one kind of tower from a checkpoint of transformers.
 
     Attributes:
-        read: makes the tower of its section of config.json, the names of its tensors (without weights none: then it has
-            what the library's class has), and the path for messages.
+        config_class: name of transformers' class of its configuration.
+        read: makes the tower of that configuration, the names of its tensors (without weights none: then it has what
+            the library's class has), and the path for messages; a ModelError says what can't be built.
         theirs: finds the checkpoint's tensors of one of ours: of our name, and all of their names. Several are
             concatenated. Names are relative to the tower on both sides; `head.` begins those of the projection head.
         ignored: prefixes of the names of tensors that an encoder doesn't need.
@@ -70,7 +71,8 @@ class TowerImport:
             towers computes no features of it.
     """
 
-    read: Callable[[Mapping[str, Any], frozenset[str], Path], Tower]
+    config_class: str
+    read: Callable[[Any, frozenset[str], Path], Tower]
     theirs: Callable[[str, frozenset[str]], tuple[str, ...]]
     ignored: tuple[str, ...] = ()
     has_projection: bool = False

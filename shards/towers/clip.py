@@ -8,7 +8,6 @@ token sees a later one, so padding is seen by none that counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,7 +23,7 @@ from shards.towers.base import (
     linear_shapes,
     norm_shapes,
 )
-from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.from_transformers import checked, one_side, vision_fields
 from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
@@ -145,21 +144,9 @@ class ClipTextTower(PreNormTextTower):
         return x_FLD
 
 
-def read_clip_text(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> ClipTextTower:
-    """Read the section of a text tower.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import CLIPTextConfig
-
+def _read_text(theirs: Any, names: frozenset[str], where: Path) -> ClipTextTower:
+    """Read the configuration of a text tower."""
     del names
-    theirs = parse_config(CLIPTextConfig, tree, where)
     fields = {key: getattr(theirs, key) for key in ClipTextTower.model_fields if key != "family"}
     if fields["eos_token_id"] == 2:
         # A mistake of older configurations, after which transformers pools at the highest id: of the end token.
@@ -174,34 +161,17 @@ def clip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     return (name,)
 
 
-def read_clip_vision(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
-    """Read the section of a vision tower, which is a ViT with a norm in front.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import CLIPVisionConfig
-
+def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
+    """Read the configuration of a vision tower, which is a ViT with a norm in front."""
     del names
-    theirs = parse_config(CLIPVisionConfig, tree, where)
     return checked(
         VitTower,
         where,
         theirs,
         {"num_channels": 3},
+        **vision_fields(theirs, where),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
-        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
-        width=theirs.hidden_size,
-        depth=theirs.num_hidden_layers,
-        num_heads=theirs.num_attention_heads,
-        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
         pre_norm=True,
-        norm_eps=theirs.layer_norm_eps,
         activation=vision_activation(theirs.hidden_act, where),
     )
 
@@ -238,7 +208,7 @@ def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
 TOWERS = (ClipTextTower,)
 _POSITIONS = ("embeddings.position_ids", "vision_model.embeddings.position_ids")  # they follow from the shapes
 IMPORTS = {
-    "clip_text_model": TowerImport(read_clip_text, clip_text_names, ignored=_POSITIONS),
-    "clip_vision_model": TowerImport(read_clip_vision, clip_vision_names, ignored=_POSITIONS),
+    "clip_text_model": TowerImport("CLIPTextConfig", _read_text, clip_text_names, ignored=_POSITIONS),
+    "clip_vision_model": TowerImport("CLIPVisionConfig", _read_vision, clip_vision_names, ignored=_POSITIONS),
 }
 CLASSES = {"clip": ModelClass("clip_vision_model", "clip_text_model")}

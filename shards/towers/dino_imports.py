@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shards.errors import ModelError
 from shards.towers.base import TowerImport
 from shards.towers.eva import EvaTower
-from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.from_transformers import checked, one_side, vision_fields
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
 
@@ -67,42 +67,10 @@ _DINOV3_BLOCK: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def read_dinov2(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
-    """Read a DINOv2's section of config.json.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import Dinov2Config
-
+def _read_dinov2(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
+    """Read the configuration of a DINOv2, with or without registers, which have no positions."""
     del names
-    return _read_dinov2(parse_config(Dinov2Config, tree, where), where)
-
-
-def read_dinov2_with_registers(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
-    """Read the same of a DINOv2 with registers, which have no positions.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import Dinov2WithRegistersConfig
-
-    del names
-    theirs = parse_config(Dinov2WithRegistersConfig, tree, where)
-    return _read_dinov2(theirs, where, num_reg_tokens=theirs.num_register_tokens, no_embed_class=True)
-
-
-def _read_dinov2(theirs: Any, where: Path, **fields: Any) -> VitTower:
+    num_registers = getattr(theirs, "num_register_tokens", None)
     hidden = int(theirs.hidden_size * theirs.mlp_ratio)
     if theirs.use_swiglu_ffn:
         # Two thirds, up to a multiple of 8; gate and value are one matrix in timm.
@@ -112,36 +80,20 @@ def _read_dinov2(theirs: Any, where: Path, **fields: Any) -> VitTower:
         where,
         theirs,
         {"num_channels": 3},
+        **vision_fields(theirs, where, mlp_width=hidden),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
-        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
-        width=theirs.hidden_size,
-        depth=theirs.num_hidden_layers,
-        num_heads=theirs.num_attention_heads,
-        mlp_ratio=mlp_ratio(theirs.hidden_size, hidden),
         mlp="swiglu_packed" if theirs.use_swiglu_ffn else "mlp",
         qkv_bias=theirs.qkv_bias,
         init_values=theirs.layerscale_value,
-        norm_eps=theirs.layer_norm_eps,
         activation="silu" if theirs.use_swiglu_ffn else vision_activation(theirs.hidden_act, where),
-        **fields,
+        num_reg_tokens=num_registers or 0,
+        no_embed_class=num_registers is not None,
     )
 
 
-def read_dinov3(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> EvaTower:
-    """Read a DINOv3's section of config.json.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import DINOv3ViTConfig
-
+def _read_dinov3(theirs: Any, names: frozenset[str], where: Path) -> EvaTower:
+    """Read the configuration of a DINOv3."""
     del names
-    theirs = parse_config(DINOv3ViTConfig, tree, where)
     biases = (theirs.query_bias, theirs.key_bias, theirs.value_bias)
     if theirs.query_bias != theirs.value_bias or (theirs.key_bias and not theirs.query_bias):
         raise ModelError(
@@ -154,12 +106,8 @@ def read_dinov3(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> 
         where,
         theirs,
         {"num_channels": 3, "proj_bias": True, "mlp_bias": True, "hidden_act": act},
+        **vision_fields(theirs, where),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
-        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
-        width=theirs.hidden_size,
-        depth=theirs.num_hidden_layers,
-        num_heads=theirs.num_attention_heads,
-        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
         mlp="swiglu" if theirs.use_gated_mlp else "mlp",
         qkv_bias=theirs.query_bias,
         attention="rope" if theirs.key_bias else "eva",
@@ -169,7 +117,6 @@ def read_dinov3(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> 
         rope_temperature=theirs.rope_theta,
         rope_rotate_half=True,
         init_values=theirs.layerscale_value,
-        norm_eps=theirs.layer_norm_eps,
     )
 
 
@@ -230,13 +177,16 @@ _UNUSED = ("embeddings.mask_token", "classifier.")
 _UNUSED_DINOV3 = (*_UNUSED, "embeddings.register_tokens")
 
 IMPORTS = {
-    "dinov2": TowerImport(read_dinov2, dinov2_names, ignored=_UNUSED, positions="resampled"),
+    "dinov2": TowerImport("Dinov2Config", _read_dinov2, dinov2_names, ignored=_UNUSED, positions="resampled"),
     "dinov2_with_registers": TowerImport(
-        read_dinov2_with_registers,
+        "Dinov2WithRegistersConfig",
+        _read_dinov2,
         dinov2_with_registers_names,
         ignored=_UNUSED,
         combined=_COMBINED,
         positions="antialiased",
     ),
-    "dinov3_vit": TowerImport(read_dinov3, dinov3_names, ignored=_UNUSED_DINOV3, positions="rotary"),
+    "dinov3_vit": TowerImport(
+        "DINOv3ViTConfig", _read_dinov3, dinov3_names, ignored=_UNUSED_DINOV3, positions="rotary"
+    ),
 }

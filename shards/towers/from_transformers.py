@@ -38,22 +38,23 @@ def without_token_id_warnings() -> Iterator[None]:
         logger.removeFilter(is_other)
 
 
-def parse_config(config_class: Any, tree: Mapping[str, Any], where: Path) -> Any:
+def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any:
     """Make transformers' configuration of the content of a config.json; missing keys have its defaults.
 
     Args:
-        config_class: transformers' class.
+        config_class: name of transformers' class.
         tree: the content.
         where: its path, for messages.
 
     Raises:
         ModelError: a value has another type than the class wants.
     """
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
 
     try:
         with without_token_id_warnings():
-            return config_class.from_dict(dict(tree))
+            return getattr(transformers, config_class).from_dict(dict(tree))
     except StrictDataclassError as error:
         raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
 
@@ -80,6 +81,27 @@ def checked(family: type[T], where: Path, theirs: Any, expected: Mapping[str, ob
         return family(**fields)
     except ValidationError as error:
         raise ModelError(f"{where}: {theirs.model_type}: {describe(error)}") from None
+
+
+def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dict[str, Any]:
+    """Read the fields of a vision tower that all of transformers' configurations name alike.
+
+    Args:
+        theirs: transformers' configuration.
+        where: path of config.json, for messages.
+        mlp_width: hidden width of the MLP, where the configuration has no `intermediate_size`.
+
+    Raises:
+        ModelError: patches are no squares.
+    """
+    return {
+        "patch_size": one_side(theirs.patch_size, "vision_config.patch_size", where),
+        "width": theirs.hidden_size,
+        "depth": theirs.num_hidden_layers,
+        "num_heads": theirs.num_attention_heads,
+        "mlp_ratio": mlp_ratio(theirs.hidden_size, theirs.intermediate_size if mlp_width is None else mlp_width),
+        "norm_eps": theirs.layer_norm_eps,
+    }
 
 
 def one_side(value: Any, key: str, where: Path) -> int:

@@ -8,14 +8,13 @@ Source: transformers 5.23, modular_metaclip_2.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from shards.towers import clip
 from shards.towers.base import ModelClass, TowerImport
 from shards.towers.clip import ClipTextTower, clip_text_names
-from shards.towers.from_transformers import checked, parse_config
+from shards.towers.from_transformers import checked
 
 
 class MetaClip2TextTower(ClipTextTower):
@@ -27,21 +26,9 @@ class MetaClip2TextTower(ClipTextTower):
     family: Literal["metaclip_2_text"] = "metaclip_2_text"  # type: ignore[assignment]
 
 
-def read_metaclip_2_text(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> MetaClip2TextTower:
-    """Read the section of a text tower.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import MetaClip2TextConfig
-
+def _read_text(theirs: Any, names: frozenset[str], where: Path) -> MetaClip2TextTower:
+    """Read the configuration of a text tower."""
     del names
-    theirs = parse_config(MetaClip2TextConfig, tree, where)
     fields = {key: getattr(theirs, key) for key in MetaClip2TextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["eos_token_id"]  # no token sees what is behind the end
     return checked(MetaClip2TextTower, where, theirs, {}, **fields)
@@ -49,7 +36,9 @@ def read_metaclip_2_text(tree: Mapping[str, Any], names: frozenset[str], where: 
 
 TOWERS = (MetaClip2TextTower,)
 IMPORTS = {
-    "metaclip_2_text_model": TowerImport(read_metaclip_2_text, clip_text_names, ignored=("embeddings.position_ids",)),
+    "metaclip_2_text_model": TowerImport(
+        "MetaClip2TextConfig", _read_text, clip_text_names, ignored=("embeddings.position_ids",)
+    ),
     "metaclip_2_vision_model": clip.IMPORTS["clip_vision_model"],
 }
 CLASSES = {"metaclip_2": ModelClass("metaclip_2_vision_model", "metaclip_2_text_model")}

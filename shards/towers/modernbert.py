@@ -6,7 +6,6 @@ Source: transformers 5.23, `ModernBertModel.forward`, whose steps these methods 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,7 +15,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.from_transformers import checked, parse_config
+from shards.towers.from_transformers import checked
 from shards.towers.text_encoder import TextActivation, TextEncoderTower, encoder_names
 
 if TYPE_CHECKING:
@@ -151,21 +150,9 @@ class ModernBertTower(TextEncoderTower):
         return super().pool_tokens(module, module.final_norm(x_FLD.float()), layout)
 
 
-def read_modernbert(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> ModernBertTower:
-    """Read the configuration of a checkpoint.
-
-    Args:
-        tree: the configuration; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import ModernBertConfig
-
+def _read(theirs: Any, names: frozenset[str], where: Path) -> ModernBertTower:
+    """Read the configuration of a checkpoint."""
     del names
-    theirs = parse_config(ModernBertConfig, tree, where)
     kinds, rope = theirs.layer_types, theirs.rope_parameters
     for kind, settings in rope.items():
         if settings != {"rope_type": "default", "rope_theta": settings["rope_theta"]}:
@@ -190,5 +177,5 @@ def read_modernbert(tree: Mapping[str, Any], names: frozenset[str], where: Path)
 TOWERS = (ModernBertTower,)
 _HEADS = ("head.", "decoder.", "classifier.")
 IMPORTS = {
-    "modernbert": TowerImport(read_modernbert, encoder_names, ignored=_HEADS, has_pooled_output=False),
+    "modernbert": TowerImport("ModernBertConfig", _read, encoder_names, ignored=_HEADS, has_pooled_output=False),
 }

@@ -11,7 +11,6 @@ Source: timm 1.0.31, `NaFlexVit.forward_features` and `forward_head`, whose step
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from math import isqrt
 from pathlib import Path
@@ -23,7 +22,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
-from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.from_transformers import checked, vision_fields
 from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS
 from shards.towers.siglip import siglip_vision_names
 from shards.towers.timm_tower import TimmVisionTower
@@ -268,22 +267,10 @@ class NaFlexTower(TimmVisionTower):
         return pooled
 
 
-def read_siglip2_vision(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> NaFlexTower:
-    """Read the section of a NaFlex vision tower; its budget of patches is the image processor's.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import Siglip2VisionConfig
-
+def _read_siglip2(theirs: Any, names: frozenset[str], where: Path) -> NaFlexTower:
+    """Read the configuration of a NaFlex vision tower; its budget of patches is the image processor's."""
     del names
-    theirs = parse_config(Siglip2VisionConfig, tree, where)
-    patch_size, side = one_side(theirs.patch_size, "vision_config.patch_size", where), isqrt(theirs.num_patches)
+    fields, side = vision_fields(theirs, where), isqrt(theirs.num_patches)
     if side**2 != theirs.num_patches:
         raise ModelError(f"{where}: vision_config.num_patches = {theirs.num_patches}; a position table is a square")
     return checked(
@@ -291,14 +278,9 @@ def read_siglip2_vision(tree: Mapping[str, Any], names: frozenset[str], where: P
         where,
         theirs,
         {"num_channels": 3, "vision_use_head": True},
-        image_size=side * patch_size,
-        patch_size=patch_size,
+        **fields,
+        image_size=side * fields["patch_size"],
         max_patches=theirs.num_patches,
-        width=theirs.hidden_size,
-        depth=theirs.num_hidden_layers,
-        num_heads=theirs.num_attention_heads,
-        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
-        norm_eps=theirs.layer_norm_eps,
         pos_embed_interp_mode="bilinear",
         activation=vision_activation(theirs.hidden_act, where),
     )
@@ -313,7 +295,8 @@ def siglip2_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
 TOWERS = (NaFlexTower,)
 IMPORTS = {
     "siglip2_vision_model": TowerImport(
-        read_siglip2_vision,
+        "Siglip2VisionConfig",
+        _read_siglip2,
         siglip2_vision_names,
         ignored=SIGLIP_IMPORTS["siglip_vision_model"].ignored,
         rows=SIGLIP_IMPORTS["siglip_vision_model"].rows,

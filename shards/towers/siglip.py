@@ -9,7 +9,6 @@ Source: transformers 5.23, `SiglipTextModel.forward` and `SiglipVisionModel.forw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from pydantic import Field
 from shards.errors import ModelError
 from shards.towers.base import ModelClass, TowerImport
 from shards.towers.clip import PreNormTextTower, clip_vision_names
-from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.from_transformers import checked, one_side, vision_fields
 from shards.towers.text_encoder import TextActivation
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
@@ -99,21 +98,9 @@ class SiglipTextTower(PreNormTextTower):
         return x_FLD
 
 
-def read_siglip_text(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> SiglipTextTower:
-    """Read the section of a text tower.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import SiglipTextConfig
-
+def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTower:
+    """Read the configuration of a text tower."""
     del names
-    theirs = parse_config(SiglipTextConfig, tree, where)
     fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
     return checked(SiglipTextTower, where, theirs, {}, **fields)
@@ -125,35 +112,18 @@ def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     return (name.replace("head.projection.", "head."),)
 
 
-def read_siglip_vision(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
-    """Read the section of a vision tower, which is a ViT without a class token, pooled by attention.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import SiglipVisionConfig
-
+def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
+    """Read the configuration of a vision tower of one image size."""
     del names
-    theirs = parse_config(SiglipVisionConfig, tree, where)
     return checked(
         VitTower,
         where,
         theirs,
         {"num_channels": 3, "vision_use_head": True},
+        **vision_fields(theirs, where),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
-        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
-        width=theirs.hidden_size,
-        depth=theirs.num_hidden_layers,
-        num_heads=theirs.num_attention_heads,
-        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
         class_token=False,
         pool="map",
-        norm_eps=theirs.layer_norm_eps,
         activation=vision_activation(theirs.hidden_act, where),
     )
 
@@ -189,13 +159,15 @@ _IN_PROJ_ROWS = {
     "attn_pool.kv.bias": (1, 3, 3),
 }
 _POSITIONS = ("embeddings.position_ids",)
-_TEXT_IMPORT = TowerImport(read_siglip_text, siglip_text_names, ignored=_POSITIONS, has_projection=True)
+_TEXT_IMPORT = TowerImport("SiglipTextConfig", _read_text, siglip_text_names, ignored=_POSITIONS, has_projection=True)
 
 TOWERS = (SiglipTextTower,)
 IMPORTS = {
     "siglip_text_model": _TEXT_IMPORT,
     "siglip2_text_model": _TEXT_IMPORT,  # the same layers, as transformers' modular_siglip2.py shows
-    "siglip_vision_model": TowerImport(read_siglip_vision, siglip_vision_names, ignored=_POSITIONS, rows=_IN_PROJ_ROWS),
+    "siglip_vision_model": TowerImport(
+        "SiglipVisionConfig", _read_vision, siglip_vision_names, ignored=_POSITIONS, rows=_IN_PROJ_ROWS
+    ),
 }
 CLASSES = {
     name: ModelClass(f"{name}_vision_model", f"{name}_text_model", has_projections=False)

@@ -15,7 +15,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.from_transformers import checked, parse_config, without_token_id_warnings
+from shards.towers.from_transformers import checked, without_token_id_warnings
 from shards.towers.kinds import TextTower
 
 if TYPE_CHECKING:
@@ -219,13 +219,10 @@ def encoder_import(
         has_pooled_output: whether the checkpoint's class pools.
     """
 
-    def read(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> TextEncoderTower:
-        import transformers
-
-        if tree.get("position_embedding_type", "absolute") != "absolute":
-            found = tree["position_embedding_type"]
-            raise ModelError(f"{where}: position_embedding_type = {found!r}; only 'absolute' can be imported")
-        theirs = parse_config(getattr(transformers, config_class), tree, where)
+    def read(theirs: Any, names: frozenset[str], where: Path) -> TextEncoderTower:
+        positions = getattr(theirs, "position_embedding_type", "absolute")
+        if positions != "absolute":
+            raise ModelError(f"{where}: position_embedding_type = {positions!r}; only 'absolute' can be imported")
         keys = {key: (their_keys or {}).get(key, key) for key in family.model_fields if key not in ("family", "pool")}
         fields = {key: getattr(theirs, their) for key, their in keys.items()}
         if fields["pad_token_id"] is None and not family.positions_need_padding_id:
@@ -233,7 +230,8 @@ def encoder_import(
         found_pool = "pooler" if not names or any(name.startswith("pooler.") for name in names) else "mean"
         return checked(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
 
-    return TowerImport(read, encoder_names, ignored=(*_IGNORED, *ignored), has_pooled_output=has_pooled_output)
+    ignored = (*_IGNORED, *ignored)
+    return TowerImport(config_class, read, encoder_names, ignored=ignored, has_pooled_output=has_pooled_output)
 
 
 def encoder_names(name: str, names: frozenset[str]) -> tuple[str, ...]:

@@ -4,13 +4,13 @@ Source: transformers 5.23, modeling_vit.py, modeling_deit.py and conversion_mapp
 older names, which all versions read; the newer ones are the names of the modules since then.
 """
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shards.errors import ModelError
 from shards.towers.base import TowerImport
-from shards.towers.from_transformers import checked, mlp_ratio, one_side, parse_config
+from shards.towers.from_transformers import checked, one_side, vision_fields
 from shards.towers.vit import VisionActivation, VitTower
 
 ACTIVATIONS: dict[str, VisionActivation] = {
@@ -50,54 +50,18 @@ _NEW_BLOCK = _OLD_BLOCK | {
 }
 
 
-def read_vit(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
-    """Read a ViT's section of config.json.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import ViTConfig
-
-    return _read(parse_config(ViTConfig, tree, where), names, where)
-
-
-def read_deit(tree: Mapping[str, Any], names: frozenset[str], where: Path) -> VitTower:
-    """Read a DeiT's section of config.json: a ViT whose distillation token is a register with a position of its own.
-
-    Args:
-        tree: the section; missing keys have transformers' defaults.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
-    Raises:
-        ModelError: it has something that we can't build.
-    """
-    from transformers import DeiTConfig
-
-    return _read(parse_config(DeiTConfig, tree, where), names, where, num_reg_tokens=1)
-
-
 def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: int = 0) -> VitTower:
+    """Read the configuration of a ViT; a DeiT is one whose distillation token is a register with a position."""
     return checked(
         VitTower,
         where,
         theirs,
         {"num_channels": 3, "pooler_act": "tanh", "pooler_output_size": theirs.hidden_size},
+        **vision_fields(theirs, where),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
-        patch_size=one_side(theirs.patch_size, "vision_config.patch_size", where),
-        width=theirs.hidden_size,
-        depth=theirs.num_hidden_layers,
-        num_heads=theirs.num_attention_heads,
-        mlp_ratio=mlp_ratio(theirs.hidden_size, theirs.intermediate_size),
         qkv_bias=theirs.qkv_bias,
         num_reg_tokens=num_reg_tokens,
         pooler="tanh" if not names or "pooler.dense.weight" in names else "none",
-        norm_eps=theirs.layer_norm_eps,
         activation=vision_activation(theirs.hidden_act, where),
     )
 
@@ -129,6 +93,6 @@ def vit_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
 _UNUSED = ("embeddings.mask_token", "classifier.", "cls_classifier.", "distillation_classifier.", "decoder.")
 
 IMPORTS = {
-    "vit": TowerImport(read_vit, vit_names, ignored=_UNUSED),
-    "deit": TowerImport(read_deit, vit_names, ignored=_UNUSED),
+    "vit": TowerImport("ViTConfig", _read, vit_names, ignored=_UNUSED),
+    "deit": TowerImport("DeiTConfig", partial(_read, num_reg_tokens=1), vit_names, ignored=_UNUSED),
 }

@@ -24,6 +24,7 @@ from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.convert import import_checkpoint
 from shards.convert.timm_vision import read_timm_tower
+from shards.convert.transformers_model import read_tower
 from shards.errors import ModelError
 from shards.ranges import LayerRange, whole_model
 from shards.shard import load_shard
@@ -283,7 +284,7 @@ def test_shapes_at_full_size_are_those_of_siglip_2(vision):
         model = Siglip2VisionModel(Siglip2VisionConfig(**vision))
     theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = IMPORTS["siglip2_vision_model"]
-    tower, used = found.read(vision, frozenset(), Path("config.json")), {}
+    tower, used = read_tower("siglip2_vision_model", "vision", vision, frozenset(), Path("config.json")), {}
     for name, shape in tower.shapes(LayerRange(0, tower.num_layers)).items():
         names = found.theirs(name, frozenset(theirs))
         used |= dict.fromkeys(names)
