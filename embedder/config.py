@@ -58,6 +58,11 @@ class Replicas(ConfigSection):
     min: int = Field(1, ge=1, description="actors that start with the run")
     max: int = Field(1, ge=1, description="actors that there may be; lowered to what the CPUs and GPUs hold")
 
+    @classmethod
+    def of(cls, number: int) -> Self:
+        """Return bounds that leave one number."""
+        return cls(min=number, max=number)
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.max < self.min:
@@ -68,7 +73,9 @@ class Replicas(ConfigSection):
 class StageConfig(ConfigSection):
     """Resources of one stage; keys that are left out are filled in when the run starts."""
 
-    replicas: Replicas = Replicas()
+    replicas: Replicas | Literal["auto"] = Field(
+        "auto", description="auto: as the plan says, else what the nodes that are there have room for"
+    )
     num_cpus: float | None = Field(None, ge=0, description="CPUs reserved by each replica, fractions allowed")
     num_gpus: float | None = Field(
         None,
@@ -136,6 +143,23 @@ class IndexConfig(ConfigSection):
         return kind
 
 
+class ClusterConfig(ConfigSection):
+    """Part of a machine or cluster that a run may take, and what it waits for."""
+
+    share: float = Field(1.0, gt=0, le=1, description="part of the CPUs and GPUs that are there")
+    max_cpus: float | None = Field(None, gt=0, description="most CPUs of all steps together; also of a growing cluster")
+    max_gpus: int | None = Field(None, ge=0, description="most GPUs of all stages together; also of a growing cluster")
+    wait_s: float = Field(
+        600.0, ge=0, description="seconds to wait for CPUs and GPUs that others hold, or that new nodes bring"
+    )
+    type_label: str = Field(
+        "ray.io/accelerator-type", description="label of nodes whose value is a device type of the plan"
+    )
+    ship_package: bool = Field(
+        True, description="send this package to nodes that lack it or have another version; their libraries must fit"
+    )
+
+
 class RunConfig(ConfigSection):
     """Settings of one run."""
 
@@ -183,6 +207,13 @@ class RunConfig(ConfigSection):
         True, description="patch libraries to start and run faster; EMBEDDER_FAST_START=0 switches it off everywhere"
     )
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
+    cluster: ClusterConfig = ClusterConfig()
+    publish_every_s: float | None = Field(
+        None, gt=0, description="seconds between two publications of a run that goes on; left out: one, at its end"
+    )
+    prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {}, description="price of an hour of one device, by its type: CPU (a core), L4, A100"
+    )
     log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
     runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
     metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")

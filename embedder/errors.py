@@ -28,4 +28,14 @@ USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
 
 
 class RunFailedError(Exception):
-    """End of a run without publishing, through no mistake of the command; finished items are kept. One line, exit 1."""
+    """End of a run without publishing, through no mistake of the command; finished items are kept. One line, exit 1.
+
+    Attributes:
+        details: a traceback, for the run's log.
+    """
+
+    details = ""
+
+
+class HeadLostError(RunFailedError):
+    """End of a run whose cluster has lost its head; Ray in this process would wait for it for ever."""

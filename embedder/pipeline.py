@@ -8,41 +8,43 @@
 Nothing here is committed: `embedder.store.publish` does that when the graph has run dry.
 """
 
-import warnings
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import cycle
+from typing import Any
 
 import pyarrow as pa
 import ray.data
 from ray.data import ActorPoolStrategy, Dataset
 from ray.data.exceptions import ExecutionTimeoutError
-from ray.exceptions import RayError, RayTaskError
-from ray.util.annotations import RayDeprecationWarning
+from ray.exceptions import OutOfDiskError, RayError, RayTaskError
 
 from embedder.compat import worker_options
 from embedder.compat.draining import DrainedError, draining
-from embedder.engine.block_size import cut_listing, items_per_block
+from embedder.compat.ray_attempts import delete_notes
+from embedder.engine.allocation import Allocation, StageResources
+from embedder.engine.block_size import BLOCK_BYTES, MAX_BLOCK_BYTES, cut_listing, fastest_item_s, items_per_block
 from embedder.engine.datasink import PartSink, with_rows
 from embedder.engine.job import Job, handed_on_bytes
-from embedder.engine.resources import Allocation
+from embedder.engine.ray_session import TYPE_LABEL
+from embedder.engine.room import type_selector
 from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.decode import decode_at_low_priority
-from embedder.steps.stage_actor import StageActor, StageSpec
+from embedder.steps.stage_actor import GPU_CALLS_AT_ONCE, StageActor, StageSpec
 from embedder.store.part_writer import LAST_TASK, write_part
 from embedder.store.runs import Run
 from shards.errors import ModelError
 
-# Ray's own retries are endless. A decoder that dies costs its file (embedder.media); anything else that kills a worker
-# again and again does not pass. Ray 2.60 calls the arguments that bound them deprecated and has no others yet;
-# pyproject.toml keeps Ray below 2.64, which drops them.
-MAX_RETRIES = 3
 MAX_ERROR_CHARACTERS = 200  # of what Ray says
-warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated", category=RayDeprecationWarning)
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
     """Run the graph to its end; Ray must be up (`embedder.engine.ray_session`).
+
+    Ray begins again without end what a lost node or process takes along, and each step limits that for work that kills
+    its process (`embedder.steps.attempts`).
 
     Args:
         listing: listed items.
@@ -50,15 +52,17 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
         stop: request to end early, if one may come.
 
     Raises:
-        RunFailedError: no step finished anything for `no_progress_timeout_s`, or Ray lost a process for good.
+        RunFailedError: no step finished anything for `no_progress_timeout_s`, something killed its process again and
+            again, an actor could not start, or the journal is not what the write tasks returned.
         EmbedderError: as a task raised it.
     """
     embedded = embedding_graph(listing, job)
-    write_args = {"num_cpus": job.allocation.write_cpus, "max_retries": MAX_RETRIES}
+    write_args = {"num_cpus": job.allocation.write_cpus}
     sink = PartSink(job.run.files, job.stamp, job.config.rows_per_part)
     try:
         with draining(stop):
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
+        delete_notes()
     except DrainedError as drained:
         if rows := with_rows(ray.get(drained.finished)):
             write_part(job.run.files, job.stamp, LAST_TASK, pa.concat_tables(rows))
@@ -78,12 +82,25 @@ def as_ours(error: Exception) -> Exception:
     if isinstance(cause, EmbedderError | RunFailedError | ModelError):
         cause.args = (_first_line(cause),)  # Ray appends how often it has tried
         return cause
-    # Of what an actor raised in its constructor, Ray keeps no more than the text of the traceback.
-    has_traceback = isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
-    if has_traceback:
+    if isinstance(error, OutOfDiskError) or isinstance(cause, OutOfDiskError):
+        node = re.search(r"\bip=([^,)\s]+)", str(error))
+        return RunFailedError(
+            f"node {node[1] if node else 'unknown'}: Ray's object store and the disk that it spills to are full; make "
+            "room on the disk of Ray's temporary folder there (/tmp/ray, unless Ray was started with another), or run "
+            "with a smaller batch_size; what is finished is kept, and the same command goes on"
+        )
+    is_bug = isinstance(error, RayTaskError)
+    if is_bug:
         return error
+    if getattr(error, "actor_init_failed", False):
+        failure = RunFailedError(
+            f"a process of a step could not start ({_last_line(error)[:MAX_ERROR_CHARACTERS]}); the traceback is in "
+            "the log of the run; what is finished is kept, and the same command goes on"
+        )
+        failure.details = str(error)  # all that Ray keeps of what a constructor raised
+        return failure
     return RunFailedError(
-        f"Ray lost a process that the run needs, more often than it is tried again ({type(error).__name__}: "
+        f"Ray lost a process that the run needs ({type(error).__name__}: "
         f"{_first_line(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
     )
 
@@ -92,29 +109,44 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def _last_line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2].strip()
+
+
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     """Return the graph up to the last stage; lazy."""
     listing = list(listing)
+    bytes_per_row = max(handed_on_bytes(job.model, job.plan))
     num_items = items_per_block(
         job.config,
         job.decode.rows_per_batch,
-        max(handed_on_bytes(job.model, job.plan)),
+        bytes_per_row,
         sum(table.num_rows for table in listing),
+        fastest_item_s(job.plan.stages),
     )
+    is_large = num_items > job.decode.rows_per_batch and num_items * bytes_per_row > BLOCK_BYTES
     # Not `from_arrow`, which asks a task of one CPU about each block.
     dataset = ray.data.from_blocks(list(cut_listing(listing, num_items)))
     dataset = dataset.map_batches(
-        partial(decode_at_low_priority, spec=job.decode, run=job.run),
+        partial(
+            decode_at_low_priority,
+            spec=job.decode,
+            run=job.run,
+            table_bytes=MAX_BLOCK_BYTES if is_large else None,
+        ),
         batch_format="pyarrow",
         batch_size=None,
         num_cpus=job.allocation.decode_cpus,
-        max_retries=MAX_RETRIES,
     )
-    return through_stages(dataset, job.stages, job.allocation, job.run)
+    return through_stages(dataset, job.stages, job.allocation, job.run, job.config.cluster.type_label)
 
 
 def through_stages(
-    dataset: Dataset, stages: Sequence[StageSpec], allocation: Allocation, run: Run | None = None
+    dataset: Dataset,
+    stages: Sequence[StageSpec],
+    allocation: Allocation,
+    run: Run | None = None,
+    type_label: str = TYPE_LABEL,
 ) -> Dataset:
     """Append one pool of actors for each stage to a dataset of decoded rows; each block passes whole, as it was made.
 
@@ -123,6 +155,7 @@ def through_stages(
         stages: shard and settings of each stage.
         allocation: CPUs, GPUs and replicas of each stage.
         run: run whose request to stop the first stage looks for before each block.
+        type_label: label whose value is the type of a node's devices.
     """
     for number, (spec, resources) in enumerate(zip(stages, allocation.stages, strict=True)):
         # `map_batches` refuses GPUs without a number of rows, and with one it merges blocks and cuts them anew. This is
@@ -132,10 +165,35 @@ def through_stages(
             fn_constructor_args=(spec, run if number == 0 else None),
             batch_format="pyarrow",
             batch_size=None,
-            compute=ActorPoolStrategy(min_size=resources.min_replicas, max_size=resources.max_replicas),
+            compute=_pool(spec, resources),
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus or None,
-            max_task_retries=MAX_RETRIES,
+            **_nodes_of(resources, type_label),
             **worker_options(),
         )
     return dataset
+
+
+def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
+    """Options that place each replica on its node; elsewhere, on devices of its type, where that has no room."""
+    of_type = type_selector(resources.device_types, type_label)
+    if not resources.node_ids:
+        return {"label_selector": of_type} if of_type else {}
+    node_ids = cycle(resources.node_ids)
+
+    def options() -> dict[str, Any]:
+        on_node = {"ray.io/node-id": next(node_ids)}
+        return {"label_selector": on_node, "fallback_strategy": [{"label_selector": of_type}]}
+
+    return {"ray_remote_args_fn": options}
+
+
+def _pool(spec: StageSpec, resources: StageResources) -> ActorPoolStrategy:
+    """Bounds of a stage's replicas, and the calls that each has in work: two on a GPU, whose copies then overlap."""
+    on_gpu = spec.device == "cuda"
+    return ActorPoolStrategy(
+        min_size=resources.min_replicas,
+        max_size=resources.max_replicas,
+        max_concurrent_calls_per_actor=GPU_CALLS_AT_ONCE if on_gpu else None,
+        enable_true_multi_threading=on_gpu,
+    )

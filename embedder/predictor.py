@@ -17,6 +17,7 @@ from embedder.engine.resources import allocate
 from embedder.errors import ConfigError
 from embedder.media.sniff import sniff
 from embedder.sources.fetch import Fetcher, FetchError
+from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
 from embedder.store.arrow_tensors import pack
 from embedder.store.step_metrics import measure, trace_column
@@ -24,6 +25,7 @@ from embedder.store.step_metrics import measure, trace_column
 if TYPE_CHECKING:
     from ray.data import Dataset
 
+PREDICT_CURE = "smaller blocks of the dataset need less memory (Dataset.repartition)"
 ADDED = ("image_embedding", "text_embedding", "embedding_error")
 
 
@@ -64,7 +66,7 @@ class BatchPredictor:
         """
         import ray
 
-        from embedder.pipeline import MAX_RETRIES, through_stages
+        from embedder.pipeline import through_stages
 
         if not ray.is_initialized():
             raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
@@ -77,7 +79,6 @@ class BatchPredictor:
             batch_format="pyarrow",
             batch_size=None,
             num_cpus=allocation.decode_cpus,
-            max_retries=MAX_RETRIES,
         )
         stages = stage_specs(self.config, self.model, plan, allocation)
         with fast_start(self.config.fast_start):
@@ -103,8 +104,14 @@ def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: st
 
     Raises:
         ConfigError: neither column is there, or the dataset has a column of a name that would be added.
+        RunFailedError: the rows have killed several processes.
     """
     _check_columns(table, image, caption)
+    with limit_deaths(lambda: f"decoding {table.num_rows} rows of the dataset", PREDICT_CURE):
+        yield from _decoded(table, spec, image, caption)
+
+
+def _decoded(table: pa.Table, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
     decoder, fetcher = _decoder_for(spec)
     for start in range(0, table.num_rows, spec.rows_per_batch):
         part = table.slice(start, spec.rows_per_batch)

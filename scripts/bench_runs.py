@@ -11,8 +11,10 @@ import pyarrow as pa
 from corpus import read_shipped
 from embedder.config import RunConfig, load_config
 from embedder.engine import hardware
+from embedder.engine.allocation import Allocation
+from embedder.engine.fleet import Available
 from embedder.engine.job import Model, open_model, rows_per_batch
-from embedder.engine.resources import Allocation, Available, allocate
+from embedder.engine.resources import allocate
 from embedder.planning.profile import measure
 from embedder.report.plan_review import host_of
 from embedder.report.prediction import RunPrediction, StageShape, predict, problem_of

@@ -126,11 +126,14 @@ def _type(field: FieldInfo) -> str:
 def _type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _type_name(arguments[0])
+        annotation = arguments[0]
+        origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
     if origin in (UnionType, Union):
         return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
+    if origin is dict:
+        return f"table of {_type_name(arguments[1])}s"
     if origin is tuple:
         if _sections(annotation):
             return "tables"
@@ -143,7 +146,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
-    if isinstance(value, BaseModel) or value is None or (value == () and _sections(field.annotation)):
+    if isinstance(value, BaseModel) or value is None or value == {} or (value == () and _sections(field.annotation)):
         return ""
     return f"`{_plain(value)}`"
 

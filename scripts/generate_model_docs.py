@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from published_models import PUBLISHED, PublishedModel
 
 from shards.config import ModelConfig
+from shards.convert.transformers_model import read_tower
 from shards.costs import count_parameters
 from shards.plan import plan_shards
 from shards.tensor_shapes import model_shapes
@@ -38,7 +39,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _kinds() -> Iterator[list[str]]:
     """Kinds of checkpoints of transformers: with two towers, and of either side."""
-    towers = {name: found.read({}, frozenset(), Path("config.json")) for name, found in IMPORTS.items()}
+    towers = {name: read_tower(name, "", {}, frozenset(), Path("config.json")) for name in IMPORTS}
     kinds = {
         "two towers": list(CLASSES),
         "a tower for images": [name for name, tower in towers.items() if isinstance(tower, VisionTower)],

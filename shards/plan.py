@@ -26,6 +26,11 @@ ONE_OF_EACH = DataMix()
 class PlannedStage:
     """One stage: its layers, their costs, and its devices.
 
+    On a cluster `device` is the name of a type of nodes, and a run places the stage's replicas on its nodes. Of nodes
+    with GPUs it is the value of their label `cluster.type_label` where they have it, else Ray's type of the GPU ("L4",
+    as in the resource `accelerator_type:L4`). Of nodes without GPUs it is the value of that label, or "CPU" where no
+    two kinds of them need to be told apart: such a stage may run on any node. `num_gpus` is 0 on nodes without GPUs.
+
     Attributes:
         spec: the layers of both towers.
         weight_bytes: bytes of the loaded weights.
@@ -33,7 +38,7 @@ class PlannedStage:
         flops_per_caption: operations for one caption of the planned length.
         cut_bytes_per_image: bytes of one image's state that leave the stage.
         cut_bytes_per_caption: bytes of one caption's state that leave the stage.
-        device: type of the devices; None without a fleet.
+        device: type of the devices, see above; None without a fleet.
         num_replicas: replicas that reach the predicted throughput.
         num_gpus: GPUs of each replica, or the part of one; 0 on CPUs; None without a fleet.
         num_threads: torch threads of each replica on CPUs.
@@ -68,7 +73,7 @@ class ShardPlan(JsonText):
         dtype: compute dtype.
         costs: "measured" or "estimated" seconds; None where only operations were balanced.
         items_per_s: predicted throughput.
-        bottleneck: its limit: "stage 1", "decode" or "shared cores".
+        bottleneck: its limit: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
         reasons: throughputs of one stage less and one more.
     """
 

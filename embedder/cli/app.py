@@ -4,6 +4,7 @@ Exit 0: done. Exit 2: the user's mistake, in one line. Exit 128 + n: broken off 
 """
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,10 +14,25 @@ from typing import Any
 
 import typer
 
-from embedder.cli import demo, doctor, embed, evaluate, index, model, plan, purge, refresh, search, store, train, verify
+from embedder.cli import (
+    demo,
+    doctor,
+    embed,
+    evaluate,
+    index,
+    model,
+    plan,
+    purge,
+    refresh,
+    report,
+    search,
+    store,
+    train,
+    verify,
+)
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.engine.interrupts import SignalInterrupt, interruptible
-from embedder.errors import USER_MISTAKES, RunFailedError
+from embedder.errors import USER_MISTAKES, HeadLostError, RunFailedError
 from embedder.observability.log import messages_to
 from embedder.storage.printable import printable
 
@@ -29,6 +45,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     refresh.refresh,
     refresh.rejects,
     store.history,
+    report.report,
     store.rollback,
     store.vacuum,
     store.compact,
@@ -66,6 +83,9 @@ def main() -> None:
             sys.exit(_fail("aborted", 1))
         except USER_MISTAKES as error:
             sys.exit(_fail(str(error), 2))
+        except HeadLostError as error:
+            sys.stdout.flush()
+            os._exit(_fail(str(error), 1))  # Ray's own end would wait for the head
         except RunFailedError as error:
             sys.exit(_fail(str(error), 1))
         except SignalInterrupt as error:

@@ -15,7 +15,8 @@ def doctor(read: ReadConfig) -> Result:
     config = read()
 
     from embedder.engine import hardware
-    from embedder.engine.resources import Available, allocate
+    from embedder.engine.fleet import Available
+    from embedder.engine.resources import allocate
 
     versions = {name: _version(name) for name in PACKAGES}
     num_gpus, gpus = _gpus()

@@ -29,6 +29,10 @@ def plan(
     num_stages: NumStages = None,
     dtype: Dtype = None,
     devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="For a Ray cluster; measures on each type of node.")
+    ] = False,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster, for --cluster.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="By operations and bandwidth: measure nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="How busy each stage is, who spends CPU, why.")] = False,
@@ -53,6 +57,7 @@ def plan(
     options = PlanOptions(
         mix=DataMix(images_per_item, captions_per_item, caption_tokens, image_patches),
         devices=devices,
+        cluster=cluster,
         estimate=estimate,
         memory_cap_bytes=parse_size("--memory-cap", memory_cap),
         weights_cap_bytes=parse_size("--weights-cap", weights_cap),
@@ -60,10 +65,10 @@ def plan(
         num_items=asked or DEFAULT_NUM_ITEMS if what_if else asked,
         out=out,
     )
-    run = read({"model": model, "num_stages": num_stages, "dtype": dtype})
+    run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": ray_address})
     answer = planning.plan(run, options)
-    shown = _answer_parts(answer, explain=explain)
-    if devices is None and (num_gpus := hardware.num_gpus()):
+    shown = [*answer.node_types, *_answer_parts(answer, explain=explain)]
+    if devices is None and not cluster and (num_gpus := hardware.num_gpus()):
         shown.append(
             f"for CPU cores, without the {num_gpus} GPU(s) here; to place stages on them, name them: --devices"
         )
@@ -72,6 +77,8 @@ def plan(
         out.write_text(text, encoding="utf-8")
         shown.append(f"plan: {out}")
     found = json.loads(text)
+    if answer.node_types:
+        found["node_types"] = list(answer.node_types)
     if answer.comparison is not None:
         found["equal_parts_items_per_s"] = answer.comparison.equal_parts
     if answer.what_if is not None:

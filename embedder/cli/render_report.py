@@ -16,14 +16,64 @@ def report_parts(report: Report) -> list[RenderableType]:
     embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
         f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
-        f"{report.items_per_s:.3g} items/s; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of it start-up; "
+        f"{report.items_per_s:.3g} items/s{_steady(report)}; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of "
+        "it start-up; "
         f"peak memory {report.peak_memory_bytes / MIB:,.0f} MiB; run {report.run_id}"
     )
     last = [summary, *_outcome_lines(report)]
     if not report.steps:
         return last
-    review = review_parts(report.review, report.items_per_s) if report.review else []
-    return [_step_table(report), *review, *_gpu_lines(report), *last]
+    rate = report.steady_items_per_s or report.items_per_s
+    review = review_parts(report.review, rate) if report.review else []
+    return [_step_table(report), *_operator_parts(report), *review, *_gpu_lines(report), *_cluster_parts(report), *last]
+
+
+def _steady(report: Report) -> str:
+    """Rate without the start, where it differs."""
+    return f" ({report.steady_items_per_s:.3g} once all stages were up)" if report.steady_items_per_s else ""
+
+
+def _operator_parts(report: Report) -> list[RenderableType]:
+    """The most that each operator of a run on Ray held, and the bottleneck."""
+    if not report.operators:
+        return []
+    columns = ("operator", "queue", "tasks", "CPUs", "GPUs", "store, MiB", "busy", "held back, s")
+    table = new_table(*columns, left=("operator",))
+    for each in report.operators:
+        table.add_row(
+            each.name,
+            f"{each.max_queued_blocks:,}",
+            f"{each.max_tasks:,}",
+            f"{each.num_cpus:.3g}",
+            f"{each.num_gpus:.3g}",
+            f"{each.max_object_store_bytes / MIB:,.1f}",
+            f"{each.busy_share:.2f}",
+            f"{each.backpressure_s:.1f}",
+        )
+    found = report.observed_bottleneck
+    return [table, f"bottleneck: {found}" if found else "bottleneck: not known, the run was too short"]
+
+
+def _cluster_parts(report: Report) -> list[RenderableType]:
+    """Nodes of a cluster, events, bytes that were spilled or moved, and the cost."""
+    parts: list[RenderableType] = []
+    if len(report.nodes) > 1:
+        table = new_table("node", "CPUs", "GPUs", "peak memory, MiB", "steps", left=("node", "steps"))
+        for node in report.nodes:
+            gpus = f"{node.num_gpus:g} {node.gpu_type or ''}".strip()
+            memory = f"{node.peak_memory_bytes / MIB:,.0f}"
+            table.add_row(node.name, f"{node.num_cpus:g}", gpus, memory, ", ".join(node.steps) or "none")
+        parts.append(table)
+        parts += [f"{(report.moved_bytes or 0) / MIB:,.1f} MiB of blocks were moved between nodes"]
+    parts += [f"at {event.at_s:.0f} s: {event.text}" for event in report.events]
+    if report.spilled_bytes:
+        parts.append(
+            f"{report.spilled_bytes / MIB:,.1f} MiB of blocks were moved to disk, as Ray's object store was full: "
+            "the run was slower for it"
+        )
+    if report.cost_per_million is not None:
+        parts.append(f"a million items cost {report.cost_per_million:.4g}, by [prices]")
+    return parts
 
 
 def _step_table(report: Report) -> Table:
@@ -60,6 +110,8 @@ def replicas_over_time(step: StepReport) -> str:
 def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
     """The run against what was expected of it, where costs were measured; and the better plan where there is one."""
     parts: list[RenderableType] = []
+    if review.expected and review.too_short:
+        return [f"too short to judge its plan: {review.too_short}"]
     if review.expected:
         expected = review.expected
         reached = (

@@ -16,7 +16,7 @@ from embedder.store.layout import describe_hold
 
 if TYPE_CHECKING:
     from embedder.store.history import PastRun
-    from embedder.store.layout import Hold
+    from embedder.store.layout import Hold, Published
 
 RunId = Annotated[
     str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; by default the one before.")
@@ -59,13 +59,19 @@ def _history_cells(run: "PastRun") -> list[str]:
         return [f"started {run.started_at:%Y-%m-%d %H:%M}" if run.started_at else "", *[""] * 6]
     return [
         f"{record.published_at:%Y-%m-%d %H:%M}",
-        f"{record.kind} to {record.restores}" if record.restores else record.kind,
+        _kind(record),
         _model_name(record.model, record.model_fingerprint),
         f"{record.num_items:,}",
         f"{record.num_vectors:,}",
         f"{record.num_rejected:,}",
         "" if record.index is None else str(record.index),
     ]
+
+
+def _kind(record: "Published") -> str:
+    if record.restores:
+        return f"{record.kind} to {record.restores}"
+    return f"{record.kind}, interim" if record.interim_of else record.kind
 
 
 def _state(run: "PastRun", hold: "Hold | None") -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -14,6 +14,9 @@ from rich.text import Text
 
 from embedder.observability.redaction import mask
 from embedder.storage.printable import printable
+
+if TYPE_CHECKING:
+    from embedder.engine.bottleneck import OperatorView
 
 MAX_LINE_CHARACTERS = 4_000
 MAX_CELL_CHARACTERS = 500
@@ -74,7 +77,32 @@ def progress_bar(total: int, description: str, num_done: int = 0) -> Iterator[Ca
     Yields:
         Function that takes the number done, the text and the rate.
     """
+    with bar_with_lines(total, description, num_done) as (update, _):
+        yield update
+
+
+@contextmanager
+def bar_with_lines(
+    total: int, description: str, num_done: int = 0
+) -> Iterator[tuple[Callable[[int, str, str], None], Callable[[RenderableType], None]]]:
+    """Draw a bar as `progress_bar` does, with room for something below it.
+
+    Args:
+        total: number at the end; 0 where it is not known.
+        description: text beside it at first.
+        num_done: number at first.
+
+    Yields:
+        The function of `progress_bar`, and one that takes what is shown below the bar.
+    """
     from rich import progress
+
+    below: list[RenderableType] = []
+
+    class BarWithLines(progress.Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            yield from super().get_renderables()
+            yield from below
 
     columns = (
         progress.SpinnerColumn(),
@@ -84,19 +112,59 @@ def progress_bar(total: int, description: str, num_done: int = 0) -> Iterator[Ca
         progress.TextColumn("{task.fields[rate]}"),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=error_terminal(), transient=True) as bar:
+    with BarWithLines(*columns, console=error_terminal(), transient=True) as bar:
         task = bar.add_task(description, total=total or None, completed=num_done, rate="")
-        yield lambda done, text, rate: bar.update(task, completed=done, description=text, rate=rate)
+
+        def update(done: int, text: str, rate: str) -> None:
+            bar.update(task, completed=done, description=text, rate=rate)
+
+        def show_below(shown: RenderableType) -> None:
+            below[:] = [shown]
+
+        yield update, show_below
+
+
+class ItemBar:
+    """Bar over the items of a run, and a line for each operator below it; an `OperatorDisplay`."""
+
+    def __init__(self, update: Callable[[int, str, str], None], show_below: Callable[[RenderableType], None]) -> None:
+        """Start the clock.
+
+        Args:
+            update: of `progress_bar`.
+            show_below: of `progress_bar`.
+        """
+        self._update, self._show_below = update, show_below
+        self._started_s = time.monotonic()
+
+    def __call__(self, num_done: int) -> None:
+        """Show the number of items that are done."""
+        seconds = time.monotonic() - self._started_s
+        self._update(num_done, "embedding", f"{num_done / seconds:.0f} items/s" if seconds else "")
+
+    def show_operators(self, view: "OperatorView") -> None:
+        """Show the operators, and mark the bottleneck."""
+        self._show_below(operator_lines(view))
+
+
+def operator_lines(view: "OperatorView") -> Text:
+    """Lines of a run's operators below their headings; laid out once, as a bar is drawn ten times a second."""
+    from embedder.engine.bottleneck import OPERATOR_COLUMNS, operator_cells
+
+    rows = [("", *OPERATOR_COLUMNS), *((state.name, *operator_cells(state)) for state in view.operators)]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = Text(no_wrap=True, overflow="crop")
+    for name, *cells in rows:
+        line = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        is_bottleneck = name and name == view.bottleneck
+        mark, style = ("  bottleneck", "bold") if is_bottleneck else ("", "dim")
+        lines.append(f"{name.ljust(widths[0])}  {line}{mark}\n", style)
+    lines.rstrip()
+    return lines
 
 
 @contextmanager
-def item_bar(num_items: int) -> Iterator[Callable[[int], None]]:
-    """Draw a bar over `num_items` items; yields the function that takes the number done."""
-    started_s = time.monotonic()
-    with progress_bar(num_items, "starting") as update:
-
-        def on_progress(num_done: int) -> None:
-            seconds = time.monotonic() - started_s
-            update(num_done, "embedding", f"{num_done / seconds:.0f} items/s" if seconds else "")
-
-        yield on_progress
+def item_bar(num_items: int) -> Iterator[ItemBar]:
+    """Draw a bar over `num_items` items; yields what takes the number done, and the operators."""
+    with bar_with_lines(num_items, "starting") as (update, show_below):
+        yield ItemBar(update, show_below)

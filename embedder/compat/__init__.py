@@ -5,21 +5,29 @@ For speed: skipped outside of the versions that they were tested with, and with 
     light_transformers                  transformers' questions about torch; garbage collection while it is imported
     malloc                              glibc's thresholds, through `mallopt`, which is public: no versions
     ray_start.light_start               no monitor, log monitor and API server beside Ray
-    ray_callbacks.SchedulerThrottle     pauses in Ray Data's scheduling loop
+    ray_callbacks.LoopPace              pauses, waits and calls in flight of Ray Data's scheduling loop
     ray_callbacks.SteadyPools           Ray Data's autoscaler of actor pools
     shards.compat.deferred_compiler     no `torch._dynamo` while timm and transformers are imported
 
+For what a run shows: skipped outside of the versions alone.
+
+    operator_stats.OperatorStats        states of the operators, from Ray Data's scheduling loop
+    ray_fleet                           nodes that are drained, from Ray's global state
+
 For correctness: skipped outside of the versions alone, each with a fallback that its docstring names.
 
+    ray_claim                           of two runs that start on a cluster, one waits
     ray_start.bind_to_loopback          Ray listens on this machine alone
     ray_start.light_start               SIGTERM stays with its handler while Ray starts
+    ray_gcs.refusal_of                  a wrong token, version or machine is told before Ray attaches
     ray_callbacks.DrainOnStop           a stopped run keeps what is finished
     ray_callbacks.EndStagesOnFailure    a stage that hangs gives its CPUs back
+    ray_attempts                        what kills its process again and again ends the run
 
 The switch and the guard (`saves_time`, `is_tested`) are in `shards.compat`, as `shards` needs them too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -29,6 +37,9 @@ if TYPE_CHECKING:
     from embedder.config import RunConfig
 
 __all__ = ["FAST_START_VARIABLE", "fast_start", "with_fast_start", "worker_options"]
+
+# Of the package: 20 MB that no worker needs, of which each node would get a copy.
+NOT_SENT = ["demo_data", "demo_model", "__pycache__"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -44,6 +55,13 @@ def with_fast_start(function: Function) -> Function:
     return cast(Function, follow)
 
 
-def worker_options() -> dict[str, Any]:
-    """Return options of Ray actors that carry the switch of `fast_start` to their processes, on any node."""
-    return {} if is_fast_start() else {"runtime_env": {"env_vars": {FAST_START_VARIABLE: "0"}}}
+def worker_options(modules: Sequence[str] = ()) -> dict[str, Any]:
+    """Return options of Ray actors that carry the switch of `fast_start` to their processes, on any node.
+
+    Args:
+        modules: folders of packages that are sent along, without the demo's data.
+    """
+    environment: dict[str, Any] = {} if is_fast_start() else {"env_vars": {FAST_START_VARIABLE: "0"}}
+    if modules:
+        environment |= {"py_modules": list(modules), "excludes": NOT_SENT}
+    return {"runtime_env": environment} if environment else {}

@@ -61,12 +61,16 @@ def draining(stop: Stop | None) -> Iterator[None]:
 def execution_callbacks() -> list[type]:
     """Return the classes of callbacks that Ray Data is to make for each dataset that it executes."""
     callbacks: list[type] = []
-    if saves_time("Ray Data's scheduling with pauses and steady actor pools", TESTED):
-        from embedder.compat.ray_callbacks import SchedulerThrottle, SteadyPools
+    if saves_time("Ray Data's scheduling at the pace of its calls, and steady actor pools", TESTED):
+        from embedder.compat.ray_callbacks import LoopPace, SteadyPools
 
-        callbacks += [SchedulerThrottle, SteadyPools]
+        callbacks += [LoopPace, SteadyPools]
     if is_tested("the early end of a Ray Data run", TESTED, "a run that is stopped or fails waits for Ray"):
         from embedder.compat.ray_callbacks import DrainOnStop, EndStagesOnFailure
 
         callbacks += [DrainOnStop, EndStagesOnFailure]
+    if is_tested("reading of operators' states", TESTED, "a run shows no operators and no bottleneck"):
+        from embedder.compat.operator_stats import OperatorStats
+
+        callbacks.append(OperatorStats)
     return callbacks

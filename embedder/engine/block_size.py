@@ -2,17 +2,22 @@
 
 Each call of a step costs Ray some 10 to 20 ms of CPU, whatever is in it: with 64 items in each call, a small model
 spends a third of all time on that. Blocks of a large model last seconds; there, smaller ones fill and drain the stages
-sooner.
+sooner. Where the plan knows seconds, and the fastest stage's call would be over sooner than the scheduling loop can
+follow, a block may have twice the bytes.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunConfig
+from shards.plan import PlannedStage
 
 BLOCK_BYTES = 12 << 20  # of the widest hand-over: a large block for a stage, and little beside Ray's shared memory
+MAX_BLOCK_BYTES = 2 * BLOCK_BYTES  # of a stage whose calls are short
+MIN_CALL_S = 0.05  # shorter ones cost Ray, and the driver, a good part of what they compute
 MAX_ITEMS = 512  # a part file, which is the step of progress
 MIN_BLOCKS = 16  # of a run: fewer would leave stages without work at its start and end
 FEW_ITEMS = 64  # where items are large, or of unknown size
@@ -20,7 +25,9 @@ FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon
 MAX_FILE_BYTES = 16 << 20  # of a block with more: of videos, a few keep a task busy for minutes
 
 
-def items_per_block(config: RunConfig, rows_per_batch: int, bytes_per_row: int, num_items: int) -> int:
+def items_per_block(
+    config: RunConfig, rows_per_batch: int, bytes_per_row: int, num_items: int, item_s: float | None = None
+) -> int:
     """Return the items of one block: whole batches, as many as the configuration says or as suit the model and the run.
 
     Args:
@@ -28,11 +35,21 @@ def items_per_block(config: RunConfig, rows_per_batch: int, bytes_per_row: int, 
         rows_per_batch: rows that a stage computes together.
         bytes_per_row: bytes of an image with its caption, where they are largest between two steps.
         num_items: items of the whole run.
+        item_s: seconds of the fastest stage for one item, if known.
     """
     if config.decode.items_per_task != "auto":
         return config.decode.items_per_task
-    most = min(MAX_ITEMS, BLOCK_BYTES // bytes_per_row, num_items // MIN_BLOCKS)
+    fitting = BLOCK_BYTES // bytes_per_row
+    if item_s is not None:
+        fitting = max(fitting, min(math.ceil(MIN_CALL_S / item_s), MAX_BLOCK_BYTES // bytes_per_row))
+    most = min(MAX_ITEMS, fitting, num_items // MIN_BLOCKS)
     return max(1, most // rows_per_batch) * rows_per_batch
+
+
+def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:
+    """Return the seconds of the fastest stage for one item; none where the plan has only operations."""
+    seconds = [stage.seconds_per_item for stage in stages]
+    return min((each for each in seconds if each), default=None) if all(seconds) else None
 
 
 def cut_listing(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]:

@@ -38,7 +38,7 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         return EngineChoice(config.engine, "as configured")
     if config.ray_address is not None:
         return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
-    if any(stage.num_gpus or stage.replicas.max > 1 for stage in config.stage):
+    if any(stage.num_gpus or (stage.replicas != "auto" and stage.replicas.max > 1) for stage in config.stage):
         return EngineChoice("ray", "stages ask for GPUs or replicas")
     if "cuda" in config.devices:
         return EngineChoice("ray", 'stages ask for device = "cuda"')

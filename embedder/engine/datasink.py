@@ -4,20 +4,34 @@ Each write task adds its counts to Ray's own metrics, for clusters whose Ray exp
 `ray_embedder_items`, `_rejects`, `_vectors` and `_step_seconds{step="stage 0"}`.
 """
 
+import platform
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from ray.data import Datasink
 from ray.data.block import Block
 
+from embedder.compat.ray_attempts import attempt_number
+from embedder.errors import RunFailedError
+from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry
+from embedder.store.journal import JournalEntry, entry_name, entry_names, entry_path
 from embedder.store.part_writer import RunMetadata, write_part
 
 if TYPE_CHECKING:
     from ray.data._internal.execution.interfaces import TaskContext
+    from ray.data.datasource import WriteResult
+
+WRITE_CURE = "a smaller rows_per_part needs less memory"
+
+
+class WrittenPart(NamedTuple):
+    """Name of the journal entry that a write task has left, and of the node that it ran on."""
+
+    entry: str
+    node: str
 
 
 def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
@@ -25,16 +39,37 @@ def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
     return [block for block in blocks if block.num_rows]
 
 
-class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
+class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray ships no types
     """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
 
     def __init__(self, files: StoreFiles, stamp: RunMetadata, rows_per_part: int) -> None:
         self.files, self.stamp, self.rows_per_part = files, stamp, rows_per_part
 
-    def write(self, blocks: Iterable[Block], ctx: "TaskContext") -> None:
-        """Write one part; the same task again writes the same files."""
-        if tables := with_rows(blocks):
-            count_part(write_part(self.files, self.stamp, ctx.task_idx, pa.concat_tables(tables)))
+    def write(self, blocks: Iterable[Block], ctx: "TaskContext") -> WrittenPart | None:
+        """Write one part, unless an earlier attempt of the task has, whose answer was lost.
+
+        Raises:
+            RunFailedError: the task has killed several processes.
+        """
+        tables = with_rows(blocks)
+        if not tables:
+            return None
+        with limit_deaths(lambda: f"write task {ctx.task_idx}", WRITE_CURE):
+            name = entry_name(self.stamp.session, ctx.task_idx)
+            attempt = attempt_number()
+            if attempt == 0 or not self.files.exists(entry_path(self.stamp.run_id, name)):
+                rows = pa.concat_tables(tables)
+                count_part(write_part(self.files, self.stamp, ctx.task_idx, rows, attempt=attempt))
+        return WrittenPart(name, platform.node())
+
+    def on_write_complete(self, write_result: "WriteResult[WrittenPart | None]") -> None:
+        """Compare what the tasks returned with the journal that this process reads.
+
+        Raises:
+            RunFailedError: they differ.
+        """
+        written = [part for part in write_result.write_returns if part is not None]
+        check_journal(written, entry_names(self.files, self.stamp.run_id, self.stamp.session), str(self.files))
 
     @property
     def min_rows_per_write(self) -> int:
@@ -44,6 +79,32 @@ class PartSink(Datasink[None]):  # type: ignore[misc]  # Ray ships no types
     def get_name(self) -> str:
         """Name of the operator in Ray's plan and logs."""
         return "parts"
+
+
+def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str) -> None:
+    """Check that a session's write tasks returned what its journal holds. Pure.
+
+    Args:
+        written: by the tasks.
+        journal: names of the session's entries, as the process that publishes reads them.
+        store: its address.
+
+    Raises:
+        RunFailedError: they differ.
+    """
+    by_name = {part.entry: part.node for part in written}
+    if missing := sorted(by_name.keys() - journal):
+        nodes = ", ".join(sorted({by_name[name] for name in missing}))
+        raise RunFailedError(
+            f"store {store}: {len(missing)} of {len(by_name)} parts that write tasks finished on {nodes} can't be seen "
+            f"on {platform.node()} (first: {missing[0]}); all nodes must share the store: give a bucket or a shared "
+            "folder; nothing is published"
+        )
+    if unknown := sorted(journal - by_name.keys()):
+        raise RunFailedError(
+            f"store {store}: its journal has {len(unknown)} parts that no write task returned (first: {unknown[0]}); "
+            "another process writes there under this run; nothing is published, and the same command goes on"
+        )
 
 
 def count_part(entry: JournalEntry) -> None:

@@ -8,19 +8,46 @@ from pathlib import Path
 
 import psutil
 
-CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def num_cpus() -> int:
     """Count the CPUs that this process may use: those it is pinned to, or fewer by a container's quota."""
-    pinned = len(os.sched_getaffinity(0))
+    return max(1, int(cpu_limit()))
+
+
+def cpu_limit() -> float:
+    """Return the CPU seconds that this process's group may spend in a second; a container's quota may be below one."""
+    return min(float(len(os.sched_getaffinity(0))), *_cpu_quotas(), float("inf"))
+
+
+def _cpu_quotas() -> list[float]:
+    """Quotas of this process's control groups and of those around them, in CPUs; both versions of Linux's groups."""
     try:
-        quota, period = CGROUP_CPU_LIMIT.read_text().split()
-    except (OSError, ValueError):
-        return pinned
-    if quota == "max":
-        return pinned
-    return max(1, min(pinned, int(quota) // int(period)))
+        groups = [line.split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in groups:
+        if "cpu" in controllers.split(",") or not controllers:
+            top = CGROUPS / controllers
+            own = top / path.lstrip("/")
+            # In a container the path may be the host's, and its own group is at the top.
+            quotas = [_cpu_quota(folder) for folder in (own, *own.parents) if folder.is_relative_to(top)]
+            found += [quota for quota in quotas if quota is not None]
+    return found
+
+
+def _cpu_quota(group: Path) -> float | None:
+    """Quota of one control group; None where it has none."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            return int(quota) / int(period) if quota not in {"max", "-1"} else None
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def num_gpus() -> int:

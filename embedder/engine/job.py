@@ -7,7 +7,9 @@ import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.engine import hardware
-from embedder.engine.resources import Allocation, Available, allocate, niceness_by_work, requested
+from embedder.engine.allocation import Allocation
+from embedder.engine.fleet import Available
+from embedder.engine.resources import allocate, niceness_by_work, requested
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
@@ -116,6 +118,8 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
             num_threads=resources.num_threads,
             batch_sizes=batch_sizes(config),
             niceness=niceness[index],
+            gpu_share=min(resources.num_gpus, 1.0) or 1.0,
+            node_threads=resources.node_threads,
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )

@@ -1,5 +1,6 @@
-"""Monitor of a run in a thread of its own: the journal's progress, and memory and CPU seconds of all processes."""
+"""Monitor of a run in a thread of its own: progress, operators, events, and memory and CPU seconds of all processes."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,13 +10,18 @@ import numpy as np
 import psutil
 
 from embedder.engine import hardware
+from embedder.engine.bottleneck import OperatorHistory
+from embedder.engine.fleet_watch import FleetWatch
+from embedder.engine.progress import show_operators
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal import read_entry
 from embedder.store.layout import journal_folder
 from embedder.store.runs import Run
 
+LOG = logging.getLogger(__name__)
 INTERVAL_S = 1.0
+OPERATORS_INTERVAL_S = 2.0
 PROCESSES_INTERVAL_S = 4.0  # to find all descendants and read their clocks takes 20 ms
 BUCKET_INTERVAL_S = 5.0  # a listing and each new entry in it are requests
 # The kernel walks all pages to find the shared ones: 25 ms for each GiB, 0.15 s for a run of three stages. Read each
@@ -93,12 +99,28 @@ class RunMonitor:
         cpu_use: of the same.
     """
 
-    def __init__(self, run: Run, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        run: Run,
+        on_progress: OnProgress,
+        operators: OperatorHistory | None = None,
+        fleet: FleetWatch | None = None,
+    ) -> None:
+        """Make a monitor that waits.
+
+        Args:
+            run: whose journal is read.
+            on_progress: display; of the operators too, if it is an `OperatorDisplay`.
+            operators: samples of a run on Ray.
+            fleet: events of a run on Ray, which are told as they come.
+        """
         self.peak_memory = PeakMemory()
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
+        self._operators, self._fleet = operators, fleet
+        self._num_told = 0
         self._seen: dict[str, int] = {}
-        self._next_journal_s = self._next_processes_s = 0.0
+        self._next_journal_s = self._next_processes_s = self._next_operators_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
@@ -127,12 +149,27 @@ class RunMonitor:
             processes = hardware.process_tree()
             self.cpu_use.look(processes)
             self.peak_memory.look(processes, now=at_end)
+        self._tell_events()
+        if not at_end and time.monotonic() >= self._next_operators_s:
+            self._next_operators_s = time.monotonic() + OPERATORS_INTERVAL_S
+            self._show_operators()
         if time.monotonic() < self._next_journal_s:
             return
         if self._run.files.folder is None:
             self._next_journal_s = time.monotonic() + BUCKET_INTERVAL_S
         with suppress(StoreError, StoreUnavailableError):  # only progress is read here; the run itself reports errors
             self._look_at_journal()
+
+    def _tell_events(self) -> None:
+        events = self._fleet.events if self._fleet is not None else []
+        for event in events[self._num_told :]:
+            LOG.info(event.text)
+            self._num_told += 1
+
+    def _show_operators(self) -> None:
+        view = self._operators.view() if self._operators is not None else None
+        if view is not None:
+            show_operators(self._on_progress, view)
 
     def _look_at_journal(self) -> None:
         folder = journal_folder(self._run.run_id)

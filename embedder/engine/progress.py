@@ -2,9 +2,28 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, runtime_checkable
+
+from embedder.engine.bottleneck import OperatorView
 
 ShowProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Function from the number of items to a block, which receives the number of items done each time that it changes."""
+"""Function from the number of items to a block, which receives the number of items done each time that it changes.
+
+What the block receives it with may be an `OperatorDisplay` too."""
+
+
+@runtime_checkable
+class OperatorDisplay(Protocol):
+    """Display that shows the operators of a run on Ray."""
+
+    def show_operators(self, view: OperatorView) -> None:
+        """Show the operators as they are now."""
+
+
+def show_operators(display: object, view: OperatorView) -> None:
+    """Show operators on a display, if it can."""
+    if isinstance(display, OperatorDisplay):
+        display.show_operators(view)
 
 
 def no_progress(num_items: int) -> AbstractContextManager[Callable[[int], None]]:

@@ -6,15 +6,18 @@ forever, and so does the run. So all minimum requests together must fit before t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from embedder.config import DecodeConfig, Replicas, RunConfig, StageConfig
-from embedder.engine.gpus import devices_needed, share_gpus, whole_units
+from embedder.engine.allocation import Allocation, StageResources, placed, replica_requests, task_request
+from embedder.engine.fleet import TOLERANCE, Available, cpu_nodes
+from embedder.engine.gpus import share_gpus, whole_units
+from embedder.engine.placement import explain_refusal, place
 from embedder.errors import ConfigError
 from shards.plan import PlannedStage
+from shards.planning.devices import RAY_NAMES
 
-WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
 # So cheap a task would run a dozen times at once where parts come in a burst, each in a process of its own.
 CPUS_PER_WRITER = 4
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
@@ -23,7 +26,6 @@ STAGE_SHARE_OF_CPUS = 1 / 8
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
 BATCHES_IN_FLIGHT = 64
-TOLERANCE = 1e-6  # sums of fractions
 RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds
 
 # With equal shares of the cores the heaviest stage waits for cores while the others, done with their blocks, wait for
@@ -32,62 +34,6 @@ RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds
 NICENESS_STEP = math.log(1.25)
 NICENESS_LEAD = 3  # times the even share: blocks queue behind the heaviest stage, and no other stage runs dry
 MAX_NICENESS = 4  # steps; Ray's workers have 15 of the 19 that there are
-
-
-@dataclass(frozen=True)
-class Available:
-    """CPUs and GPUs of the machine or cluster."""
-
-    num_cpus: float
-    num_gpus: float = 0.0
-
-    @property
-    def num_devices(self) -> int:
-        """GPUs, counted whole."""
-        return int(self.num_gpus + TOLERANCE)
-
-
-@dataclass(frozen=True)
-class StageResources:
-    """Resources that one replica of a stage reserves, and the bounds of their number."""
-
-    min_replicas: int
-    max_replicas: int
-    num_cpus: float
-    num_gpus: float
-    num_threads: int
-    device: str
-    """Of torch: cpu or cuda; Ray shows a replica only the GPU that it reserved."""
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Requests of all actors and tasks of a run."""
-
-    stages: tuple[StageResources, ...]
-    decode_cpus: float
-    num_writers: int = 1
-    write_cpus: float = WRITE_CPUS
-
-    @property
-    def min_cpus(self) -> float:
-        """CPUs without which the run would hang: those of all actors and of the largest task."""
-        return sum(stage.min_replicas * stage.num_cpus for stage in self.stages) + self.task_cpus
-
-    @property
-    def task_cpus(self) -> float:
-        """CPUs of the largest task."""
-        return max(self.decode_cpus, self.write_cpus)
-
-    @property
-    def min_gpus(self) -> int:
-        """GPUs without which an actor may find no device: each part lies on one device."""
-        return devices_needed((stage.num_gpus, stage.min_replicas) for stage in self.stages)
-
-    @property
-    def max_gpus(self) -> int:
-        """GPUs that all actors take when the stages have grown as far as they may."""
-        return devices_needed((stage.num_gpus, stage.max_replicas) for stage in self.stages)
 
 
 def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
@@ -103,8 +49,9 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
     """
     allocation = requested(config, available, planned)
     check_cpus(allocation, available.num_cpus)  # or Ray would wait for ever
-    check_gpus(allocation, available.num_devices)
-    return growing_within(allocation, available)
+    check_gpus(allocation, available)
+    check_nodes(allocation, available)
+    return growing_within(fill_gpus(config, allocation, available, planned), available)
 
 
 def requested(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
@@ -119,11 +66,33 @@ def requested(config: RunConfig, available: Available, planned: Sequence[Planned
     requests = tuple(request.model_copy(update={"device": request.device or config.device}) for request in requests)
     if planned:
         requests = tuple(_as_planned(request, stage) for request, stage in zip(requests, planned, strict=True))
-    num_replicas = sum(request.replicas.max for request in requests)
-    stages = tuple(
-        _stage(request, num_gpus, len(requests), num_replicas, available)
-        for request, num_gpus in zip(requests, _gpus(requests, available, planned), strict=True)
+    gpus = _gpus(requests, available, planned)
+    weight_bytes = sum(stage.weight_bytes for stage in planned)
+    node_ids = cpu_nodes(available, len(requests), weight_bytes)
+    pairs = zip(requests, gpus, strict=True)
+    on_all_nodes = [request.replicas == "auto" and not num_gpus for request, num_gpus in pairs]
+    requests = tuple(
+        request.model_copy(update={"replicas": Replicas.of(len(node_ids)) if on_all else replicas_of(request)})
+        for request, on_all in zip(requests, on_all_nodes, strict=True)
     )
+    num_replicas = sum(replicas_of(request).max for request in requests)
+    stages = tuple(
+        replace(
+            _stage(request, num_gpus, len(requests), num_replicas, available),
+            node_ids=tuple(node_ids) if on_all and len(available.nodes) > 1 else (),
+        )
+        for request, num_gpus, on_all in zip(requests, gpus, on_all_nodes, strict=True)
+    )
+    if planned:
+        has_memory = all(node.memory_bytes for node in available.nodes)
+        stages = tuple(
+            replace(
+                stage,
+                device_types=types_on_nodes(plan.device, available),
+                weight_bytes=plan.weight_bytes if stage.device == "cpu" and has_memory else 0,
+            )
+            for stage, plan in zip(stages, planned, strict=True)
+        )
     return Allocation(
         stages, decode_cpus(config.decode, available), num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER))
     )
@@ -131,7 +100,7 @@ def requested(config: RunConfig, available: Available, planned: Sequence[Planned
 
 def decode_cpus(config: DecodeConfig, available: Available) -> float:
     """Return the CPUs that one decode task reserves."""
-    return config.num_cpus or min(1.0, available.num_cpus / 2)
+    return config.num_cpus or min(1.0, available.max_node_cpus / 2)
 
 
 def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
@@ -139,10 +108,26 @@ def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
     plan: dict[str, object] = {"num_threads": stage.num_threads}
     if request.device == "auto" or (request.device == "cuda" and stage.num_gpus):
         plan["num_gpus"] = stage.num_gpus
-    if stage.device is not None:
-        plan["replicas"] = Replicas(min=stage.num_replicas, max=stage.num_replicas)
     left_out = {name: value for name, value in plan.items() if name not in request.model_fields_set}
+    if request.replicas == "auto" and stage.device is not None:
+        left_out["replicas"] = Replicas.of(stage.num_replicas)
     return request.model_copy(update=left_out)
+
+
+def types_on_nodes(device: str | None, available: Available) -> frozenset[str]:
+    """Return the types of nodes that a plan's device names, as A100-80G by `A100:80GB`; none where no node is of it."""
+    types = {node.device_type for node in available.nodes if node.device_type}
+    if device is None:
+        return frozenset()
+    if device in types:
+        return frozenset({device})
+    name = device.partition(":")[0]
+    return frozenset(each for each in types if RAY_NAMES.get(each, (each,))[0] == name)
+
+
+def replicas_of(request: StageConfig) -> Replicas:
+    """Return the bounds of a stage's replicas; one replica where nothing is known of the fleet."""
+    return Replicas() if request.replicas == "auto" else request.replicas
 
 
 def _gpus(requests: Sequence[StageConfig], available: Available, planned: Sequence[PlannedStage]) -> list[float]:
@@ -156,8 +141,8 @@ def _gpus(requests: Sequence[StageConfig], available: Available, planned: Sequen
     sharing = sorted(set(range(len(requests))) - given.keys(), key=lambda index: (niceness[index], index))
     shares = share_gpus(
         available.num_devices,
-        [(num_gpus, requests[index].replicas.min) for index, num_gpus in given.items()],
-        [requests[index].replicas.min for index in sharing],
+        [(num_gpus, replicas_of(requests[index]).min) for index, num_gpus in given.items()],
+        [replicas_of(requests[index]).min for index in sharing],
     )
     found = given | dict(zip(sharing, shares, strict=True))
     return [found[index] for index in range(len(requests))]
@@ -166,19 +151,70 @@ def _gpus(requests: Sequence[StageConfig], available: Available, planned: Sequen
 def _stage(
     request: StageConfig, num_gpus: float, num_stages: int, num_replicas: int, available: Available
 ) -> StageResources:
-    num_cpus = request.num_cpus
+    num_cpus, replicas = request.num_cpus, replicas_of(request)
     if num_cpus is None:
-        # Grown as far as they may, the stages leave half of the CPUs to decoding.
-        num_cpus = min(1.0, available.num_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_replicas)
+        # Grown as far as they may, the stages leave half of the CPUs to decoding, and on a node of the smallest kind.
+        node_cpus = min((node.num_cpus for node in available.nodes if node.num_cpus), default=available.num_cpus)
+        num_cpus = min(1.0, node_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_replicas)
         num_cpus = int(num_cpus / RAY_CPU_UNIT) * RAY_CPU_UNIT
     return StageResources(
-        min_replicas=request.replicas.min,
-        max_replicas=request.replicas.max,
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        num_threads=request.num_threads or max(1, int(available.num_cpus // (num_stages * request.replicas.min))),
+        num_threads=request.num_threads or _threads(available, num_stages * replicas.min),
         device="cuda" if request.device == "cuda" or (request.device == "auto" and num_gpus > 0) else "cpu",
     )
+
+
+def _threads(available: Available, num_shares: int) -> int:
+    """Torch threads of a replica: its share of all CPUs, and no more than its node can have."""
+    return max(1, int(min(available.num_cpus // num_shares, available.max_node_cpus)))
+
+
+def fill_gpus(
+    config: RunConfig, allocation: Allocation, available: Available, planned: Sequence[PlannedStage]
+) -> Allocation:
+    """Add replicas on the GPUs that are left, where their number is left to the run; always to the slowest stage.
+
+    Args:
+        config: configuration of the run; a stage with numbers of its own keeps them.
+        allocation: one replica of each such stage.
+        available: the fleet.
+        planned: the plan's stages; those that the plan placed keep its numbers.
+    """
+    work = [_work(stage) for stage in planned] or [1.0] * len(allocation.stages)
+    may_grow = [
+        stage.num_gpus > 0
+        and (not config.stage or config.stage[index].replicas == "auto")
+        and (not planned or planned[index].device is None)
+        for index, stage in enumerate(allocation.stages)
+    ]
+    while True:
+        index = max(range(len(work)), key=lambda each: work[each] / allocation.stages[each].min_replicas)
+        grown = _with_replicas(allocation, index, allocation.stages[index].min_replicas + 1)
+        if not may_grow[index] or not _fits(grown, available):
+            return allocation
+        allocation = grown
+
+
+def _with_replicas(allocation: Allocation, index: int, number: int) -> Allocation:
+    stages = list(allocation.stages)
+    stages[index] = replace(stages[index], min_replicas=number, max_replicas=number)
+    return replace(allocation, stages=tuple(stages))
+
+
+def _fits(allocation: Allocation, available: Available) -> bool:
+    if allocation.min_cpus > available.num_cpus + TOLERANCE:
+        return False
+    if len(available.nodes) < 2 or available.can_grow:
+        return allocation.min_gpus <= available.num_devices
+    is_within = _sum_of_gpus(allocation) <= available.num_gpus + TOLERANCE
+    return is_within and placed(allocation, available.nodes) is not None
+
+
+def _sum_of_gpus(allocation: Allocation) -> float:
+    return sum(stage.num_gpus * stage.min_replicas for stage in allocation.stages)
 
 
 def growing_within(allocation: Allocation, available: Available) -> Allocation:
@@ -192,7 +228,7 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
         can_shrink = [
             index
             for index, stage in enumerate(stages)
-            if stage.max_replicas > stage.min_replicas and getattr(stage, lacking) > 0
+            if stage.max_replicas > stage.min_replicas and (lacking == "node" or getattr(stage, lacking) > 0)
         ]
         if not can_shrink:
             break
@@ -201,21 +237,27 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
     return replace(allocation, stages=tuple(stages))
 
 
-def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus", "num_gpus"] | None:
-    """Resource that does not suffice for all replicas that there may be; none where both do."""
-    if allocation.max_gpus > available.num_devices:
+def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus", "num_gpus", "node"] | None:
+    """What does not suffice for all replicas that there may be; none where everything does."""
+    on_nodes = len(available.nodes) > 1 and not available.can_grow
+    if allocation.max_gpus > available.num_devices and not on_nodes:
         return "num_gpus"
     num_cpus = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages) + allocation.task_cpus
-    return "num_cpus" if num_cpus > available.num_cpus + TOLERANCE else None
+    if num_cpus > available.num_cpus + TOLERANCE:
+        return "num_cpus"
+    if on_nodes and any(stage.max_replicas > stage.min_replicas for stage in allocation.stages):
+        grown = tuple(replace(stage, min_replicas=stage.max_replicas) for stage in allocation.stages)
+        return None if placed(replace(allocation, stages=grown), available.nodes) else "node"
+    return None
 
 
 def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
     """List in a line the stages that can't grow as far as the configuration says; none where all can."""
     pairs = list(zip(config.stage, allocation.stages, strict=False))
     lowered = [
-        f"stage {index} to {stage.max_replicas} instead of {request.replicas.max} replicas"
+        f"stage {index} to {stage.max_replicas} instead of {replicas_of(request).max} replicas"
         for index, (request, stage) in enumerate(pairs)
-        if stage.max_replicas < request.replicas.max
+        if stage.max_replicas < replicas_of(request).max
     ]
     if not lowered:
         return None
@@ -233,12 +275,13 @@ def describe_devices(allocation: Allocation, available: Available) -> str | None
     return f"{available.num_devices} GPU(s): {', '.join(stages)}"
 
 
-def check_gpus(allocation: Allocation, num_devices: int) -> None:
+def check_gpus(allocation: Allocation, available: Available) -> None:
     """Refuse actors that find no GPU, or no GPU with room for their part of one.
 
     Raises:
         ConfigError: there are too few GPUs.
     """
+    num_devices = available.num_devices
     for index, stage in enumerate(allocation.stages):
         if stage.device == "cuda" and not stage.num_gpus:
             raise ConfigError(
@@ -246,10 +289,12 @@ def check_gpus(allocation: Allocation, num_devices: int) -> None:
                 'a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other stages, '
                 'or run with engine = "ray" where Ray sees GPUs'
             )
-    if allocation.min_gpus > num_devices:
+    # On several nodes the run chooses the node of each replica (`check_nodes`); on one, Ray alone chooses the device.
+    needed = math.ceil(_sum_of_gpus(allocation) - TOLERANCE) if len(available.nodes) > 1 else allocation.min_gpus
+    if needed > num_devices:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
         raise ConfigError(
-            f"stages ({actors}) ask for {allocation.min_gpus} GPUs and there are {num_devices}: each part lies on one "
+            f"stages ({actors}) ask for {needed} GPUs and there are {num_devices}: each part lies on one "
             "device, and the run would wait for ever; lower num_gpus to parts that share a device (0.5, 0.3333, 0.25), "
             'or leave it out, lower replicas.min, write device = "cpu", or plan for what there is'
         )
@@ -267,6 +312,22 @@ def check_cpus(allocation: Allocation, num_cpus: float) -> None:
             f"stages ({actors}) and one decode task ({allocation.decode_cpus:g}) ask for {allocation.min_cpus:g} CPUs "
             f"and there are {num_cpus:g}: the run would wait for ever; lower stage.num_cpus (fractions are "
             'allowed), replicas.min or decode.num_cpus, or use engine = "local"'
+        )
+
+
+def check_nodes(allocation: Allocation, available: Available) -> None:
+    """Refuse actors and tasks that the nodes of a cluster can't hold, though their sums may suffice.
+
+    Raises:
+        ConfigError: there is no placement; the message names the request and the node that comes nearest.
+    """
+    if len(available.nodes) < 2 or available.can_grow:
+        return  # the sums are exact, or nodes that are large enough may come
+    requests = [*replica_requests(allocation), task_request(allocation)]
+    if placed(allocation, available.nodes) is None and place(available.nodes, requests).is_proven:
+        raise ConfigError(
+            f"{explain_refusal(available.nodes, requests)}: the run would wait for ever; lower num_cpus, num_gpus or "
+            "replicas.min of the stages or decode.num_cpus, or add a node that is large enough"
         )
 
 

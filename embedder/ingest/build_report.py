@@ -1,26 +1,31 @@
 """Report of a run, built once: the work, the measurements of its steps, the verdicts, and the outcome."""
 
+import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import pyarrow.compute as pc
 
+from embedder.engine.bottleneck import OperatorUse
 from embedder.engine.job import Model
+from embedder.engine.placement import Node
 from embedder.ingest.diff import CONTENT_CHANGED, NEW
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
 from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
 from embedder.planning.profile import kept_costs
+from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
-from embedder.report.schema import PlaceReport, Report
-from embedder.report.step_sums import cores_beside_steps, split_loads, step_reports
+from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
+from embedder.report.step_sums import cores_beside_steps, split_loads, steady_part, step_reports
 from embedder.sources.selection import LeftOut
 from embedder.store.journal import read_keys
 from embedder.store.layout import Kind, utc_now
 from embedder.store.step_metrics import Measurement
 
+LOG = logging.getLogger(__name__)
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
@@ -52,18 +57,33 @@ def build_report(
     job, difference, is_published = outcome.job, work.difference, not_published is None
     reasons = difference.reasons
     session = [entry for entry in result.entries if entry.name.startswith(job.run.session)]
-    loads, trace = split_loads(Measurement(**call) for entry in session for call in entry.trace)
+    measurements = [Measurement(**call) for entry in session for call in entry.trace]
+    loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
     window_s = window[1] - window[0]
     is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
     engine_cores = cores_beside_steps(outcome.monitor.cpu_use, trace, loads, window[1]) if is_here else None
+    uses, bottleneck = outcome.operators.uses()
+    observed = "write" if bottleneck == "write" else f"stage {len(job.stages) - 1}"
+    steady = steady_part(trace, loads, steps, observed)
+    num_rows = sum(call.num_rows for call in trace if call.step == observed)
+    steady_rate = steady.rows_per_s * result.num_here / num_rows if num_rows and not steady.too_short else None
     review = None
     if outcome.choice.engine == "ray":  # in a single process a cut changes nothing, so there is nothing to review
         decode_calls = [call for call in trace if call.step == "decode"]
-        engine_cpu_s = engine_cores and engine_cores * window_s
-        costs = kept_costs(job.config, job.model)
-        review = review_run(job, outcome.available, steps, decode_calls, result.num_here, engine_cpu_s, costs)
+        engine_cpu_s = engine_cores and engine_cores * (result.num_here / steady_rate if steady_rate else window_s)
+        review = review_run(
+            job,
+            outcome.available,
+            steps if steady.too_short else steady.steps,
+            decode_calls,
+            result.num_here,
+            engine_cpu_s,
+            kept_costs(job.config, job.model),
+            steady.too_short,
+        )
+    items_per_s = result.num_here / window_s if window_s else 0.0
     num_left = difference.to_embed.num_rows - result.num_here
     published = f"published; {num_left:,} items are left for the next refresh" if num_left else "published"
     return Report(
@@ -92,9 +112,14 @@ def build_report(
         num_items=result.num_items,
         num_rejected=result.num_rejected,
         num_vectors=result.num_vectors,
-        items_per_s=result.num_here / window_s if window_s else 0.0,
+        items_per_s=items_per_s,
         window_s=window_s,
         engine_cores=engine_cores,
+        steady_items_per_s=steady_rate,
+        observed_bottleneck=bottleneck,
+        operators=tuple(_operators(outcome, uses)),
+        **_cluster_figures(outcome, measurements, started_s),
+        cost_per_million=_cost(outcome, steady_rate or items_per_s),
         peak_memory_bytes=outcome.monitor.peak_memory.num_bytes,
         steps=tuple(steps),
         loads=tuple(loads),
@@ -106,6 +131,61 @@ def build_report(
         review=review,
         versions=library_versions(),
     )
+
+
+def _operators(outcome: EngineOutcome, uses: Sequence[OperatorUse]) -> list[OperatorReport]:
+    """Report on each operator of a run on Ray."""
+    samples, peaks = outcome.operators.samples, outcome.operators.peaks
+    busy = {use.name: use.busy_share for use in uses}
+    return [
+        OperatorReport(
+            name=state.name,
+            max_queued_blocks=peaks[state.name].queued_blocks,
+            max_tasks=peaks[state.name].num_tasks,
+            max_object_store_bytes=peaks[state.name].object_store_bytes,
+            num_cpus=peaks[state.name].num_cpus,
+            num_gpus=peaks[state.name].num_gpus,
+            busy_share=busy.get(state.name, 0.0),
+            backpressure_s=state.backpressure_s,
+            spilled_bytes=state.spilled_bytes,
+        )
+        for state in (samples[-1].operators if samples else ())
+    ]
+
+
+def _cluster_figures(outcome: EngineOutcome, trace: Sequence[Measurement], started_s: float) -> dict[str, Any]:
+    """Fields of the report about nodes, events and bytes.
+
+    Args:
+        outcome: the engine's run.
+        trace: measurements of the session, those of loading included.
+        started_s: Unix time of the command's start.
+    """
+    samples = outcome.operators.samples
+    last = samples[-1].operators if samples else ()
+    return {
+        "nodes": tuple(node_reports(_nodes(outcome).values(), trace)),
+        "events": tuple(EventReport(at_s=event.time_s - started_s, text=event.text) for event in outcome.fleet.events),
+        "spilled_bytes": sum(state.spilled_bytes for state in last),
+        "moved_bytes": sum(state.moved_bytes for state in last if state.name.startswith("stage")) if last else None,
+    }
+
+
+def _nodes(outcome: EngineOutcome) -> dict[str, Node]:
+    """Nodes of the run by id: those at its start, and those that joined; without Ray, this machine."""
+    nodes = {node.node_id: node for node in outcome.available.nodes} | outcome.fleet.nodes
+    return nodes or {"": this_machine(outcome.available)}
+
+
+def _cost(outcome: EngineOutcome, items_per_s: float) -> float | None:
+    """Cost of a million items, of which a missing price is told."""
+    nodes, config = _nodes(outcome), outcome.job.config
+    is_shared = outcome.choice.engine == "ray" and config.ray_address is not None
+    devices = held_devices(outcome.operators.samples, nodes) if is_shared else all_devices(nodes.values())
+    cost, lacking = cost_per_million(config.prices, devices, items_per_s)
+    if lacking:
+        LOG.info(f"prices: no price of {', '.join(lacking)}, which this run held; without it no cost is told")
+    return cost
 
 
 def idle_report(

@@ -16,6 +16,7 @@ import pyarrow as pa
 from embedder.batch_schema import carried_schema
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
+from embedder.engine.cluster_address import find_cluster
 from embedder.engine.job import check_int8
 from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import RunFailedError
@@ -23,6 +24,7 @@ from embedder.ingest.build_report import idle_report
 from embedder.ingest.execute import execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
 from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, unfinished_run
+from embedder.ingest.interim import interim_publications
 from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
@@ -61,7 +63,8 @@ def embed(
         forced: names of guards that are overridden.
 
     Raises:
-        ConfigError: something needed is not set, the resources asked for do not exist, or int8 doesn't help here.
+        ConfigError: something needed is not set, the resources asked for do not exist, int8 doesn't help here, or no
+            cluster answers at the address that is given.
         SourceError: a source can't be listed, or nothing is in it.
         StoreError: the store is locked, or of another model.
         RunFailedError: a signal came, or a guard refused what would have been published.
@@ -96,6 +99,7 @@ def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgre
     """Do what `embed` or `refresh` promises, and report it to the operators."""
     with observe_run(config, options.kind, show_progress) as observer:
         check_forced(options.forced)
+        config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
         report = None
         if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
             report = _held(files.address, read_current(files), options, observer)  # listing may take hours
@@ -131,7 +135,8 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         verdicts = (*verdicts, *judge_earlier(unfinished, work, current, config, options))
         raise _refused(verdicts, work, observer)
     read_before = left_out_before(files, current, published, listing)
-    if current is not None and work.is_nothing:
+    goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
+    if current is not None and work.is_nothing and not goes_on:
         return _end_idle(inputs, observer.elapsed_s, work, read_before)
     if not is_int8_checked:
         check_int8(config, inputs.model)
@@ -144,7 +149,8 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
-    outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s)
+    with interim_publications(inputs, run, chosen, work):
+        outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s)
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
     return end_run(inputs, observer, outcome, work, current, verdicts, read_before)

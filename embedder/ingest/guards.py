@@ -117,8 +117,12 @@ def judge_earlier(
     return judge(result, config, options.forced)
 
 
-def refusal(verdicts: Sequence[Verdict]) -> str | None:
+def refusal(verdicts: Sequence[Verdict], effect: str = "nothing is published") -> str | None:
     """Message why nothing may be published: every guard that failed, and the options that override them all.
+
+    Args:
+        verdicts: of the guards.
+        effect: what follows.
 
     Returns:
         One line; none where nothing keeps the run from publishing.
@@ -129,7 +133,7 @@ def refusal(verdicts: Sequence[Verdict]) -> str | None:
     reasons = "; ".join(f"guard {verdict.name}: {verdict.message}" for verdict in blocking)
     failed = [verdict.name for verdict in verdicts if not verdict.passed]  # those forced this time are needed again
     options = " ".join(f"--force {name}" for name in failed)
-    return f"{reasons}; nothing is published: to publish it as it is, run the same command with {options}"
+    return f"{reasons}; {effect}: to publish it as it is, run the same command with {options}"
 
 
 def retrieval_record(verdicts: Iterable[Verdict], before: Current | None) -> dict[str, Any] | None:

@@ -8,8 +8,9 @@ import pyarrow as pa
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.fleet import Available
 from embedder.engine.job import Model, make_plan, open_model, store_info
-from embedder.engine.resources import Available, check_cpus, check_gpus, requested
+from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.known_items import NOTHING_FINISHED
 from embedder.ingest.work import IngestOptions
@@ -71,7 +72,8 @@ def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
     files = StoreFiles(store_uri)
     _check_places(config, files)
     if config.engine == "local":
-        check_gpus(requested(config, Available(hardware.num_cpus()), plan.stages), num_devices=0)
+        none = Available(hardware.num_cpus())
+        check_gpus(requested(config, none, plan.stages), none)
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = hardware.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)

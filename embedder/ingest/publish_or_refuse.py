@@ -13,9 +13,11 @@ from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
 from embedder.report.schema import Report
+from embedder.report.timeline import TIMELINE_FILE, timeline_of
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import MIN_SAVED, compact
+from embedder.store.interim import interim_state
 from embedder.store.layout import Current, run_file
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import REPORT_FILE
@@ -53,11 +55,13 @@ def end_run(
     wall_s = observer.elapsed_s
     num_left = work.difference.to_embed.num_rows - result.num_here
     left_out = log_left_out(inputs, read_before, result)
-    failure = _stopped(outcome, result)
+    num_before = _num_published_before(result)
+    failure = _stopped(outcome, result, num_before)
     kept = None if failure else _kept(work, result, num_left)
     if failure is None and kept is None:
         verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
-        failure = refusal(verdicts)
+        beyond = f"nothing beyond the {num_before:,} items that were published while it ran is published"
+        failure = refusal(verdicts, beyond if num_before else "nothing is published")
     report = build_report(
         inputs.options.kind,
         outcome,
@@ -71,6 +75,9 @@ def end_run(
     )
     if report.published:
         _publish(inputs, outcome, result, verdicts)
+    if samples := outcome.operators.samples:
+        timeline = timeline_of(samples, observer.started_s)
+        run.files.write(run_file(run.run_id, TIMELINE_FILE), timeline.model_dump_json().encode())
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:
         observer.reported(report)
@@ -96,15 +103,27 @@ def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None
     return left_out
 
 
-def _stopped(outcome: EngineOutcome, result: RunResult) -> str | None:
-    """Message why the run ended before its time; none where nobody asked it to stop."""
+def _num_published_before(result: RunResult) -> int:
+    """Count the items that interim publications of the run include."""
+    names = interim_state(result.run.files, result.run.run_id).names
+    return sum(entry.num_items for entry in result.entries if entry.name in names)
+
+
+def _stopped(outcome: EngineOutcome, result: RunResult, num_before: int) -> str | None:
+    """Message why the run ended before its time; none where nobody asked it to stop.
+
+    Args:
+        outcome: of the engine.
+        result: what is finished.
+        num_before: items that are published already.
+    """
     if not outcome.stopped and (outcome.out_of_time or not result.run.stop_requested()):
         return None
     if not result.num_items:
         return "stopped on request before any item was finished; the same command begins again"
     return (
-        f"stopped on request after {result.num_items:,} items, which are kept and not yet published; "
-        "the same command goes on"
+        f"stopped on request after {result.num_items:,} items, which are kept and "
+        f"{f'of which {num_before:,} are published' if num_before else 'not yet published'}; the same command goes on"
     )
 
 

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from embedder.ingest.known_items import LEFT_OUT_FACTS
 from embedder.store.arrow_lookup import without_items
+from embedder.store.interim import Batch
 from embedder.store.journal import JournalEntry, read_finished, read_keys
 from embedder.store.layout import Current
 from embedder.store.runs import Run
@@ -14,7 +15,7 @@ from embedder.store.runs import Run
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run, all of whose tasks have ended: for the guards to judge, to be published, to be reported.
+    """Result of a run, or of a part of its work: for the guards to judge, to be published, to be reported.
 
     Attributes:
         run: the run.
@@ -49,7 +50,12 @@ class RunResult:
 
 
 def count_run(
-    run: Run, published: Current | None, retired: pa.ChunkedArray, *, keeps_published: bool = True
+    run: Run,
+    published: Current | None,
+    retired: pa.ChunkedArray,
+    *,
+    keeps_published: bool = True,
+    batch: Batch | None = None,
 ) -> RunResult:
     """Count what the sessions of a run finished, without the items that have left the sources since.
 
@@ -58,10 +64,11 @@ def count_run(
         published: what is published now.
         retired: ids that leave the store, and of items that the run finished before they went.
         keeps_published: whether the published vectors of other items stay.
+        batch: only this part of its work counts; None: all.
     """
-    entries = run.entries()
+    entries = run.entries() if batch is None else batch.entries
     finished = read_finished(run.files, entries, ["state", "stale"])
-    whole = without_items(finished.whole, retired)
+    whole = without_items(finished.whole if batch is None else batch.whole, retired)
     facts = finished.records.select(["item_id", "session", "state", "stale", "path"])
     facts = facts.join(whole, ["item_id", "session"], join_type="inner")
     is_embedded, is_left_out = (pc.equal(facts["state"], state) for state in ("embedded", "left_out"))

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
 from embedder.ingest.known_items import NOTHING_FINISHED, known_items
+from embedder.store.interim import NO_IDS
 from embedder.store.layout import Kind, StoreInfo
-from embedder.store.publish import NO_IDS
 from embedder.store.store_info import differing
 
 

@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from embedder.config import RunConfig
+from embedder.engine.bottleneck import OperatorView, describe_operators
 from embedder.engine.interrupts import SignalInterrupt
-from embedder.engine.progress import ShowProgress, no_progress
+from embedder.engine.progress import ShowProgress, no_progress, show_operators
 from embedder.errors import USER_MISTAKES
 from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
@@ -67,18 +68,8 @@ class RunObserver:
     @contextmanager
     def progress(self, num_items: int, log_every_s: float = PROGRESS_S) -> Iterator[Callable[[int], None]]:
         """Show progress on the display, and write a line to the log from time to time."""
-        started_s, next_s = time.monotonic(), time.monotonic() + log_every_s
         with self._show_progress(num_items) as show:
-
-            def on_progress(num_done: int) -> None:
-                nonlocal next_s
-                show(num_done)
-                now_s = time.monotonic()
-                if now_s >= next_s:
-                    next_s = now_s + log_every_s
-                    self.log.add(f"{num_done:,} of {num_items:,} items, {num_done / (now_s - started_s):.1f} items/s")
-
-            yield on_progress
+            yield _LoggedProgress(show, self.log, num_items, log_every_s)
 
     def begun(self, run: Run) -> None:
         """Write the log to the run's folder from now on, unless `log_file` says otherwise.
@@ -165,6 +156,31 @@ class RunObserver:
             LOG.warning(f"{what} can't be written ({reason}); check the path, its rights and the space on its disk")
 
 
+class _LoggedProgress:
+    """Display of the progress, which is written to the log as well from time to time; an `OperatorDisplay`."""
+
+    def __init__(self, show: Callable[[int], None], log: RunLog, num_items: int, log_every_s: float) -> None:
+        self._show, self._log = show, log
+        self._num_items, self._log_every_s = num_items, log_every_s
+        self._started_s = time.monotonic()
+        self._next_s = self._next_operators_s = self._started_s + log_every_s
+
+    def __call__(self, num_done: int) -> None:
+        self._show(num_done)
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._log_every_s
+            rate = num_done / (now_s - self._started_s)
+            self._log.add(f"{num_done:,} of {self._num_items:,} items, {rate:.1f} items/s")
+
+    def show_operators(self, view: OperatorView) -> None:
+        show_operators(self._show, view)
+        now_s = time.monotonic()
+        if now_s >= self._next_operators_s:
+            self._next_operators_s = now_s + self._log_every_s
+            self._log.add(describe_operators(view))
+
+
 @contextmanager
 def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_progress) -> Iterator[RunObserver]:
     """Watch the block for the run's operators, and report how it ended; its error goes on to the caller.
@@ -186,6 +202,8 @@ def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_
             observer.ended(error.exit_code, error.message)
             raise
         except BaseException as error:
+            if details := getattr(error, "details", ""):
+                observer.log.add(details)
             observer.ended(1, str(error) or type(error).__name__)
             raise
         observer.ended(0, str((observer.report or {}).get("outcome") or "done"))

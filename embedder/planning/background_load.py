@@ -3,8 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import psutil
+
+CORES_S = 1.5  # many times the 0.1 s in which a quota of CPU time is counted
 
 # Matrix products whose operands don't fit a core's own cache, as layers' don't; ends with the process that began it.
 PROGRAM = """
@@ -41,3 +46,16 @@ def busy_machine(num_processes: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def delivered_cores(num_processes: int) -> float:
+    """Measure how many cores' time so many busy processes get together: less under a quota, or beside other work."""
+    with busy_machine(num_processes):
+        before_s, started_s = _children_cpu_s(), time.perf_counter()
+        time.sleep(CORES_S)
+        return (_children_cpu_s() - before_s) / (time.perf_counter() - started_s)
+
+
+def _children_cpu_s() -> float:
+    times = (child.cpu_times() for child in psutil.Process().children())
+    return float(sum(each.user + each.system for each in times))

@@ -18,6 +18,7 @@ class PlanOptions:
     Attributes:
         mix: mean images and captions of an item.
         devices: a fleet, as `2xA100:80GB, 8xCPU`; None takes this machine.
+        cluster: take the nodes of the Ray cluster, and measure on each type of them.
         estimate: estimate costs by operations and bandwidth, instead of measuring them.
         memory_cap_bytes: most memory of one replica.
         weights_cap_bytes: most weights of one replica.
@@ -28,6 +29,7 @@ class PlanOptions:
 
     mix: DataMix = field(default_factory=DataMix)
     devices: str | None = None
+    cluster: bool = False
     estimate: bool = False
     memory_cap_bytes: int | None = None
     weights_cap_bytes: int | None = None

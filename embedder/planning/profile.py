@@ -20,8 +20,9 @@ from embedder.batch_schema import TENSOR, TRACE
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.fleet import Available
 from embedder.engine.job import Model, decode_spec, preprocessing_of, rows_per_batch
-from embedder.engine.resources import Available, requested
+from embedder.engine.resources import requested
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import cached, kept
 from embedder.planning.sample import ItemSample, sample_items
@@ -29,6 +30,7 @@ from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import pack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.part_writer import RunMetadata, write_part
+from shards.config import ModelConfig
 from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange, ShardSpec, whole_model
 
@@ -54,7 +56,7 @@ def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCos
     setting = setting_of(config)
     costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
     host = cached(HostCosts, _host_key(config, model), lambda: host_costs(config, model, sample_items(config, model)))
-    return costs, with_engine(config, model, costs, host, DataMix())
+    return costs, with_engine(config, model.config, costs, host, DataMix())
 
 
 def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
@@ -65,7 +67,7 @@ def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] 
     costs = kept(ModelCosts, _model_key(model, setting_of(config)))
     if costs is None:
         return None
-    return costs, with_engine(config, model, costs, host, DataMix())
+    return costs, with_engine(config, model.config, costs, host, DataMix())
 
 
 def measure(config: RunConfig, model: Model, listing: pa.Table) -> tuple[ModelCosts, HostCosts, DataMix]:
@@ -82,7 +84,7 @@ def measure(config: RunConfig, model: Model, listing: pa.Table) -> tuple[ModelCo
     sample = sample_items(config, model, listing)
     setting = setting_of(config, sample.mix.caption_tokens)
     costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
-    host = with_engine(config, model, costs, host_costs(config, model, sample), sample.mix)
+    host = with_engine(config, model.config, costs, host_costs(config, model, sample), sample.mix)
     return costs, host, sample.mix
 
 
@@ -168,7 +170,14 @@ def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts
     )
 
 
-def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCosts, mix: DataMix) -> HostCosts:
+def with_engine(
+    config: RunConfig,
+    model: ModelConfig,
+    costs: ModelCosts,
+    host: HostCosts,
+    mix: DataMix,
+    num_cores: float | None = None,
+) -> HostCosts:
     """Add Ray's own share of an item, on cores that are always busy.
 
     With x items per second, x * (item_s + calls_s) + ENGINE_CORES is the number of cores.
@@ -179,15 +188,17 @@ def with_engine(config: RunConfig, model: Model, costs: ModelCosts, host: HostCo
         costs: of the model.
         host: costs without Ray.
         mix: of the items.
+        num_cores: cores that are always busy; none takes this machine's.
     """
     num_rows = rows_per_batch(config)
-    costs, whole = costs.at_mix(mix, model.config), whole_model(model.config)
-    mix = mix.of_towers(model.config)
-    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.config.num_layers["vision"])
-    item_s += mix.captions_per_item * costs.text.of(whole.text, model.config.num_layers["text"])
+    costs, whole = costs.at_mix(mix, model), whole_model(model)
+    mix = mix.of_towers(model)
+    item_s = mix.images_per_item * costs.vision.of(whole.vision, model.num_layers["vision"])
+    item_s += mix.captions_per_item * costs.text.of(whole.text, model.num_layers["text"])
     item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
     calls_s = ENGINE_CALL_S * ((config.num_stages + 1) / num_rows + 1 / config.rows_per_part)
-    items_per_s = (hardware.num_cpus() - ENGINE_CORES) / (item_s + calls_s)
+    num_cores = hardware.num_cpus() if num_cores is None else num_cores
+    items_per_s = max(num_cores / 2, num_cores - ENGINE_CORES) / (item_s + calls_s)
     return replace(host, engine_s_per_item=calls_s + ENGINE_CORES / items_per_s)
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from embedder.config import RunConfig
+from embedder.engine.allocation import Allocation
+from embedder.engine.fleet import Available
 from embedder.engine.job import Job, rows_per_batch
-from embedder.engine.resources import Allocation, Available
 from embedder.planning.sample import observed_mix
 from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
 from embedder.report.schema import BetterPlan, Expected, Review, StepReport
@@ -30,6 +31,7 @@ def review_run(
     num_items: int,
     engine_cpu_s: float | None,
     costs: tuple[ModelCosts, HostCosts] | None,
+    too_short: str | None = None,
 ) -> Review | None:
     """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan beside the report.
 
@@ -41,6 +43,7 @@ def review_run(
         num_items: items that the session finished.
         engine_cpu_s: CPU seconds of Ray alone; none where they are not known.
         costs: of the model on such a device, and of the host; none where nobody has measured or estimated them.
+        too_short: why the run says nothing about its plan; then no other cut is looked for.
 
     Returns:
         The review; none where nothing was finished.
@@ -56,7 +59,8 @@ def review_run(
         shapes, host = _as_run(job, steps), host_of(job.config, job.allocation, available)
         found = predict(_problem(job, costs, mix), shapes, host)
         expected = _expected(found, costs)
-        better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
+        if too_short is None:
+            better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
     return Review(
         images_per_item=mix.images_per_item,
         captions_per_item=mix.captions_per_item,
@@ -64,6 +68,7 @@ def review_run(
         observed_seconds_per_item=seconds,
         expected=expected,
         better=better,
+        too_short=too_short,
     )
 
 

@@ -59,6 +59,47 @@ class PlaceReport(ReportSection):
     num_threads: int
 
 
+class NodeReport(ReportSection):
+    """Node of the cluster, or the machine; nodes of one host are told as one."""
+
+    name: str
+    num_cpus: float
+    num_gpus: float = 0.0
+    gpu_type: str | None = None
+    steps: tuple[str, ...] = ()
+    """Steps that computed there."""
+    peak_memory_bytes: int = 0
+    """Sum of the peaks of the run's processes there."""
+
+
+class EventReport(ReportSection):
+    """Change of the cluster, or of the run's part of it, while it ran."""
+
+    at_s: float
+    """Seconds since the command's start."""
+    text: str
+    """One line, as on the terminal: `node 10.0.0.7 is lost: 2 replicas restart elsewhere`."""
+
+
+class OperatorReport(ReportSection):
+    """Operator of Ray Data over the whole run: what it held, and why it waited."""
+
+    name: str
+    """`decode`, `stage 0`, ..., `write`."""
+    max_queued_blocks: int
+    max_tasks: int
+    max_object_store_bytes: int
+    num_cpus: float
+    """At its largest; GPUs likewise."""
+    num_gpus: float
+    busy_share: float
+    """Part of the seconds of its replicas or task slots in which they worked."""
+    backpressure_s: float
+    """Seconds in which it could not begin a task: what follows was full, or its CPUs were in use."""
+    spilled_bytes: int = 0
+    """Bytes of blocks that were on disk before it was done with them."""
+
+
 class Expected(ReportSection):
     """Prediction of this run by the costs, at the mix of items that it met."""
 
@@ -91,6 +132,8 @@ class Review(ReportSection):
     """By step: CPU seconds of one item; of a stage on a GPU or with several threads, seconds of a replica."""
     expected: Expected | None = None
     better: BetterPlan | None = None
+    too_short: str | None = None
+    """Why the run says nothing about its plan; none where it does."""
 
 
 class Report(ReportSection):
@@ -148,11 +191,25 @@ class Report(ReportSection):
     num_rejected: int = 0
     num_vectors: int = 0
     items_per_s: float = 0.0
-    """Items of this session over its steady window, start-up left out."""
+    """Items of this session over `window_s`."""
     window_s: float = 0.0
     """From the first call of a step to the end of the last."""
     engine_cores: float | None = None
     """CPU seconds a second that no step accounts for, once all stages were up: Ray's own; none on a cluster."""
+    steady_items_per_s: float | None = None
+    """Items a second that came through once all stages were up; none of a run that was too short for it."""
+    observed_bottleneck: str | None = None
+    """Step that the others waited for, as observed; none of a run that was too short for it."""
+    nodes: tuple[NodeReport, ...] = ()
+    events: tuple[EventReport, ...] = ()
+    operators: tuple[OperatorReport, ...] = ()
+    spilled_bytes: int = 0
+    """Bytes of blocks that Ray's object stores had moved to disk before a step was done with them."""
+    moved_bytes: int | None = None
+    """Bytes of blocks that a stage took on another node than they lay on; none of a run in one process."""
+    cost_per_million: float | None = None
+    """Of a million items at this run's rate, by `[prices]`; none without a price of each device that the run held: all
+    of the machine, or on a cluster what its steps reserved."""
     peak_memory_bytes: int = 0
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     steps: tuple[StepReport, ...] = ()

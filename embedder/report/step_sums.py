@@ -1,12 +1,16 @@
-"""Sums over the measurements of a run's calls: each step, its replicas over time, CPU beside all steps. Pure."""
+"""Sums over a run's calls: each step, its replicas over time, the steady part, CPU beside all steps. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from embedder.engine.monitor import CpuUse
 from embedder.report.schema import LoadReport, StepReport
 from embedder.store.step_metrics import LOAD, Measurement
 
 MIN_UP_S = 1.0  # a shorter time is no measurement
+# Until then the first calls, which warm up, and the blocks that were decoded while the stages loaded, weigh too much.
+MIN_STEADY_S = 30.0
+MIN_STEADY_CALLS = 20
 
 Calls = Iterable[Measurement]
 """Measurements of one step."""
@@ -113,6 +117,75 @@ def replica_seconds(calls: Calls, window: tuple[float, float], num_at_start: int
     return (stop_s - start_s) * num_at_start + sum(stop_s - first_s for first_s, _ in later)
 
 
+def all_up_s(loads: Sequence[LoadReport]) -> float:
+    """Return the Unix time at which every stage had loaded; 0 where nothing is known of it.
+
+    Args:
+        loads: of `split_loads`.
+    """
+    first_loads = {load.stage: load for load in reversed(loads)}.values()  # later ones join a run under way
+    return max((load.started_s + load.wall_s for load in first_loads), default=0.0)
+
+
+@dataclass(frozen=True)
+class SteadyPart:
+    """Part of a run in which all stages were up and blocks came through one after another.
+
+    Attributes:
+        seconds: from the end of the first call of the observed step to that of the last.
+        rows_per_s: rows of that step after its first call, a second.
+        steps: sums of the calls in that time, raised to all rows of the run.
+        too_short: why nothing is concluded from it; none where something is.
+    """
+
+    seconds: float
+    rows_per_s: float
+    steps: tuple[StepReport, ...]
+    too_short: str | None
+
+
+def steady_part(
+    calls: Sequence[Measurement], loads: Sequence[LoadReport], steps: Sequence[StepReport], observed: str
+) -> SteadyPart:
+    """Find the steady part of a run, by the calls of one step that began once all stages were up.
+
+    Args:
+        calls: measurements of all steps.
+        loads: of `split_loads`.
+        steps: sums over all calls.
+        observed: name of the step whose finished calls are counted: the last stage, or what is slower after it.
+    """
+    start_s = all_up_s(loads)
+    begun = [call for call in calls if call.started_s >= start_s]
+    ends = sorted((call.started_s + call.wall_s, call.num_rows) for call in begun if call.step == observed)
+    seconds = ends[-1][0] - ends[0][0] if ends else 0.0
+    stages = {step.step: 0 for step in steps if step.step.startswith("stage")}
+    inside = [call for call in begun if ends and ends[0][0] < call.started_s + call.wall_s <= ends[-1][0]]
+    for call in inside:
+        if call.step in stages:
+            stages[call.step] += 1
+    num_calls = min(stages.values(), default=0)
+    too_short = None
+    if seconds < MIN_STEADY_S or num_calls < MIN_STEADY_CALLS:
+        too_short = (
+            f"once all stages were up, the run lasted {seconds:.0f} s and had {num_calls} blocks for each; "
+            f"{MIN_STEADY_S:.0f} s and {MIN_STEADY_CALLS} blocks are needed"
+        )
+    rows_per_s = sum(num_rows for _, num_rows in ends[1:]) / seconds if seconds else 0.0
+    return SteadyPart(seconds, rows_per_s, tuple(_as_all(step, inside) for step in steps), too_short)
+
+
+def _as_all(step: StepReport, calls: Calls) -> StepReport:
+    """Return the sums of a step as if all of its rows had taken as long as those of some calls."""
+    own = [call for call in calls if call.step == step.step]
+    num_rows = sum(call.num_rows for call in own)
+    if not num_rows:
+        return step
+    scale = step.num_rows / num_rows
+    sums = {"wall_s": scale * sum(call.wall_s for call in own), "cpu_s": scale * sum(call.cpu_s for call in own)}
+    return step.model_copy(update=sums)
+
+
 def cores_beside_steps(
     use: CpuUse, calls: Sequence[Measurement], loads: Sequence[LoadReport], stop_s: float
 ) -> float | None:
@@ -127,9 +200,7 @@ def cores_beside_steps(
     Returns:
         None where they were up for less than `MIN_UP_S`.
     """
-    first_loads = {load.stage: load for load in reversed(loads)}.values()  # later ones join a run under way
-    all_up_s = max((load.started_s + load.wall_s for load in first_loads), default=0.0)
-    start_s = max(all_up_s, min((call.started_s for call in calls), default=stop_s))
+    start_s = max(all_up_s(loads), min((call.started_s for call in calls), default=stop_s))
     if stop_s - start_s < MIN_UP_S:
         return None
     in_steps_s = sum(call.cpu_s for call in calls if call.started_s >= start_s)

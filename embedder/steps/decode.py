@@ -18,7 +18,9 @@ from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
 from embedder.sources.uris import name_in
+from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
+from embedder.steps.table_cuts import repeatable_tables
 from embedder.store.arrow_tensors import pack, unpack
 from embedder.store.runs import Run
 from embedder.store.step_metrics import Measurement, measure, trace_column
@@ -29,6 +31,7 @@ HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 VERSIONS = ("known_version", "held_version")  # content versions that have vectors already
 CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
+DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may need more memory than the node has"
 RAY_NICENESS = 19  # the lowest priority: what is decoded ahead waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
@@ -36,6 +39,8 @@ LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 0) -> Iterator[pa.Table]:
     """Decode listed items into tables of whole batches of `spec.rows_per_batch` rows, each in one contiguous piece.
+
+    With `table_bytes`, a batch ends where a table ends (`embedder.steps.table_cuts`).
 
     Args:
         listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version` or `held_version`,
@@ -47,16 +52,23 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 
     yield from _reader_for(spec).decode(listing, run.stop_requested, table_bytes)
 
 
-def decode_at_low_priority(listing: pa.Table, *, spec: DecodeSpec, run: Run) -> Iterator[pa.Table]:
+def decode_at_low_priority(
+    listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int | None = None
+) -> Iterator[pa.Table]:
     """Run `decode` as a Ray task: at a lower CPU priority than any stage, with large output tables.
 
     Args:
         listing: listed items.
         spec: how to decode them.
         run: checked before each item for a stop request.
+        table_bytes: least bytes of pixels in a table of images; none: `RAY_TABLE_BYTES`.
+
+    Raises:
+        RunFailedError: the items have killed several processes.
     """
     _lower_priority()
-    yield from decode(listing, spec=spec, run=run, table_bytes=RAY_TABLE_BYTES)
+    with limit_deaths(lambda: f"decoding {listing.num_rows} items, the first {listing['uri'][0]},", DECODE_CURE):
+        yield from decode(listing, spec=spec, run=run, table_bytes=table_bytes or RAY_TABLE_BYTES)
 
 
 @cache
@@ -92,26 +104,23 @@ class ItemReader:
             table_bytes: least bytes of pixels in a table; 0: one batch per table.
         """
         rows = self._rows(listing, should_stop)
+        size = self.spec.rows_per_batch
+        batches = (
+            repeatable_tables(rows, self.spec, listing.num_rows, table_bytes)
+            if table_bytes
+            else iter(lambda: list(islice(rows, size)), [])
+        )
         while True:
             with measure("decode", self.decoder.cpu_s) as measurement:
-                batch = self._take(rows, table_bytes)
-                if not batch:
+                batch = next(batches, None)
+                if batch is None:
                     return
-                table = assemble(listing.drop_columns(_known(listing, LISTING_ONLY)), batch, self.spec)
+                # A table without rows has the columns of any other.
+                table = assemble(listing.drop_columns(_known(listing, LISTING_ONLY)), batch or [(0, {})], self.spec)
                 count_inputs(measurement, table, self.spec)
                 measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
-            yield table.append_column("trace", trace_column(len(batch), measurement))
-
-    def _take(self, rows: Iterator[tuple[int, Values]], table_bytes: int) -> list[tuple[int, Values]]:
-        """Take whole batches of the stages until they are large enough together or there are no more rows."""
-        taken: list[tuple[int, Values]] = []
-        num_bytes = 0
-        while batch := list(islice(rows, self.spec.rows_per_batch)):
-            taken += batch
-            num_bytes += sum(row["pixels"].nbytes for _, row in batch if row.get("pixels") is not None)
-            if num_bytes >= table_bytes:
-                break
-        return taken
+            table = table.append_column("trace", trace_column(table.num_rows, measurement))
+            yield table if batch else table.slice(0, 0)
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
         columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS))]

@@ -14,6 +14,7 @@ from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
+from embedder.steps.host_copies import OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_actor import StageSpec
 from embedder.storage.model_download import resolve_model
@@ -29,9 +30,12 @@ INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
 EMBEDDINGS = {"vision": "image_embedding", "text": "text_embedding"}
 
+# What a CUDA context with torch's kernels may take, which no limit of torch's allocator counts; unmeasured here.
+CONTEXT_BYTES = 600 << 20
+
 
 class Stage:
-    """Holder of one shard, which applies its layers to each batch."""
+    """Holder of one shard, which applies its layers to each batch; several threads may use it at once."""
 
     def __init__(self, spec: StageSpec, start: Measurement | None = None) -> None:
         """Load the shard.
@@ -41,12 +45,14 @@ class Stage:
             start: measurement of the whole start, reported instead of the loading alone.
 
         Raises:
-            ConfigError: torch can't compute on the stage's device.
+            ConfigError: torch can't compute on the stage's device, or its share of it is too small.
             shards.ModelError: there is no model, or its weights do not match.
         """
         check_device(spec)
+        self._copies = OverlappedCopies(spec.device) if _is_cuda(spec) else None
+        limit_gpu_memory(spec)
         torch.set_num_threads(spec.num_threads)
-        folder = resolve_model(spec.model)
+        folder = resolve_model(spec.model, spec.shard)
         self.spec = spec
         self.config = load_model_config(folder)
         with measure(f"{LOAD} {spec.index}") as load:
@@ -90,11 +96,11 @@ class Stage:
 
     def encode(self, batch: pa.RecordBatch) -> pa.Table:
         """Replace the columns of this shard's towers; the others pass through unchanged."""
-        with measure(f"stage {self.spec.index}", _cpu_clock()) as measurement:
+        with measure(f"stage {self.spec.index}", self._cpu_clock()) as measurement:
             columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
             with torch.inference_mode():
-                encoded = self.shard(Batch(vision=states["vision"], text=states["text"]))
+                encoded, device_s = self._compute(Batch(vision=states["vision"], text=states["text"]))
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
             table = pa.table(batch)
@@ -104,9 +110,23 @@ class Stage:
                     measurement.bytes_out += output[1].nbytes
             if self._output_kind("vision") == "embedding" and self._has_grids(batch):
                 table = table.drop_columns([IMAGE_GRID.name])
+        if device_s is not None:  # calls overlap: all but what it computed is another call's time, too
+            measurement.started_s += measurement.wall_s - device_s
+            measurement.wall_s = device_s
         self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
+
+    def _compute(self, batch: Batch) -> tuple[Batch, float | None]:
+        """Run the shard; with the seconds of its device alone, where calls may overlap."""
+        if self._copies is None:
+            return self.shard(batch), None
+        return self._copies(self.shard, batch)
+
+    def _cpu_clock(self) -> Callable[[], float]:
+        """Clock of the CPU seconds of a batch: of this thread alone, where torch uses no other."""
+        is_alone = torch.get_num_threads() == 1 or self._copies is not None
+        return time.thread_time if is_alone else time.process_time
 
     def _note_cost(self, measurement: Measurement) -> None:
         """Record the cost of a batch; on one thread by its own clock, which other processes hardly influence."""
@@ -130,7 +150,8 @@ class Stage:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             values = torch.from_numpy(flat).view(dtype).reshape(-1, *shape)
         grids = self._grids(batch) if tower == "vision" and self._has_grids(batch) else None
-        return TowerState(values.to(self.spec.device), torch.from_numpy(sizes_bytes // item_bytes), grids)
+        values = values if self._copies is not None else values.to(self.spec.device)
+        return TowerState(values, torch.from_numpy(sizes_bytes // item_bytes), grids)
 
     def _has_grids(self, batch: pa.RecordBatch | pa.Table) -> bool:
         return IMAGE_GRID.name in batch.schema.names
@@ -171,7 +192,7 @@ def check_device(spec: StageSpec) -> None:
     Raises:
         ConfigError: the driver is missing or too old, or torch was built without CUDA.
     """
-    problem = cuda_problem() if torch.device(spec.device).type == "cuda" else None
+    problem = cuda_problem() if _is_cuda(spec) else None
     if problem is not None:
         raise ConfigError(
             f'stage {spec.index} on node {platform.node()}: device "cuda", and torch {torch.__version__} can use no '
@@ -189,9 +210,35 @@ def cuda_problem() -> str | None:
     return None
 
 
-def _cpu_clock() -> Callable[[], float]:
-    """Clock of the CPU seconds of a batch: of this thread alone, where torch uses no other."""
-    return time.thread_time if torch.get_num_threads() == 1 else time.process_time
+def limit_gpu_memory(spec: StageSpec) -> None:
+    """Keep a stage that shares a GPU within its share of the memory; more is then out of memory, as on a smaller one.
+
+    Raises:
+        ConfigError: the share holds no more than the CUDA context.
+    """
+    if _is_cuda(spec) and spec.gpu_share < 1:
+        fraction = memory_fraction(spec, torch.cuda.get_device_properties(spec.device).total_memory)
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def memory_fraction(spec: StageSpec, total_bytes: int) -> float:
+    """Return the part of a GPU's memory that tensors of a stage may take: its share, less what the CUDA context takes.
+
+    Raises:
+        ConfigError: nothing is left of it.
+    """
+    fraction = spec.gpu_share - CONTEXT_BYTES / total_bytes
+    if fraction <= 0:
+        raise ConfigError(
+            f"stage {spec.index} on node {platform.node()}: {spec.gpu_share:g} of a GPU of "
+            f"{total_bytes / (1 << 30):.1f} GiB holds no more than the CUDA context ({CONTEXT_BYTES >> 20} MiB); let "
+            "fewer stages share a GPU (num_gpus of [[stage]], num_stages, replicas)"
+        )
+    return fraction
+
+
+def _is_cuda(spec: StageSpec) -> bool:
+    return torch.device(spec.device).type == "cuda"
 
 
 class UnsplitStage(Stage):

@@ -2,19 +2,25 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from embedder.storage.atomic_write import atomic_write
 from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
-from shards.config import find_model_folder
+from shards.config import CONFIG_FILE, find_model_folder, load_model_config
 from shards.errors import ModelError
+from shards.ranges import ShardSpec, whole_model
 from shards.saving import staged_folder
+from shards.tensor_shapes import shard_shapes
+from shards.weights import MAX_HEADER_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, TensorEntry, read_header, read_index
 
 # Data only: no pickles, no code. Those of tokenisers (.txt, .model) are for what `embedder model import` reads.
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
@@ -22,18 +28,26 @@ ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 CONFIG_FILES = ("*.json",)
 # Pickled weights, which that import turns into safetensors without running code.
 PICKLED_FILES = ("*pytorch_model*.bin",)
+# What tells which weights a shard needs.
+SHARD_FILES = (CONFIG_FILE, WEIGHTS_INDEX_FILE)
+
+HELD_FILE = "held_tensors.json"  # names of the tensors that a file of weights holds so far; the rest of it is zeros
+HEADER_BYTES = 1 << 20  # of the first request for such a file; the header of most fits
+GAP_BYTES = 256 << 10  # between two needed tensors: fetched along, which takes less than a request
 
 HUB_SCHEMES = ("hf://", "hf-hub:", "hf:")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _NAMED_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 
 
-def resolve_model(uri: str | Path) -> Path:
+def resolve_model(uri: str | Path, shard: ShardSpec | None = None) -> Path:
     """Find a model folder, downloading it where it isn't local; those of object stores go to the user's cache folder.
 
     Args:
         uri: a local folder; `s3://` or `gs://` and a prefix; `org/name`, `hf:org/name`, `hf://org/name` or
             `hf-hub:org/name` on the Hugging Face hub, with `@revision` if wanted.
+        shard: download no more than the configuration and what these layers need: of a bucket their tensors, of the
+            hub the files that hold them.
 
     Returns:
         The local folder; its content is not checked.
@@ -41,7 +55,7 @@ def resolve_model(uri: str | Path) -> Path:
     Raises:
         ModelError: there is no such folder, or it can't be downloaded.
     """
-    return _resolve(uri, ALLOWED_FILES)
+    return _resolve(uri, ALLOWED_FILES, shard)
 
 
 def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
@@ -69,13 +83,13 @@ def model_name(uri: str | Path) -> str:
     return Path(uri if hub_id is None else hub_id.partition("@")[0]).name
 
 
-def _resolve(uri: str | Path, allowed: Sequence[str]) -> Path:
+def _resolve(uri: str | Path, allowed: Sequence[str], shard: ShardSpec | None = None) -> Path:
     text = str(uri)
     if is_remote(text):
-        return _download_prefix(text, allowed)
+        return _download_prefix(text, allowed, shard)
     hub_id = _hub_id(uri)
     if hub_id is not None:
-        return _download_hub(hub_id, allowed)
+        return _download_hub(hub_id, allowed) if shard is None else _download_hub_shard(hub_id, shard)
     if text and Path(text).expanduser().exists():
         return find_model_folder(text)
     raise ModelError(
@@ -123,9 +137,21 @@ def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
         ) from None
 
 
-def _download_prefix(uri: str, allowed: Sequence[str]) -> Path:
+def _download_hub_shard(hub_id: str, shard: ShardSpec) -> Path:
+    """Find the same with the weight files that a shard needs, and no others."""
+    folder = _download_hub(hub_id, SHARD_FILES)
+    weights = [WEIGHTS_FILE]
+    if (folder / WEIGHTS_INDEX_FILE).is_file():
+        weights = _needed_files(folder, shard_shapes(load_model_config(folder), shard))
+    # A snapshot is named by its commit; a branch may have moved on.
+    return _download_hub(f"{hub_id.partition('@')[0]}@{folder.name}", [*SHARD_FILES, *weights])
+
+
+def _download_prefix(uri: str, allowed: Sequence[str], shard: ShardSpec | None) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedder" / "models"
     try:
+        if shard is not None:
+            return download_shard(open_place(uri), uri, cache, shard)
         return download_model(open_place(uri), uri, cache, allowed)
     except ObjectStoreError as error:
         raise ModelError(f"model {error.message}") from None
@@ -147,18 +173,9 @@ def download_model(store: Any, uri: str, cache: Path, allowed: Sequence[str] = A
     Raises:
         ModelError: there are no files.
     """
-    import obstore
-
-    with named_errors(uri):
-        found = obstore.list_with_delimiter(store)["objects"]
-    objects = sorted((item for item in found if _is_allowed(item["path"], allowed)), key=lambda item: item["path"])
-    if not objects:
-        raise ModelError(f"{uri}: found no model files there; give the URI of the folder that holds config.json")
-    versions = [(item["path"], item["size"], item["e_tag"]) for item in objects]
-    folder = cache / hashlib.sha256(repr((uri, versions)).encode()).hexdigest()[:16]
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process dies
+    objects = _list_objects(store, uri, allowed)
+    folder = cache / _version_name(uri, objects)
+    with _locked(cache, folder.name):
         if not folder.is_dir():
             with staged_folder(folder) as stage:
                 for item in objects:
@@ -166,13 +183,138 @@ def download_model(store: Any, uri: str, cache: Path, allowed: Sequence[str] = A
     return folder
 
 
+def download_shard(store: Any, uri: str, cache: Path, shard: ShardSpec) -> Path:
+    """Copy what a shard needs of a model into the cache, beside what other shards needed; each tensor or file once.
+
+    The copy has a folder of its own, as one without all weights must not be taken for a whole one. Where there is a
+    whole one, or all is needed, that is used.
+
+    Args:
+        store: an obstore store, rooted at the model folder.
+        uri: the user's name of it, for messages.
+        cache: holds a folder for each downloaded version; processes wait for one another.
+        shard: the layers.
+
+    Raises:
+        ModelError: there are no files, or those that tell what the shard needs are broken.
+    """
+    objects = _list_objects(store, uri, ALLOWED_FILES)
+    whole = cache / _version_name(uri, objects)
+    folder = whole.with_name(f"{whole.name}-parts")
+    by_name = {Path(item["path"]).name: item for item in objects}
+    if whole.is_dir():
+        return whole
+    with _locked(cache, folder.name):
+        folder.mkdir(exist_ok=True)
+        _download_missing(store, uri, [by_name[name] for name in SHARD_FILES if name in by_name], folder)
+        config = load_model_config(folder)
+        needs_all = shard == whole_model(config)
+        if not needs_all:
+            names = shard_shapes(config, shard)
+            if WEIGHTS_FILE in by_name:
+                _download_tensors(store, uri, by_name[WEIGHTS_FILE], folder, names)
+            elif WEIGHTS_INDEX_FILE in by_name:
+                needed = _needed_files(folder, names)
+                _download_missing(store, uri, [by_name[name] for name in needed if name in by_name], folder)
+    return download_model(store, uri, cache) if needs_all else folder
+
+
+def _list_objects(store: Any, uri: str, allowed: Sequence[str]) -> list[Any]:
+    import obstore
+
+    with named_errors(uri):
+        found = obstore.list_with_delimiter(store)["objects"]
+    objects = sorted((item for item in found if _is_allowed(item["path"], allowed)), key=lambda item: item["path"])
+    if not objects:
+        raise ModelError(f"{uri}: found no model files there; give the URI of the folder that holds config.json")
+    return objects
+
+
+def _version_name(uri: str, objects: Iterable[Any]) -> str:
+    versions = [(item["path"], item["size"], item["e_tag"]) for item in objects]
+    return hashlib.sha256(repr((uri, versions)).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(cache: Path, name: str) -> Iterator[None]:
+    """Keep other processes of this machine from writing the same folder; the kernel ends it when the process dies."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _needed_files(folder: Path, names: Collection[str]) -> list[str]:
+    """Names of the weight files that hold some tensors, by the index in the folder."""
+    files = read_index(folder / WEIGHTS_INDEX_FILE, "safetensors")
+    return sorted({files[name] for name in names if name in files})
+
+
+def _download_missing(store: Any, uri: str, objects: Iterable[Any], folder: Path) -> None:
+    for item in objects:
+        if not (folder / Path(item["path"]).name).exists():
+            _download_object(store, uri, item, folder)
+
+
 def _download_object(store: Any, uri: str, item: Any, folder: Path) -> None:
-    """Copy piece by piece, so that no request has to carry all of a large file in its time; of the listed version."""
+    """Copy a file of the listed version."""
+    ranges = _open_ranges(store, uri, item)
+    with atomic_write(folder / Path(item["path"]).name) as file:
+        _copy_range(ranges, file, 0, ranges.size)
+
+
+def _download_tensors(store: Any, uri: str, item: Any, folder: Path, names: Collection[str]) -> None:
+    """Fill in the tensors that are needed and missing; the file has its full length, and holes where others lie."""
+    path, held_path = folder / Path(item["path"]).name, folder / HELD_FILE
+    ranges = _open_ranges(store, uri, item)
+    if not path.exists():
+        _download_header(ranges, path)
+    held = set(json.loads(held_path.read_text(encoding="utf-8"))) if held_path.exists() else set()
+    header = read_header(path)
+    missing = sorted(header.keys() & set(names) - held)
+    if not missing:
+        return
+    with path.open("r+b") as file:
+        for start, stop in _joined_ranges([header[name] for name in missing]):
+            file.seek(start)
+            _copy_range(ranges, file, start, stop)
+        file.flush()
+        os.fsync(file.fileno())  # or a crash of the machine could leave zeros that count as held
+    with atomic_write(held_path) as file:
+        file.write(json.dumps(sorted(held.union(missing))).encode())
+
+
+def _download_header(ranges: ObjectRanges, path: Path) -> None:
+    """Make a file of the object's length with the header of a safetensors file, which says where the tensors lie."""
+    head = ranges.read_at(0, HEADER_BYTES)
+    stop = 8 + int.from_bytes(head[:8], "little")
+    with atomic_write(path) as file:
+        file.write(head)
+        if stop <= MAX_HEADER_BYTES:  # `read_header` refuses a longer one
+            _copy_range(ranges, file, len(head), stop)
+        file.truncate(ranges.size)
+
+
+def _joined_ranges(entries: Iterable[TensorEntry]) -> list[tuple[int, int]]:
+    """Byte ranges of tensors in the order of the file; neighbours that lie closer than `GAP_BYTES` are one."""
+    joined: list[tuple[int, int]] = []
+    for entry in sorted(entries, key=lambda entry: entry.start):
+        if joined and entry.start - joined[-1][1] <= GAP_BYTES:
+            joined[-1] = joined[-1][0], entry.stop
+        else:
+            joined.append((entry.start, entry.stop))
+    return joined
+
+
+def _open_ranges(store: Any, uri: str, item: Any) -> ObjectRanges:
     key = item["path"]
-    ranges = ObjectRanges(store, key, partial(named_errors, f"{uri}/{key}"), meta=item)
-    with (folder / Path(key).name).open("wb") as file:
-        for start in range(0, ranges.size, PIECE_BYTES):
-            file.write(ranges.read_at(start, PIECE_BYTES))
+    return ObjectRanges(store, key, partial(named_errors, f"{uri}/{key}"), meta=item)
+
+
+def _copy_range(ranges: ObjectRanges, file: BinaryIO, start: int, stop: int) -> None:
+    """Copy piece by piece, so that no request has to carry all of a large file in its time."""
+    for offset in range(start, min(stop, ranges.size), PIECE_BYTES):
+        file.write(ranges.read_at(offset, min(PIECE_BYTES, stop - offset)))
 
 
 def _is_allowed(path: str, allowed: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from embedder.store.current import IndexChoice, begin, parts_at, publish_files, 
 from embedder.store.delta_log import replay
 from embedder.store.files import StoreFiles
 from embedder.store.layout import PUBLISHED_FILE, Current, Hold, Published, read_current, read_record, utc_now
-from embedder.store.runs import all_runs, unfinished_runs
+from embedder.store.runs import all_runs, run_time, unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
@@ -147,7 +147,7 @@ def past_runs(files: StoreFiles) -> list[PastRun]:
     return [
         PastRun(
             run_id=run_id,
-            started_at=started.get(run_id),
+            started_at=started.get(run_id) or run_time(run_id),
             record=records.get(run_id),
             is_current=run_id == current.run_id,
             can_be_read=run_id in whole,
@@ -159,8 +159,8 @@ def past_runs(files: StoreFiles) -> list[PastRun]:
 def one_before(history: list[Published]) -> Published | None:
     """Default target of a rollback: the last publication with other rows; pure.
 
-    Compactions and the like change no row, so they are skipped. A rollback counts as its target: rolling back twice
-    goes back by two.
+    Compactions and the like change no row, so they are skipped, as are interim publications of the run that is left. A
+    rollback counts as its target: rolling back twice goes back by two.
 
     Args:
         history: publications, oldest first; the last is the current one.
@@ -170,6 +170,9 @@ def one_before(history: list[Published]) -> Published | None:
     while number >= 0 and (history[number].kind in SAME_ROWS or history[number].restores in place):
         restored = history[number].restores
         number = place[restored] if restored in place else number - 1
+    left = history[number].interim_of or history[number].run_id
+    while number > 0 and history[number - 1].interim_of == left:
+        number -= 1
     return history[number - 1] if number > 0 else None
 
 

@@ -1,6 +1,6 @@
 """Journal of a run: one small JSON file for each finished write task, and their sum."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,33 @@ class JournalEntry(Record):
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 
+def entry_name(session: str, task: int) -> str:
+    """Name of the entry of a session's write task."""
+    return f"{session}-{task:0{TASK_DIGITS}d}"
+
+
 def entry_path(run_id: str, name: str) -> str:
     """Path of one entry, which is written when its part files are whole."""
     return f"{journal_folder(run_id)}/{name}.json"
 
 
-def read_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
-    """Read all entries of a run, in the order of their names."""
-    paths = sorted(info.path for info in files.list(journal_folder(run_id)))
+def read_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> list[JournalEntry]:
+    """Read all entries of a run, in the order of their names.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        but: names of entries that are left out.
+    """
+    left_out = {entry_path(run_id, name) for name in but}
+    paths = sorted({info.path for info in files.list(journal_folder(run_id))} - left_out)
     return files.each(lambda path: read_entry(files, path), [path for path in paths if path.endswith(".json")])
+
+
+def entry_names(files: StoreFiles, run_id: str, session: str) -> set[str]:
+    """Return the names of the entries that a session of a run has written; one listing, nothing is read."""
+    names = (info.path.rpartition("/")[2] for info in files.list(journal_folder(run_id)))
+    return {name.removesuffix(".json") for name in names if name.startswith(f"{session}-") and name.endswith(".json")}
 
 
 def read_entry(files: StoreFiles, path: str) -> JournalEntry:

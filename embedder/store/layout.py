@@ -73,6 +73,7 @@ class Current(Record):
     previous: str | None = Field(None, description="run whose publication this one took the place of")
     restores: str | None = Field(None, description="run whose rows a rollback brought back")
     hold: Hold | None = Field(None, description="of the last rollback, until a refresh has taken over what it left")
+    interim_of: str | None = Field(None, description="run that published part of its work and goes on with the rest")
 
     @property
     def is_held(self) -> bool:

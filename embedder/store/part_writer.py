@@ -20,7 +20,7 @@ from embedder.errors import StoreError
 from embedder.store.arrow_lookup import without_items
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
-from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_path
+from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_name, entry_path
 from embedder.store.layout import utc_now, write_record
 from embedder.store.metadata_updates import MOVED, moves_file
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
@@ -43,23 +43,29 @@ class RunMetadata:
     carryover: pa.Schema
 
 
-def write_part(files: StoreFiles, metadata: RunMetadata, task: int, rows: pa.Table) -> JournalEntry:
-    """Write the finished rows as part files and journal them; the same task again replaces the same files.
+def write_part(
+    files: StoreFiles, metadata: RunMetadata, task: int, rows: pa.Table, *, attempt: int = 0
+) -> JournalEntry:
+    """Write the finished rows as part files and journal them.
+
+    Each attempt of a task writes files of its own and replaces the task's one journal entry last: an earlier attempt
+    on a node that was out of reach, and not dead, may still be writing.
 
     Args:
         files: the store.
         metadata: the run's constants.
         task: number of the write task, the same when the same rows are retried.
         rows: one row per vector row or item record (`embedder.batch_schema`), with both embedding columns.
+        attempt: number of times that the task was begun before.
     """
-    name = f"{metadata.session}-{task:0{TASK_DIGITS}d}"
-    with _undone_on_failure(files, metadata, name):
+    name = entry_name(metadata.session, task)
+    path = f"part-{metadata.run_id}-{name}" + (f"-r{attempt}" if attempt else "")
+    with _undone_on_failure(files, metadata, name, path):
         with measure("write") as measurement:
             rows = reject_non_finite(rows)
             own_rows, kept_rows = split_records(rows)
             own, kept = (_item_records(each, metadata) for each in (own_rows, kept_rows))
             own_vectors = _vector_rows(without_items(rows, kept["item_id"]), metadata)
-            path = f"part-{metadata.run_id}-{name}"
             parts = [
                 store_part(files, table, path + suffix, content, metadata.session, kept=content is kept)
                 for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
@@ -94,11 +100,13 @@ def write_copies(
         copies: rows by table.
         taken_from: run that published them.
     """
-    name = f"{metadata.session}-{task:0{TASK_DIGITS}d}"
+    name = entry_name(metadata.session, task)
     items = copies.get("items", ITEMS.empty_table())
-    with _undone_on_failure(files, metadata, name):
-        path = f"part-{metadata.run_id}-{name}.parquet"
-        parts = [store_part(files, table, path, content, metadata.session) for table, content in copies.items()]
+    path = f"part-{metadata.run_id}-{name}"
+    with _undone_on_failure(files, metadata, name, path):
+        parts = [
+            store_part(files, table, f"{path}.parquet", content, metadata.session) for table, content in copies.items()
+        ]
         entry = JournalEntry(
             name=name,
             parts=tuple(parts),
@@ -125,7 +133,7 @@ def gathered(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
 
 
 @contextmanager
-def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str) -> Iterator[None]:
+def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path: str) -> Iterator[None]:
     """Delete a write task's part files when the block fails; otherwise a full disk would stay full of unused files.
 
     They stay where an earlier attempt of the task has left its journal entry.
@@ -136,7 +144,7 @@ def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str) -> I
         with suppress(OSError, BaseError, StoreError):
             if not files.exists(entry_path(metadata.run_id, name)):
                 for table, suffix in PART_FILES:
-                    files.delete(f"{table}/part-{metadata.run_id}-{name}{suffix}")
+                    files.delete(f"{table}/{path}{suffix}")
                 files.delete(moves_file(metadata.run_id, name))
         raise
 

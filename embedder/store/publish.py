@@ -6,7 +6,7 @@ repaired by doing all of them again, whatever has changed in the source or the j
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from embedder.store.arrow_lookup import without_items
 from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry, PartFile, parts_of, read_entries, read_finished
+from embedder.store.interim import INTERIM_FILE, NO_IDS, Batch, choose_batch, interim_id, interim_state, kept_parts
+from embedder.store.journal import Finished, JournalEntry, PartFile, parts_of, read_entries
 from embedder.store.layout import (
     Current,
     Kind,
@@ -46,7 +47,6 @@ IndexBuilder = Callable[[int], int | None]
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
-NO_IDS = pa.chunked_array([], pa.string())
 
 
 class PublishIntent(Record):
@@ -67,15 +67,29 @@ class PublishIntent(Record):
 
 @dataclass(frozen=True)
 class Publication:
-    """Finished work of a run, with the decisions on its publication."""
+    """Finished work of a run, with the decisions on its publication.
+
+    Attributes:
+        files: the store.
+        run_id: id of the publication; marks its commits and names the files that it rewrites.
+        intent: kind, model, and what else was decided.
+        entries: journal entries with the work.
+        finished: their records and rows.
+        whole: items to publish.
+        retired: ids of items that leave.
+        moves: of `embedder.store.metadata_updates.read_moves`.
+        interim_of: id of the run, if it goes on.
+    """
 
     files: StoreFiles
     run_id: str
     intent: PublishIntent
     entries: list[JournalEntry]
+    finished: Finished
     whole: pa.Table
     retired: pa.ChunkedArray
     moves: pa.Table
+    interim_of: str | None = None
 
 
 def publish(
@@ -104,6 +118,36 @@ def publish(
     run.files.write_table(run_file(run.run_id, RETIRED_FILE), pa.table({"item_id": retired}))
     write_record(run.files, run_file(run.run_id, INTENT_FILE), intent)
     return _carry_out(run.files, run.run_id, intent, entries, retired, metadata.carryover, build_index)
+
+
+def publish_interim(
+    run: Run, batch: Batch, metadata: RunMetadata, build_index: IndexBuilder, intent: PublishIntent
+) -> Published | None:
+    """Commit what a run has finished so far and make it visible, while the run goes on.
+
+    Args:
+        run: the run, in the process that holds the write lock.
+        batch: what to publish, of `embedder.store.interim.choose_batch`.
+        metadata: the run's constants.
+        build_index: as in `publish`.
+        intent: intent of this publication, by which nothing leaves the store.
+
+    Returns:
+        The record of what is published; None where the run's id leaves no room for others before it.
+    """
+    files, own_id = run.files, interim_id(run.files, run.run_id)
+    if own_id is None:
+        return None
+    files.confirm_lease()
+    write_record(files, run_file(own_id, INTERIM_FILE), batch.record)
+    moves = read_moves(files, run.run_id, batch.entries, batch.whole)
+    intent = intent.model_copy(update={"session": run.session})
+    work = Publication(
+        files, own_id, intent, batch.entries, batch.finished, batch.whole, NO_IDS, moves, interim_of=run.run_id
+    )
+    record = _commit_all(work, metadata.carryover, build_index)
+    sweep(files, own_id)
+    return record
 
 
 def finish_publication(
@@ -152,14 +196,28 @@ def _carry_out(
     carryover: pa.Schema,
     build_index: IndexBuilder,
 ) -> Published:
-    finished = read_finished(files, entries)
-    whole = without_items(finished.whole, retired)
-    work = Publication(files, run_id, intent, entries, whole, retired, read_moves(files, run_id, entries, whole))
-    settle(files, run_id)
-    embeddings = _commit(work, "embeddings", finished.vectors, carryover)
-    items = _commit(work, "items", finished.records, pa.schema([]))
+    before = interim_state(files, run_id)
+    batch = choose_batch(files, entries, before)
+    whole = without_items(batch.whole, retired)
+    moves = read_moves(files, run_id, entries, whole)
+    work = Publication(files, run_id, intent, entries, batch.finished, whole, retired, moves)
+    record = _commit_all(work, carryover, build_index)
+    sweep(files, run_id, kept_parts(entries, before.names))
+    for entry in entries:
+        if entry.num_moves:
+            files.delete(moves_file(run_id, entry.name))
+    return record
+
+
+def _commit_all(work: Publication, carryover: pa.Schema, build_index: IndexBuilder) -> Published:
+    """Commit both tables, make the index, and replace CURRENT.json."""
+    files, intent = work.files, work.intent
+    settle(files, work.run_id)
+    embeddings = _commit(work, "embeddings", work.finished.vectors, carryover)
+    items = _commit(work, "items", work.finished.records, pa.schema([]))
     current = Current(
-        run_id=run_id,
+        run_id=work.run_id,
+        interim_of=work.interim_of,
         embeddings=embeddings,
         items=items,
         index=build_index(embeddings),
@@ -167,12 +225,7 @@ def _carry_out(
         retrieval=intent.retrieval,
         **(intent.info.model_dump(include=set(MODEL_FIELDS)) if intent.info else {}),
     )
-    record = publish_current(files, current, intent.kind, ends_hold=intent.ends_hold)
-    sweep(files, run_id)
-    for entry in entries:
-        if entry.num_moves:
-            files.delete(moves_file(run_id, entry.name))
-    return record
+    return publish_current(files, current, intent.kind, ends_hold=intent.ends_hold)
 
 
 def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) -> int:
@@ -239,14 +292,20 @@ def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table
     return store_part(work.files, table.name, new_path, content, work.intent.session)
 
 
-def sweep(files: StoreFiles, run_id: str) -> None:
-    """Delete the run's part files that no version holds: of interrupted write tasks, and rewritten ones."""
+def sweep(files: StoreFiles, run_id: str, kept: Collection[str] = ()) -> None:
+    """Delete the run's part files that the newest version doesn't hold: of interrupted write tasks, and rewritten ones.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        kept: part files that earlier publications may need.
+    """
     for name in TABLES:
         table = RecordTable(files, name)
-        kept = set(table.paths())
+        needed = {*table.paths(), *kept}
         for info in files.list(name):
             path = info.path.removeprefix(f"{name}/")
-            if path.startswith(f"part-{run_id}-") and path not in kept:
+            if path.startswith(f"part-{run_id}-") and path not in needed:
                 files.delete(info.path)
 
 
@@ -260,11 +319,9 @@ def settle(files: StoreFiles, run_id: str | None = None) -> None:
         run_id: a run that is about to publish; a commit that it has made already stays.
     """
     current = read_current(files)
-    if current is None:
-        return
     for name in TABLES:
-        newest, number = RecordTable(files, name), getattr(current, name)
+        newest, number = RecordTable(files, name), -1 if current is None else getattr(current, name)
         if newest.version <= number or (run_id is not None and newest.committed(run_id)):
             continue
-        mark = f"settled-{current.run_id}-{newest.version}"
+        mark = f"settled-{'' if current is None else current.run_id}-{newest.version}"
         newest.commit_files(mark, RecordTable(files, name, number).parts())

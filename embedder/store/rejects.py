@@ -10,6 +10,7 @@ from embedder.errors import StoreError
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, publications
+from embedder.store.interim import interim_state
 from embedder.store.journal import JournalEntry, read_entries, read_finished, read_keys
 from embedder.store.layout import Current, RunInfo, read_current, read_record, run_file
 from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
@@ -73,13 +74,18 @@ def _of_published(files: StoreFiles) -> Rejects:
     if read_current(files) is None and pending is not None:
         return _of_run(files, pending.run_id)
     current = published(files)
-    num_pending = rejects_in(files, read_entries(files, pending.run_id)).num_rows if pending else 0
+    num_pending = rejects_in(files, _unpublished_entries(files, pending.run_id)).num_rows if pending else 0
     return Rejects(
         items=_in_table(files, current),
         run_id=current.run_id,
         is_published=True,
         pending=Pending(pending.run_id, num_pending) if pending and num_pending else None,
     )
+
+
+def _unpublished_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
+    published_names = interim_state(files, run_id).names
+    return [entry for entry in read_entries(files, run_id) if entry.name not in published_names]
 
 
 def _in_table(files: StoreFiles, version: Current) -> pa.Table:
@@ -89,16 +95,17 @@ def _in_table(files: StoreFiles, version: Current) -> pa.Table:
 
 
 def _of_run(files: StoreFiles, run_id: str) -> Rejects:
+    for record in publications(files):
+        if record.run_id == run_id:  # its part files may have been rewritten since it was journaled
+            check_readable(files, record)
+            items = _in_table(files, record)
+            is_own = pc.equal(items["run_id"], record.interim_of or run_id)
+            return Rejects(items.filter(is_own), run_id, is_published=True)
     info = read_record(files, run_file(run_id, RUN_FILE), RunInfo)
     if info is None:
         raise StoreError(
             f"store {files.address}: no run {run_id}; the folders in {files.uri('runs')} name those that there are"
         )
-    for record in publications(files):
-        if record.run_id == run_id:  # its part files may have been rewritten since it was journaled
-            check_readable(files, record)
-            items = _in_table(files, record)
-            return Rejects(items.filter(pc.equal(items["run_id"], run_id)), run_id, is_published=True)
     return Rejects(_in_journal(files, read_entries(files, run_id)), run_id, is_published(files, info))
 
 

@@ -115,7 +115,8 @@ def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind
     times = [last.started_at if last else None, run_time(current.run_id) if current else None]
     known = [time for time in times if time is not None]
     started_at = max([utc_now(), *(time + timedelta(seconds=1) for time in known)])
-    run_id = f"{started_at:{_TIME_FORMAT}}-{secrets.token_hex(2)}"
+    # The ids of its interim publications have a 0 there (`embedder.store.interim`), and so sort before it.
+    run_id = f"{started_at:{_TIME_FORMAT}}-{secrets.randbelow(0xF000) + 0x1000:04x}"
     run_info = RunInfo(run_id=run_id, started_at=started_at, kind=kind, **_row_settings(info, carryover))
     write_record(files, run_file(run_id, RUN_FILE), run_info)
     return run_info

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import IndexConfig, RunConfig
+from embedder.engine.cluster_address import find_cluster
 from embedder.errors import StoreError
 from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
@@ -33,7 +34,7 @@ def build_index(
         measure_all: measure all designs, even where exact search will do.
 
     Raises:
-        ConfigError: the configuration names no store.
+        ConfigError: the configuration names no store, or no cluster answers at the address that it gives.
         StoreError: nothing is published yet, or there is no image among it.
         RetrievalError: no design keeps the constraints.
         GateRefusedError: the recall of the index is too low; the published one stays.
@@ -45,7 +46,8 @@ def build_index(
         info = served_info(read_store_info(files), current)
         if force:
             wanted = wanted.model_copy(update={"max_drop": 1.0})
-        job = IndexJob(files, current.embeddings, info, current.index, wanted, config.ray_address)
+        address = find_cluster(config.ray_address, config.engine)
+        job = IndexJob(files, current.embeddings, info, current.index, wanted, address)
         if job.rows.ids.num_rows == 0:
             raise _empty(files, info)
         number, manifest = build_anew(job, kind, measure_all=measure_all)

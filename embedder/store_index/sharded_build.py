@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Searched
 from embedder.store_index.rows import IndexRows
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import faiss
 
 ROWS_PER_PART = 1 << 18  # 256 MiB of vectors at 256 dimensions, and a part of at most as much
-MAX_RETRIES = 3
+PART_CURE = "give the nodes more memory"
 WAITING_PER_CPU = 2
 NO_PROGRESS_S = 300.0
 
@@ -119,7 +120,7 @@ class ClusterFiller:
         """Parts with their numbers, as they are ready; few tasks wait at a time."""
         import ray
 
-        task, rows = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make_part), self.rows
+        task, rows = ray.remote(num_cpus=1, max_retries=-1)(_make_part), self.rows  # `limit_deaths` limits them
         template_ref = ray.put(template)
         running: dict[Any, int] = {}
         waiting = list(enumerate(groups))[::-1]
@@ -132,10 +133,18 @@ class ClusterFiller:
 
 
 def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str], searched: Searched) -> bytes:
-    """Task: one part of the index, of some part files."""
+    """Task: one part of the index, of some part files.
+
+    Raises:
+        RunFailedError: it has killed several processes.
+    """
+    with limit_deaths(lambda: f"index: a part of {len(paths)} files", PART_CURE):
+        return _built_part(template, IndexRows(files, version, paths, searched))
+
+
+def _built_part(template: bytes, rows: IndexRows) -> bytes:
     from index import faiss_build, faiss_merge
 
-    rows = IndexRows(files, version, paths, searched)
     with tempfile.TemporaryDirectory(prefix="embedder-part-") as name, faiss_build.threads(1):
         folder = Path(name)
         (folder / "template").write_bytes(template)

@@ -15,6 +15,8 @@ from embedder.engine.block_size import FEW_ITEMS
 from embedder.engine.choose_engine import EngineChoice
 from embedder.engine.local import ahead
 from embedder.engine.resources import decode_cpus
+from embedder.steps.attempts import limit_deaths
+from embedder.steps.decode import DECODE_CURE
 from embedder.training.batches import Decode
 from embedder.training.config import TrainConfig
 from embedder.training.examples import ExampleSpec, decode_examples
@@ -115,13 +117,16 @@ def _map_blocks(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], n
     """Run one decode task for each block; tasks may finish in any order, results come in the blocks' order, uncut."""
     import ray.data
 
-    from embedder.pipeline import MAX_RETRIES
-
     # Not `from_arrow`: it asks a task about each block, and the task waits for ever for the CPU that a worker holds.
     dataset = ray.data.from_blocks(list(blocks))
     context = dataset.context  # the dataset's own copy
     context.execution_options.preserve_order = True
     context.target_max_block_size = None
-    return dataset.map_batches(
-        decode, batch_format="pyarrow", batch_size=None, num_cpus=num_cpus, max_retries=MAX_RETRIES
-    )
+    return dataset.map_batches(partial(_limited, decode), batch_format="pyarrow", batch_size=None, num_cpus=num_cpus)
+
+
+def _limited(decode: Callable[[pa.Table], Any], block: pa.Table) -> Iterator[Any]:
+    """Run a decode task that may be begun again."""
+    with limit_deaths(lambda: f"decoding {block.num_rows} items of the training data", DECODE_CURE):
+        tables = decode(block)
+        yield from [tables] if isinstance(tables, pa.Table) else tables

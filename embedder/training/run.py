@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from embedder.batch_schema import CARRIED
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.cluster_address import find_cluster
+from embedder.engine.fleet import Available
 from embedder.engine.job import Model, decode_spec, open_model
-from embedder.engine.resources import Available
 from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError
 from embedder.sources.fetch import Fetcher, FetchError
@@ -97,6 +98,7 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
     torch.set_num_threads(config.num_threads or hardware.num_cpus())
     outputs = Outputs(config.out)
     _check_out(outputs, resume)
+    config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
     train_items, held_out = split_items(list_items(config), config)
     with outputs.locked():
         prepared = _prepare(config, outputs, train_items, held_out, resume)

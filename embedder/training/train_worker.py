@@ -18,7 +18,8 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, and not in the list of exports
 
-from embedder.engine.resources import TOLERANCE, Available, decode_cpus
+from embedder.engine.fleet import TOLERANCE, Available
+from embedder.engine.resources import decode_cpus
 from embedder.errors import ConfigError
 from embedder.training.batches import ExampleCounts, Pair, make_batch, sampler_of
 from embedder.training.config import TrainConfig

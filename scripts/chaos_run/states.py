@@ -33,6 +33,14 @@ def fingerprint(rows: Any) -> Fingerprint:
     return frozenset(zip(*(rows[name].to_pylist() for name in ("item_id", "segment", "content_version")), strict=True))
 
 
+def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
+    """Items of a state, each with its rows."""
+    rows: dict[str, set[tuple[str, int, str]]] = {}
+    for row in state:
+        rows.setdefault(row[0], set()).add(row)
+    return {(item_id, frozenset(found)) for item_id, found in rows.items()}
+
+
 def state_of(store: Path) -> Fingerprint:
     """What a store has published."""
     return fingerprint(embedder.open_store(store).to_arrow(["item_id", "segment", "content_version"]))
@@ -78,8 +86,10 @@ def _same_vector(vector: list[float] | None, other: list[float] | None) -> bool:
 class Poller(threading.Thread):
     """Opens what is published all the while, as searches do, and both tables as other programs do."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, may_mix: bool = False) -> None:
         super().__init__(name="reader", daemon=True)
+        self.may_mix = may_mix
+        """Whether each item may be of another state, as runs publish while they go on."""
         self.allowed: list[Fingerprint] = [frozenset()]
         """States that may be seen: each that the source was in."""
         self.num_polls = 0
@@ -102,6 +112,11 @@ class Poller(threading.Thread):
         self._stopped.set()
         self.join()
 
+    def _is_allowed(self, state: Fingerprint) -> bool:
+        if not self.may_mix or state in self.allowed:
+            return state in self.allowed
+        return items_in(state) <= set().union(*map(items_in, self.allowed))
+
     def poll(self) -> None:
         """Look once."""
         self.num_polls += 1
@@ -111,7 +126,7 @@ class Poller(threading.Thread):
         if current is None:
             return
         state = self._whole_state(files, current)
-        if state not in self.allowed:
+        if not self._is_allowed(state):
             self.faults.append(f"run {current.run_id}: {len(state)} rows that are no state of the source")
         elif state not in self.seen:
             self.seen.append(state)
@@ -142,5 +157,5 @@ class Poller(threading.Thread):
             rows = delta_rows(files.uri("embeddings"), columns=["item_id", "segment", "content_version"])
         except TableNotFoundError:
             return
-        if rows.num_rows and fingerprint(rows) not in self.allowed:
+        if rows.num_rows and not self._is_allowed(fingerprint(rows)):
             self.faults.append(f"newest embeddings: {rows.num_rows} rows that are no state")

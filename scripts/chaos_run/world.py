@@ -41,20 +41,31 @@ class World:
     def __init__(self, root: Path, rng: Random) -> None:
         self.root, self.source, self.rng, self.num_made = root, root / "source", rng, 0
 
-    def build(self) -> None:
-        """Make source and model."""
+    def build(self, num_images: int = NUM_ITEMS, vision: dict = VISION) -> None:
+        """Make source and model.
+
+        Args:
+            num_images: of the source, beside two clips.
+            vision: the model's vision tower.
+        """
         self.source.mkdir(parents=True)
-        for _ in range(NUM_ITEMS):
+        for _ in range(num_images):
             self._add()
         for number in range(2):  # brightness grows with time
             frames = [np.full((48, 48, 3), (9 * frame + 40 * number) % 256, np.uint8) for frame in range(24)]
             write_clip(self.source / f"clip{number}.mp4", frames)
-        make_model(self.root / "model", VISION, TEXT)
+        make_model(self.root / "model", vision, TEXT)
 
-    def config_file(self, store: str, engine: str) -> Path:
-        """The configuration of a run."""
-        path = self.root / f"{store}-{engine}.toml"
-        return write_config(path, self.root / "model", self.store(store), self.source, engine=engine, **SETTINGS)
+    def config_file(self, store: str, engine: str, **settings: object) -> Path:
+        """The configuration of a run.
+
+        Args:
+            store: name of its store.
+            engine: that runs it.
+            settings: other keys than `SETTINGS`, or other values.
+        """
+        path, settings = self.root / f"{store}-{engine}.toml", SETTINGS | {"engine": engine} | settings
+        return write_config(path, self.root / "model", self.store(store), self.source, **settings)
 
     def store(self, name: str) -> Path:
         """Folder of a store."""

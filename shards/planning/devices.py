@@ -50,7 +50,8 @@ class DeviceType:
         return self.flops[dtype]
 
 
-Fleet = tuple[tuple[int, DeviceType], ...]
+Fleet = tuple[tuple[float, DeviceType], ...]
+"""Number and type; of CPU cores also a part of one, where a quota holds a node to it."""
 
 # Share of a datasheet's dense peak that the matrix products of a transformer reach. With tensor cores (half precision)
 # 30 to 55 % are usual; without them (float32: torch uses no TF32 by default) more, as they need less memory bandwidth.
@@ -87,6 +88,26 @@ DEVICES = {
         DeviceType("CPU", "cpu", {"float32": 3e10, "bfloat16": 6e10, "int8": 3e10}, 4 * GIB, 5e9),
     )
 }
+
+# Ray's names (ray.util.accelerators) of types that the table has by another name, or in one size of several.
+RAY_NAMES = {"A10G": ("A10", 24), "A100-40G": ("A100", 40), "A100-80G": ("A100", 80)}
+
+
+def device_of_ray_type(name: str) -> DeviceType:
+    """Find the table's entry of a type of GPU as Ray calls it; it keeps Ray's name.
+
+    Raises:
+        ModelError: the table has no such device.
+    """
+    table_name, memory_gb = RAY_NAMES.get(name, (name, None))
+    device = DEVICES.get(table_name)
+    if device is None or device.kind != "gpu":
+        raise ModelError(
+            f"device {name!r} is not in the table, so its costs can't be estimated; leave --estimate out, and they are "
+            "measured"
+        )
+    return replace(device, name=name, memory_bytes=memory_gb * GB if memory_gb else device.memory_bytes)
+
 
 _ENTRY = re.compile(
     r"(?P<num>\d+)\s*x\s*(?P<name>\w+)(:(?P<memory>\d+(\.\d+)?)\s*(?P<unit>[GM]i?B))?(@(?P<price>\d+(\.\d+)?))?"

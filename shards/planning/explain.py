@@ -69,7 +69,10 @@ def _missing_resource(problem: PlacementProblem, num_stages: int) -> str:
         cap = getattr(problem, field)
         if cap is not None and best_placement(_with_cap(problem, field, None), num_stages) is not None:
             return f"no cut keeps each replica's {what} within {_size_text(cap)}"
-    roomy = tuple(replace(pool, device=replace(pool.device, memory_bytes=BOUNDLESS)) for pool in problem.pools)
+    roomy = tuple(
+        replace(pool, device=replace(pool.device, memory_bytes=BOUNDLESS), node_memory_bytes=None)
+        for pool in problem.pools
+    )
     boundless = replace(problem, pools=roomy, weights_cap_bytes=None, memory_cap_bytes=None)
     if best_placement(boundless, num_stages) is not None:
         return "its stages' weights, activations and workspace don't fit into the devices' memory"

@@ -27,23 +27,43 @@ class Pool:
     """Devices of one type that stages may take.
 
     CPU cores are shared: each stage's replicas, decoding and writing together use as many core-seconds as they need.
-    Other devices are exclusive: a replica has a whole one, or a power-of-two part of one.
+    Other devices are exclusive: a replica has a whole one, or a power-of-two part of one. Cores of several speeds make
+    a pool each; a stage then finds the cores of its own pool alone, and the work outside the stages all that are left.
 
     Attributes:
-        num: number of devices.
+        num: number of devices; of cores a part too, where a quota holds a node to it.
         device: their type.
         costs: costs of one replica on one of them.
         num_threads: cores that a replica keeps busy, on CPUs.
         max_shares: the most replicas that may share one device.
         shared: whether these are the cores that everything on the host shares.
+        core_speed: speed of its nodes' cores in the work outside the stages, against a core that `num_cores` counts;
+            None where there is one kind of cores, and a stage on them may use all.
+        node_memory_bytes: memory of one of its nodes, the most of a replica on cores; None for all memory of the pool.
     """
 
-    num: int
+    num: float
     device: DeviceType
     costs: ModelCosts
     num_threads: int = 1
     max_shares: int = MAX_SHARES
     shared: bool = False
+    core_speed: float | None = None
+    node_memory_bytes: int | None = None
+
+    @property
+    def has_own_cores(self) -> bool:
+        """Whether its stages find only its own cores."""
+        return self.shared and self.core_speed is not None
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory of all its devices."""
+        return self.num * self.device.memory_bytes
+
+    def counted(self, cpu_seconds: float) -> float:
+        """Convert seconds of its nodes' cores to seconds of the cores that `num_cores` counts."""
+        return cpu_seconds * (1.0 if self.core_speed is None else self.core_speed)
 
 
 @dataclass(frozen=True)
@@ -63,10 +83,11 @@ class PlacementProblem:
         config: the model.
         dtype: compute dtype.
         mix: means over the items.
-        pools: devices that stages may take; at most one of them shared.
+        pools: devices that stages may take; of several shared ones each has a `core_speed`.
         host_seconds: CPU seconds of an item outside the stages: decoding, writing, the engine.
         decode_seconds: the part of them that decodes and tokenises.
-        num_cores: cores that the host's work and CPU stages share; None for as many as they need.
+        num_cores: cores that the host's work and CPU stages share; None for as many as they need. Cores of several
+            speeds count by their speed.
         memory_cap_bytes: the most that one replica may hold, if less than its device does.
         weights_cap_bytes: the most weights that one replica may hold.
         rows_per_batch: items that pass together.
@@ -108,7 +129,7 @@ class PlacementProblem:
 
     def replica_cap_bytes(self, pool: Pool) -> int:
         """Give the most memory that one replica may take in a pool; on shared cores, that of all of them."""
-        own = pool.device.memory_bytes * (pool.num if pool.shared else 1)
+        own = pool.node_memory_bytes or int(pool.memory_bytes) if pool.shared else pool.device.memory_bytes
         return own if self.memory_cap_bytes is None else min(own, self.memory_cap_bytes)
 
     def load(self, pool: Pool, spec: ShardSpec) -> StageLoad:
@@ -207,7 +228,7 @@ class PlanPrediction:
 
     Attributes:
         items_per_s: throughput, the lowest of all limits.
-        bottleneck: "stage 1", "decode" or "shared cores".
+        bottleneck: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
         loads: load of one replica of each stage.
         cores_rate: items per second that the shared cores could do; None where they are unlimited.
         cpu_seconds: CPU seconds per item, by consumer.
@@ -224,22 +245,36 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
     """Predict the throughput of given stages.
 
     It's bounded by the slowest stage and, on shared cores, by the cores over the CPU seconds of all that runs there.
+    Seconds of cores of several speeds are given in those of the cores that `num_cores` counts.
     """
     loads = tuple(problem.load(stage.pool, stage.spec) for stage in stages)
     rates = tuple(
         stage.speed / load.seconds if load.seconds else float("inf") for stage, load in zip(stages, loads, strict=True)
     )
-    cpu_seconds = {f"stage {number}": load.cpu_seconds for number, load in enumerate(loads)}
+    cpu_seconds = {
+        f"stage {number}": stage.pool.counted(load.cpu_seconds)
+        for number, (stage, load) in enumerate(zip(stages, loads, strict=True))
+    }
     cpu_seconds |= {"decode": problem.decode_seconds, "write and engine": problem.host_seconds - problem.decode_seconds}
-    cores_rate = None
-    if problem.num_cores is not None:
-        cores_rate = problem.num_cores / sum(cpu_seconds.values())
-    items_per_s = min(*rates, cores_rate if cores_rate is not None else float("inf"))
-    return PlanPrediction(items_per_s, _bottleneck(rates, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
+    cores_rate, cpu_s = None, sum(cpu_seconds.values())
+    if problem.num_cores is not None and cpu_s:
+        cores_rate = problem.num_cores / cpu_s
+    limits = {f"stage {number}": rate for number, rate in enumerate(rates)} | _own_cores_rates(stages, loads)
+    items_per_s = min(*limits.values(), cores_rate if cores_rate is not None else float("inf"))
+    return PlanPrediction(items_per_s, _bottleneck(limits, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
 
 
-def _bottleneck(rates: Sequence[float], cores_rate: float | None, cpu_seconds: dict[str, float]) -> str:
-    slowest = min(rates)
-    if cores_rate is None or slowest < cores_rate * NEARLY:
-        return f"stage {rates.index(slowest)}"
+def _own_cores_rates(stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> dict[str, float]:
+    """Items per second that the cores of each pool of its own reach with its stages."""
+    used: dict[Pool, float] = {}
+    for stage, load in zip(stages, loads, strict=True):
+        if stage.pool.has_own_cores:
+            used[stage.pool] = used.get(stage.pool, 0.0) + load.cpu_seconds
+    return {f"cores of {pool.device.name}": pool.num / seconds for pool, seconds in used.items() if seconds}
+
+
+def _bottleneck(limits: Mapping[str, float], cores_rate: float | None, cpu_seconds: dict[str, float]) -> str:
+    slowest = min(limits, key=lambda name: limits[name])
+    if cores_rate is None or limits[slowest] < cores_rate * NEARLY:
+        return slowest
     return "decode" if cpu_seconds["decode"] > sum(cpu_seconds.values()) / 2 else "shared cores"

@@ -128,10 +128,12 @@ def _one_more_each(
     for number, stage in enumerate(stages):
         # A part of a device grows to the next whole one: replicas of one stage are all alike.
         devices = stage.devices + 1 if stage.devices >= 1 else 1.0
-        more = problem
+        more, beside = problem, stages
         if stage.pool.shared and problem.num_cores is not None:
-            more = replace(problem, num_cores=problem.num_cores + stage.pool.num_threads)
-        grown = [*stages[:number], replace(stage, devices=devices), *stages[number + 1 :]]
+            more = replace(problem, num_cores=problem.num_cores + stage.pool.counted(stage.pool.num_threads))
+            wider = replace(stage.pool, num=stage.pool.num + stage.pool.num_threads)
+            beside = tuple(replace(each, pool=wider) if each.pool is stage.pool else each for each in stages)
+        grown = [*beside[:number], replace(beside[number], devices=devices), *beside[number + 1 :]]
         rate = predict(more, grown).items_per_s
         gain = rate / prediction.items_per_s - 1
         found.append(OneMore(f"stage {number}", stage.pool.device.name, rate, gain))
@@ -144,7 +146,9 @@ def _one_more_planned(problem: PlacementProblem, num_stages: int, prediction: Pl
     for number, pool in enumerate(problem.pools):
         pools = (*problem.pools[:number], replace(pool, num=pool.num + 1), *problem.pools[number + 1 :])
         cores = problem.num_cores
-        more = replace(problem, pools=pools, num_cores=cores + 1 if pool.shared and cores is not None else cores)
+        if pool.shared and cores is not None:
+            cores += pool.counted(1.0)
+        more = replace(problem, pools=pools, num_cores=cores)
         placement = best_placement(more, num_stages)
         rate = placement.items_per_s if placement is not None else 0.0
         found.append(OneMore("fleet", pool.device.name, rate, rate / prediction.items_per_s - 1))

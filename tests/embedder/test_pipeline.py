@@ -13,10 +13,10 @@ from embedding_runs import embedded
 
 import embedder
 from embedder.engine.datasink import PartSink
+from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, open_model, plan_job, store_info
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.ray_session import ray_session
-from embedder.engine.resources import Available
 from embedder.errors import ConfigError, RunFailedError
 from embedder.pipeline import embed_on_ray, embedding_graph
 from embedder.sources.listing import list_sources
@@ -57,6 +57,7 @@ def test_the_physical_plan_reserves_gpus_and_hands_blocks_on_whole(make_run, tmp
     growing = {"replicas": {"min": 1, "max": 9}}
     job, listing = planned(make_run(samples.folder(tmp_path / "in"), stage=[{}, {}, growing]), num_cpus=16, num_gpus=2)
     assert [spec.device for spec in job.stages] == ["cuda"] * 3
+    assert [spec.gpu_share for spec in job.stages] == [1.0, 0.5, 0.5]
     _, decode, *pools = operators_of(embedding_graph(listing, job))
     assert re.search("decode", decode.name)
     assert all(re.search("Stage", pool.name) and not re.search("decode", pool.name) for pool in pools)
@@ -66,6 +67,10 @@ def test_the_physical_plan_reserves_gpus_and_hands_blocks_on_whole(make_run, tmp
     least, most = zip(*[pool.min_max_resource_requirements() for pool in pools], strict=True)
     assert (sum(each.gpu for each in least), sum(each.gpu for each in most)) == (2, 2)
     assert all(pool._min_rows_per_bundle is None for pool in pools), "or Ray would merge blocks"
+    assert [pool._actor_pool.max_actor_concurrency() for pool in pools] == [2, 2, 2], "copies overlap computation"
+    on_cpus, listing = planned(make_run(samples.folder(tmp_path / "other"), stage=[{}, {}, growing]), num_cpus=16)
+    _, _, *pools = operators_of(embedding_graph(listing, on_cpus))
+    assert [pool._actor_pool.max_actor_concurrency() for pool in pools] == [1, 1, 1]
 
 
 def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_cluster):

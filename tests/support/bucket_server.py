@@ -21,11 +21,12 @@ from embedder.storage import object_stores
 KEY, SECRET = "canary-access-key", "canary/secret+with=signs"
 
 
-def serve(obeys_conditions: bool) -> None:
+def serve(obeys_conditions: bool, log: Path | None) -> None:
     """Answer until killed.
 
     Args:
         obeys_conditions: whether conditions of writes are checked, as S3 does; some servers ignore them.
+        log: file that gets a line for each answer: method, path, bytes of the body.
     """
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -37,7 +38,11 @@ def serve(obeys_conditions: bool) -> None:
         if not obeys_conditions:
             environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_IF_")}
         with one_at_a_time:
-            return [b"".join(moto(environ, start_response))]
+            body = b"".join(moto(environ, start_response))
+            if log is not None:
+                with log.open("a") as file:
+                    print(environ["REQUEST_METHOD"], environ["PATH_INFO"], len(body), file=file)
+            return [body]
 
     server = make_server("127.0.0.1", 0, answer, threaded=True)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
@@ -80,4 +85,5 @@ def bucket_on(url, monkeypatch):
 
 
 if __name__ == "__main__":
-    serve(obeys_conditions="--ignore-conditions" not in sys.argv)
+    logged = [Path(option.removeprefix("--log=")) for option in sys.argv if option.startswith("--log=")]
+    serve("--ignore-conditions" not in sys.argv, logged[0] if logged else None)

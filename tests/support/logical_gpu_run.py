@@ -1,4 +1,4 @@
-"""A program: one run on a Ray of its own with logical GPUs, which notes what each step is handed.
+"""A program: runs on a Ray of its own with logical GPUs or nodes, which notes what each step is handed, and where.
 
 python logical_gpu_run.py REQUEST.json    prints one line of JSON
 """
@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import ray
 from command_runs import run_here
+from ray.cluster_utils import Cluster
 
 import embedder
 from embedder import pipeline
@@ -46,7 +47,8 @@ class NotedStage(StageActor):
     def __init__(self, spec, run=None):
         super().__init__(spec, run)
         self._index = spec.index
-        note(step=spec.index, gpus=ray.get_gpu_ids(), pid=os.getpid())
+        node = ray.get_runtime_context().get_node_id()
+        note(step=spec.index, gpus=ray.get_gpu_ids(), pid=os.getpid(), node=node, threads=self._spec.num_threads)
 
     def __call__(self, table):
         note(step=self._index, rows=rows_of(table))
@@ -71,12 +73,27 @@ def predicted(options):
     return {name: [[float(value) for value in row[name]] for row in found] for name in names}
 
 
+def start_nodes(nodes):
+    """Start a cluster of nodes on loopback, and attach to it; it ends with this process."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    first, *others = (node | {"object_store_memory": 200 << 20} for node in nodes)
+    cluster = Cluster(initialize_head=True, head_node_args=first | {"include_dashboard": False})
+    for node in others:
+        cluster.add_node(**node)
+    start_ray(cluster.address)
+
+
 def main():
     """Do what the request says, one after the other, on one Ray."""
     request = json.loads(Path(sys.argv[1]).read_text())
     os.environ[FOLDER] = request["notes"]
     pipeline.decode_at_low_priority, pipeline.StageActor = noted_decode, NotedStage
-    start_ray(num_cpus=4, num_gpus=request["num_gpus"])
+    if nodes := request["nodes"]:
+        start_nodes(nodes)
+    else:
+        start_ray(num_cpus=4, num_gpus=request["num_gpus"])
+    for node in ray.nodes():
+        note(node=node["NodeID"], type=node["Labels"].get("type"))
     does = {"command": ended, "predict": predicted}
     results = [does[kind](options) for kind, options in request["runs"]]
     ray.shutdown()

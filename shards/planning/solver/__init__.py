@@ -30,9 +30,13 @@ grid takes O(n A^2 B^2) vectorised operations, without listing the steps. Label 
 (the problem is NP-hard); in practice some thousand steps stay open: a 48 + 24 layer model on three device types takes
 about 0.2 s on one core.
 
-Proof by test. `tests/shards/test_planning_search.py` compares 400 random problems (tight memory, shared cores, shares
-of devices) with brute force over every cut, placement and throughput at which a use changes; and 100 more for the tie
-break. The brute force is written from the definitions and shares no code with the solver.
+Cores of several speeds. A stage on a pool with a `core_speed` uses core-seconds of that pool and, times the speed, of
+all cores together; the work outside the stages takes any cores that are left, so it only lowers the second capacity.
+Both uses add up and grow with the throughput, so nothing above changes.
+
+Proof by test. `tests/shards/test_planning_search.py` compares 550 random problems (tight memory, shared cores, shares
+of devices, cores of several speeds) with brute force over every cut, placement and throughput at which a use changes;
+and 140 more for the tie break. The brute force is written from the definitions and shares no code with the solver.
 
 Modules: `resources` uses and capacities; `grid` all stages as arrays; `bounds` cheapest paths over a grid;
 `label_setting` paths over lists of steps; `feasibility` the prices, and one rate; `search` all rates, and the preferred

@@ -6,6 +6,7 @@ exact: a throughput is feasible if some cut and placement keep every sum within 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -92,14 +93,28 @@ def replicas_for(load: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a problem, in order: each pool of devices, the shared cores, the shared cores' memory."""
+    """Resources of a problem, in order: devices of each pool, or its own cores; all cores; memory of shared cores.
+
+    The memory of each shared pool is one of them. Some may be used by no stage.
+    """
 
     problem: PlacementProblem
 
     @property
     def num(self) -> int:
         """Number of resources, whether they are used or not."""
-        return len(self.problem.pools) + 2
+        return self.cores + 1 + max(1, len(self.memory))
+
+    @property
+    def cores(self) -> int:
+        """Number of the resource that is all cores together."""
+        return len(self.problem.pools)
+
+    @cached_property
+    def memory(self) -> dict[int, int]:
+        """Number of the resource that is the memory of each shared pool, by the pool's number."""
+        shared = [index for index, pool in enumerate(self.problem.pools) if pool.shared]
+        return {index: self.cores + 1 + order for order, index in enumerate(shared)}
 
     @property
     def max_rate(self) -> float:
@@ -112,12 +127,14 @@ class Resources:
     def capacities(self, rates: Floats) -> Floats:
         """Compute capacities for the stages at P rates, the host's own work subtracted; (R, P), may be infinite."""
         problem = self.problem
-        shared = [pool for pool in problem.pools if pool.shared]
-        caps = np.empty((self.num, len(rates)))
-        caps[:-2] = np.array([np.inf if pool.shared else pool.num for pool in problem.pools])[:, None]
-        cores = np.inf if problem.num_cores is None else problem.num_cores - rates * problem.host_seconds
-        caps[-2] = np.maximum(cores, 0.0)
-        caps[-1] = sum(pool.num * pool.device.memory_bytes for pool in shared) or np.inf
+        caps = np.full((self.num, len(rates)), np.inf)
+        for index, pool in enumerate(problem.pools):
+            if pool.has_own_cores or not pool.shared:
+                caps[index] = pool.num
+        if problem.num_cores is not None:
+            caps[self.cores] = np.maximum(problem.num_cores - rates * problem.host_seconds, 0.0)
+        for index, resource in self.memory.items():
+            caps[resource] = problem.pools[index].memory_bytes or np.inf
         return caps
 
     def uses(self, pool_index: int, rate: float | Floats, costs: StageCosts) -> Iterator[tuple[int, Floats]]:
@@ -128,10 +145,14 @@ class Resources:
             rate: items per second, one or an array that broadcasts with the others.
             costs: costs of the stages on that pool.
         """
+        pool = self.problem.pools[pool_index]
+        cores = rate * costs.cpu_seconds
         if self.problem.num_cores is not None:
-            yield self.num - 2, rate * costs.cpu_seconds
-        if self.problem.pools[pool_index].shared:
-            yield self.num - 1, replicas_for(rate * costs.seconds) * costs.memory
+            yield self.cores, cores if pool.core_speed is None else cores * pool.core_speed
+        if pool.has_own_cores:
+            yield pool_index, cores
+        if pool.shared:
+            yield self.memory[pool_index], replicas_for(rate * costs.seconds) * costs.memory
         else:
             yield pool_index, devices_for(rate * costs.seconds, costs.smallest)
 

@@ -68,7 +68,7 @@ def best_placement(
         min_layers: layers of each tower that every stage must hold: 0 or 1.
         min_items_per_s: throughput below which no placement is wanted.
     """
-    if sum(problem.part_bytes.values()) > sum(pool.num * pool.device.memory_bytes for pool in problem.pools):
+    if sum(problem.part_bytes.values()) > sum(pool.memory_bytes for pool in problem.pools):
         return None  # no cut makes the weights fewer
     resources = Resources(problem)
     high = min(_fluid_rate(problem), resources.max_rate)
@@ -110,7 +110,9 @@ def _fluid_rate(problem: PlacementProblem) -> float:
     mix, (vision_depth, text_depth) = problem.mix, problem.depths
     vision_s = min(pool.costs.vision.layer_s for pool in problem.pools) * vision_depth
     text_s = min(pool.costs.text.layer_s for pool in problem.pools) * text_depth
-    num = sum(pool.num for pool in problem.pools if not pool.shared) + (problem.num_cores or 0)
+    num = sum(pool.num for pool in problem.pools if pool.has_own_cores or not pool.shared)
+    if not any(pool.has_own_cores for pool in problem.pools):
+        num += problem.num_cores or 0
     seconds = mix.images_per_item * vision_s + mix.captions_per_item * text_s
     return num / seconds
 
@@ -122,11 +124,12 @@ def _first_prices(problem: PlacementProblem, resources: Resources) -> Floats:
     for index, pool in enumerate(problem.pools):
         vision_s, text_s = pool.costs.vision.layer_s * depths[0], pool.costs.text.layer_s * depths[1]
         seconds = mix.images_per_item * vision_s + mix.captions_per_item * text_s
-        prices[-2 if pool.shared else index] = pool.num / (seconds * (pool.num_threads if pool.shared else 1))
-    used = [index for index, pool in enumerate(problem.pools) if not pool.shared]
-    total = prices[[*used, resources.num - 2]].sum()
+        speed = pool.num / (seconds * (pool.num_threads if pool.shared else 1))
+        prices[index if pool.has_own_cores or not pool.shared else resources.cores] = speed
+    used = [index for index, pool in enumerate(problem.pools) if pool.has_own_cores or not pool.shared]
+    total = prices[[*used, resources.cores]].sum()
     prices /= total
-    prices[-1] = 0.01
+    prices[list(resources.memory.values()) or -1] = 0.01
     floored = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
     shares: Floats = floored / floored.sum()
     return shares

@@ -8,8 +8,9 @@ import pytest
 import samples
 
 from embedder.config import load_config
+from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, open_model
-from embedder.engine.resources import Available, allocate
+from embedder.engine.resources import allocate
 from embedder.errors import ConfigError
 from embedder.planning.options import items_in, parse_size
 from shards.plan import PlannedStage, ShardPlan

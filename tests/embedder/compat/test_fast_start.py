@@ -43,7 +43,7 @@ def _as_in_a_new_process(monkeypatch):
 @patched
 def test_the_installed_versions_are_those_that_the_patches_were_tested_with(caplog):
     with caplog.at_level(logging.INFO):
-        assert len(draining.execution_callbacks()) == 4
+        assert len(draining.execution_callbacks()) == 5
         assert saves_time("a patch", light_transformers.TESTED)
         with deferred_compiler():
             pass
@@ -71,8 +71,9 @@ def test_outside_of_their_versions_ray_s_patches_are_skipped_and_what_follows_is
     assert patched_names() == set()
     ray_start.bind_to_loopback()
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 3
+    assert len(said) == 4
     assert said[0].endswith("; a run that is stopped or fails waits for Ray")
+    assert said[1].endswith("; a run shows no operators and no bottleneck")
 
 
 def test_without_fast_start_only_what_is_needed_for_correctness_is_patched():
@@ -80,7 +81,7 @@ def test_without_fast_start_only_what_is_needed_for_correctness_is_patched():
     with fast_start(False):
         names = [callback.__name__ for callback in draining.execution_callbacks()]
         assert patched_names() == {"set_sigterm_handler"}
-    assert names == ["DrainOnStop", "EndStagesOnFailure"]
+    assert names == ["DrainOnStop", "EndStagesOnFailure", "OperatorStats"]
     assert patched_names(inside=False) == set()
 
 

@@ -48,3 +48,10 @@ def test_what_was_seen_before_a_pool_changed_does_not_count():
     demand.forget()
     assert not demand.lasts(1, 4.0)
     assert demand.lasts(1, 8.0)
+
+
+@pytest.mark.parametrize(("load_s", "expected"), [(1.0, 20.0), (12.0, 36.0)])
+def test_a_replica_that_took_long_to_load_stays_the_longer(load_s, expected):
+    demand = SustainedDemand()
+    demand.note_load(load_s)
+    assert next(second for second in range(100) if demand.lasts(-1, float(second))) == expected

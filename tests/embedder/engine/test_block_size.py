@@ -1,19 +1,25 @@
 """Blocks of items: as large as the model's rows allow, small where a run or its files ask for it."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
+from tiny_models import tiny_config
 
 from embedder.config import load_config
 from embedder.engine.block_size import (
     BLOCK_BYTES,
     FEW_ITEMS,
     FIRST_ITEMS,
+    MAX_BLOCK_BYTES,
     MAX_FILE_BYTES,
     MAX_ITEMS,
     MIN_BLOCKS,
     cut_listing,
+    fastest_item_s,
     items_per_block,
 )
+from shards.plan import plan_shards
 
 KIB = 1 << 10
 
@@ -33,6 +39,22 @@ def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_ro
     assert found % 32 == 0
     assert found == 32 or is_allowed(found), "never less than a batch"
     assert not is_allowed(found + 32)
+
+
+@pytest.mark.parametrize(
+    ("item_s", "expected"), [(None, 64), (0.01, 64), (0.0005, 96), (0.00025, 128), (0.000001, 128)]
+)
+def test_a_stage_whose_calls_are_short_gets_larger_blocks(item_s, expected):
+    assert items_per_block(load_config(), 32, 192 * KIB, 20_000, item_s) == expected
+    assert expected * 192 * KIB <= MAX_BLOCK_BYTES
+    assert items_per_block(load_config(), 32, 192 * KIB, 640, item_s) == 32, "a short run has as many blocks as before"
+
+
+def test_the_fastest_stage_is_known_where_the_plan_knows_seconds():
+    stages = plan_shards(tiny_config(), 2).stages
+    assert fastest_item_s(stages) is None
+    stages = [replace(stage, seconds_per_item=seconds) for stage, seconds in zip(stages, (0.5, 0.25), strict=True)]
+    assert fastest_item_s(stages) == 0.25
 
 
 def test_the_configuration_has_the_last_word():

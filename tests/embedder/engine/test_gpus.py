@@ -6,8 +6,9 @@ from itertools import chain, permutations
 import pytest
 
 from embedder.config import load_config
+from embedder.engine.fleet import Available
 from embedder.engine.gpus import UNITS, devices_needed, part_of_device, share_gpus, whole_units
-from embedder.engine.resources import Available, allocate
+from embedder.engine.resources import allocate
 from shards.plan import PlannedStage
 from shards.ranges import LayerRange, ShardSpec
 

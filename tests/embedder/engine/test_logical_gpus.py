@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from embedding_runs import embedded
 
 import embedder
 from embedder.config import load_config
+from embedder.engine.fleet import Available
 from embedder.engine.job import open_model
 from embedder.engine.query_encoder import QueryEncoder
-from embedder.engine.resources import Available, allocate
+from embedder.engine.resources import allocate
+from shards.config import load_model_config
+from shards.plan import plan_shards
 
 PROGRAM = Path(__file__).parents[2] / "support" / "logical_gpu_run.py"
 
@@ -24,13 +28,13 @@ pytestmark = pytest.mark.usefixtures("starts_ray")
 
 @pytest.fixture
 def on_logical_gpus(tmp_path):
-    """Does runs in a process with a Ray that counts so many GPUs; gives results, and notes of what steps got."""
+    """Does runs in a process with a Ray that counts so many GPUs or nodes; gives results, and notes of the steps."""
 
-    def run(num_gpus, *runs):
+    def run(num_gpus, *runs, nodes=()):
         notes = tmp_path / "notes"
         notes.mkdir()
         request = tmp_path / "request.json"
-        request.write_text(json.dumps({"num_gpus": num_gpus, "notes": str(notes), "runs": runs}))
+        request.write_text(json.dumps({"num_gpus": num_gpus, "nodes": nodes, "notes": str(notes), "runs": runs}))
         command = [sys.executable, str(PROGRAM), str(request)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
@@ -71,7 +75,7 @@ def assert_same_vectors(store, local):
 def assert_blocks_stayed_whole(notes, num_stages):
     """Each stage was handed the very tables that decoding made."""
     handed = {
-        step: sorted(note["rows"] for note in notes if note["step"] == step and note.get("rows"))
+        step: sorted(note["rows"] for note in notes if note.get("step") == step and note.get("rows"))
         for step in ("decode", *range(num_stages))
     }
     assert len(handed["decode"]) > 3 and len({len(rows) for rows in handed["decode"]}) > 1, (
@@ -135,10 +139,39 @@ def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_
     stages = [{"num_gpus": share, "device": "cpu", "num_threads": 1} for share in shares]
     options = {"rows": pictures, "model": str(tiny_model), "options": {"num_stages": 2, "stage": stages}}
     (found,), notes = on_logical_gpus(4, ["predict", options])
-    (_, first), (_, second) = gpus_of(notes)
-    assert first != second, "a GPU each"
+    replicas = gpus_of(notes)
+    assert [step for step, _ in replicas] == [0, 0, 1, 1], "on all GPUs"
+    assert len({tuple(gpus) for _, gpus in replicas}) == 4, "a GPU each"
     encoder = QueryEncoder(open_model(str(tiny_model)))
     images = encoder.encode_image([samples.image_bytes(seed) for seed in range(10)])
     texts = encoder.encode_text([caption for _, caption in pictures])
     assert np.allclose(found["image_embedding"], images, atol=1e-6)
     assert np.allclose(found["text_embedding"], texts, atol=1e-6)
+
+
+def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, tiny_model, tmp_path, on_logical_gpus):
+    source = samples.folder(tmp_path / "in", num_images=40, num_clips=2)
+    _, local = embedded(make_run(source, store=str(tmp_path / "local")))
+    plan = plan_shards(load_model_config(tiny_model), 2)
+    types = ("T4", "L4")
+    pairs = zip(plan.stages, types, strict=True)
+    stages = [replace(stage, device=each, num_replicas=2, num_gpus=1.0) for stage, each in pairs]
+    (tmp_path / "plan.json").write_text(replace(plan, stages=tuple(stages)).to_json())
+    nodes = [{"num_cpus": 1}, *({"num_cpus": 2, "num_gpus": 2, "labels": {"type": each}} for each in ("L4", "T4"))]
+    options = ["--stages", 2, "--plan", tmp_path / "plan.json", "--set", "cluster.type_label=type"]
+    on_types = ["--device", "cpu", "--set", "stage=[{num_gpus = 1}, {num_gpus = 1}]"]
+    on_all = ["--device", "cpu", "--stages", 2]
+    runs = [
+        command(source, tiny_model, tmp_path / "typed", *options, *on_types),
+        command(source, tiny_model, tmp_path / "whole", *on_all),
+    ]
+    (typed, whole), notes = on_logical_gpus(0, *runs, nodes=nodes)
+    assert (typed["code"], whole["code"]) == (0, 0), typed["stderr"] + whole["stderr"]
+    for store in ("typed", "whole"):
+        assert_same_vectors(tmp_path / store, local)
+    type_of = {note["node"]: note["type"] for note in notes if "type" in note}
+    places = [(note["step"], type_of[note["node"]], note["gpus"]) for note in notes if "gpus" in note]
+    on_gpus = sorted((step, kind) for step, kind, gpus in places if gpus)
+    assert on_gpus == [(0, "T4"), (0, "T4"), (1, "L4"), (1, "L4")]
+    on_cpus_alone = sorted((step, str(kind)) for step, kind, gpus in places if not gpus)
+    assert on_cpus_alone == [(step, kind) for step in (0, 1) for kind in ("L4", "None", "T4")], "on every node"

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 import samples
 
+from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, open_model, plan_job, store_info
 from embedder.engine.ray_session import ray_session
-from embedder.engine.resources import Available
 from embedder.errors import RunFailedError, StoreError
 from embedder.pipeline import as_ours, embed_on_ray
 from embedder.sources.listing import list_sources
@@ -40,8 +40,8 @@ def test_a_mistake_that_a_write_task_finds_is_that_mistake(ray_cluster):
     assert str(error) == "store /data: no space left on device; free some space", "and nothing that Ray appends"
 
 
-def test_a_worker_that_dies_again_and_again_ends_the_run_in_one_line(ray_cluster):
-    @ray_cluster.remote(num_cpus=0.1, max_retries=1)
+def test_a_process_that_ray_gives_up_ends_the_run_in_one_line(ray_cluster):
+    @ray_cluster.remote(num_cpus=0.1, max_retries=0)
     def dies():
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -75,9 +75,7 @@ def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, t
     assert "Traceback" not in capfd.readouterr().err, "nor does Ray print its own"
 
 
-def test_a_bug_in_the_start_of_an_actor_keeps_its_traceback(ray_cluster):
-    from ray.exceptions import ActorDiedError
-
+def test_what_an_actor_raises_at_its_start_is_one_line_and_a_traceback_for_the_log(ray_cluster):
     @ray_cluster.remote(num_cpus=0.1)
     class HasABug:
         def __init__(self):
@@ -87,4 +85,6 @@ def test_a_bug_in_the_start_of_an_actor_keeps_its_traceback(ray_cluster):
             pass
 
     error = failure_of(lambda: ray_cluster.get(HasABug.remote().ready.remote()))
-    assert isinstance(error, ActorDiedError) and "KeyError: 'missing'" in str(error)
+    assert type(error) is RunFailedError
+    assert "could not start (KeyError: 'missing')" in str(error) and "\n" not in str(error)
+    assert ", in __init__\n" in error.details

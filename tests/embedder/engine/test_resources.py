@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from embedder.config import load_config
+from embedder.engine.fleet import Available
+from embedder.engine.placement import Node
 from embedder.engine.resources import (
     MAX_NICENESS,
-    Available,
     allocate,
     describe_devices,
     describe_limits,
@@ -81,7 +82,7 @@ def test_a_stage_grows_no_further_than_the_machine_allows():
     laptop, server = allocate(config, Available(4)), allocate(config, Available(64))
     assert [stage.max_replicas for stage in laptop.stages] == [5, 1, 1], "5 x 0.5 + 2 x 0.25 + 1 = 4"
     assert describe_limits(config, laptop).startswith("the CPUs and GPUs let stage 0 to 5 instead of 8 replicas grow")
-    assert [stage.max_replicas for stage in server.stages] == [8, 1, 1]
+    assert [stage.max_replicas for stage in server.stages] == [8, 3, 3]
     assert describe_limits(config, server) is None
 
 
@@ -187,3 +188,22 @@ def test_replicas_share_the_work_of_their_stage():
 
 def test_operations_stand_in_for_seconds():
     assert niceness_by_work([replace(ONE, flops_per_caption=1e6), ONE]) == (0, MAX_NICENESS)
+
+
+def test_nodes_are_not_added_up():
+    """Two nodes of one GPU and one CPU hold no process of two; sums say that they do."""
+    nodes = (Node("a", 2, 1), Node("b", 2, 1))
+    two = Available(4, 2, nodes)
+    with pytest.raises(ConfigError, match=r"stage 0 .*: no node has room.* has 1 GPUs; num_gpus = 1 can be placed"):
+        allocate(load_config(overrides={"stage": [{"num_gpus": 2}], "num_stages": 1}), two)
+    with pytest.raises(ConfigError, match=r"a decode or write task .*the nearest, . \(2 CPU, 1 x GPU\)"):
+        allocate(load_config(overrides={"decode": {"num_cpus": 3}, "num_stages": 1}), two)
+
+
+def test_a_decode_task_and_the_threads_of_a_stage_fit_one_node():
+    nodes = tuple(Node(f"node {number}", 1) for number in range(2))
+    assert allocate(load_config(), Available(2, 0, nodes)).decode_cpus == 0.5
+    hundred = tuple(Node(f"node {number}", 16) for number in range(100))
+    (first, *_) = allocation = allocate(load_config(), Available(1600, 0, hundred)).stages
+    assert [stage.min_replicas for stage in allocation] == [100] * 3, "a replica of each stage on every node"
+    assert first.num_threads == 5

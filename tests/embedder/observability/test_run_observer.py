@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import samples
 import store_samples
 from prometheus_client.parser import text_string_to_metric_families
 
+from embedder.compat.operator_stats import OperatorState
 from embedder.config import OnFailure, load_config
 from embedder.engine import datasink
+from embedder.engine.bottleneck import OperatorView
+from embedder.engine.progress import show_operators
 from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed
 from embedder.observability.metrics import metrics_text, write_metrics
@@ -135,6 +139,32 @@ def test_progress_is_logged_now_and_then(make_run, tmp_path):
         on_progress(300)
     logged = [line for line in (tmp_path / "log").read_text().splitlines() if "of 1,000 items" in line]
     assert len(logged) == 1 and "200 of 1,000 items" in logged[0]
+
+
+def test_operators_go_to_a_display_that_shows_them_and_to_the_log_now_and_then(make_run, tmp_path):
+    views = []
+
+    class Display:
+        def __call__(self, num_done):
+            """Take only operators."""
+
+        def show_operators(self, view):
+            views.append(view)
+
+    view = OperatorView((OperatorState("decode", queued_blocks=7),), "decode")
+    for name, display in {"with": Display(), "without": lambda num_done: None}.items():
+        config = make_run(tmp_path, log_file=str(tmp_path / name))
+        with (
+            observe_run(config, "embed", lambda num_items, shown=display: nullcontext(shown)) as observer,
+            observer.progress(1000, log_every_s=0.5) as on_progress,
+        ):
+            show_operators(on_progress, view)
+            time.sleep(0.6)
+            show_operators(on_progress, view)
+            show_operators(on_progress, view)
+        logged = [line for line in (tmp_path / name).read_text().splitlines() if "bottleneck" in line]
+        assert len(logged) == 1 and "decode: queue 7, tasks 0" in logged[0] and "bottleneck: decode" in logged[0]
+    assert views == [view] * 3
 
 
 def test_the_log_is_read_once_while_the_run_goes_on_and_again_after_its_end(make_run, tmp_path, monkeypatch):

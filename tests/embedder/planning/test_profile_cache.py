@@ -94,7 +94,7 @@ def test_ray_s_share_of_an_item_fills_the_cores(make_run, tiny_model, tmp_path, 
     core = DEVICES["CPU"]
     costs = replace(estimate_costs(model.config, core, "float32"), call_s=0.0)
     monkeypatch.setattr(profile.hardware, "num_cpus", lambda: 2)
-    host = profile.with_engine(config, model, costs, COSTS, DataMix())
+    host = profile.with_engine(config, model.config, costs, COSTS, DataMix())
     tower_s = costs.vision.of(whole_model(model.config).vision, model.config.vision.depth)
     tower_s += costs.text.of(whole_model(model.config).text, model.config.text.num_hidden_layers)
     items_per_s = 2 / (tower_s + host.item_s(DataMix()))

@@ -8,8 +8,8 @@ import pytest
 import samples
 
 from embedder.cli.render_report import replicas_over_time, review_parts
+from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, open_model, plan_job, store_info
-from embedder.engine.resources import Available
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.schema import StepReport
@@ -127,6 +127,14 @@ def test_captions_in_place_of_pictures_ask_for_another_cut(make_run, model, tmp_
     shown = [part for part in review_parts(review, 120.0) if isinstance(part, str)]
     assert "a better cut for this data, predicted 1.50x" in shown[-1]
     assert f"--plan {review.better.path}" in shown[-1]
+
+
+def test_a_run_that_was_too_short_asks_for_no_other_cut(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(16), *observed((0.002, 0.006), 0, 100), (COSTS, HOST), "3 s and 2 blocks")
+    assert (review.better, review.too_short) == (None, "3 s and 2 blocks")
+    assert review_parts(review, 36.0) == ["too short to judge its plan: 3 s and 2 blocks"]
+    assert not Path(job.run.files.uri(f"runs/{job.run.run_id}/better_plan.json")).exists()
 
 
 def test_a_better_cut_changes_nothing_where_the_cores_are_the_limit(make_run, model, tmp_path):

@@ -3,7 +3,14 @@
 import pytest
 
 from embedder.engine.monitor import CpuUse
-from embedder.report.step_sums import cores_beside_steps, replica_seconds, split_loads, step_reports, timeline
+from embedder.report.step_sums import (
+    cores_beside_steps,
+    replica_seconds,
+    split_loads,
+    steady_part,
+    step_reports,
+    timeline,
+)
 from embedder.store.step_metrics import Measurement
 
 
@@ -52,3 +59,37 @@ def test_cores_beside_the_steps_leave_out_the_start_of_the_stages():
     assert cores_beside_steps(use, calls, loads, stop_s=110.0) == pytest.approx((12.0 - 2.0) / 6.0), "a later replica"
     late, _ = split_loads([call("load 0", 2, 100.0, 9.5)])
     assert cores_beside_steps(use, calls, late, stop_s=110.0) is None
+
+
+def steady_run(num_calls, call_s=2.0, loaded_s=10.0):
+    """Decode runs ahead while the stage loads; its first call warms up, and takes ten seconds more."""
+    decode = [call("decode", 1, float(number), 1.0) for number in range(num_calls)]
+    stage = [call("stage 0", 2, loaded_s, call_s + 10)]
+    stage += [call("stage 0", 2, loaded_s + 10 + number * call_s, call_s) for number in range(1, num_calls)]
+    loads, calls = split_loads([call("load 0", 2, 0.0, loaded_s), *decode, *stage])
+    return calls, loads, step_reports(calls, {"stage 0": 1})[0]
+
+
+def test_the_steady_part_leaves_out_the_loading_and_the_first_call():
+    calls, loads, steps = steady_run(26)
+    part = steady_part(calls, loads, steps, "stage 0")
+    assert (part.seconds, part.rows_per_s, part.too_short) == (pytest.approx(50.0), pytest.approx(5.0), None)
+    decode, stage = part.steps
+    assert stage.wall_s == pytest.approx(26 * 2.0), "as if the first call had been one of the others"
+    assert decode.num_rows == 260 and decode.wall_s == pytest.approx(26 * 1.0), "raised to all rows"
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "call_s", "reason"), [(15, 2.0, "28 s and had 14 blocks"), (10, 9.0, "81 s and had 9 blocks")]
+)
+def test_a_short_run_says_why_it_says_nothing(num_calls, call_s, reason):
+    part = steady_part(*steady_run(num_calls, call_s), "stage 0")
+    assert reason in part.too_short and part.too_short.endswith("30 s and 20 blocks are needed")
+
+
+def test_a_run_that_ended_before_all_stages_were_up_is_short():
+    calls, loads, steps = steady_run(26)
+    late, _ = split_loads([call("load 1", 3, 0.0, 999.0)])
+    part = steady_part(calls, [*loads, *late], steps, "stage 0")
+    assert part.too_short.startswith("once all stages were up, the run lasted 0 s and had 0 blocks")
+    assert steady_part([], [], [], "stage 0").rows_per_s == 0.0

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from train_samples import calling, metrics, training, weights
 
-from embedder.engine.resources import Available
+from embedder.engine.fleet import Available
 from embedder.errors import ConfigError, RunFailedError
 from embedder.training.run import train
 from embedder.training.train_worker import WorkerResources, allocate_workers

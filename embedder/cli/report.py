@@ -1,0 +1,55 @@
+"""`embedder report`: the report of an earlier run, shown as it was at its end, and its plot."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embedder.cli.options import ReadConfig, StoreUri, command
+from embedder.cli.results import Result
+from embedder.errors import ConfigError
+
+RunOfReport = Annotated[
+    str | None, typer.Argument(metavar="[RUN_ID]", help="A run in STORE/runs; by default the last one with a report.")
+]
+
+
+@command
+def report(
+    read: ReadConfig,
+    run_id: RunOfReport = None,
+    store: StoreUri = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw queues, tasks and rows a second.")] = None,
+) -> Result:
+    """Show the report of a run: steps, operators, bottleneck, nodes, events, cost; or draw it over time."""
+    from embedder.cli.render_report import report_parts
+    from embedder.report.schema import Report
+    from embedder.report.timeline import TIMELINE_FILE, Timeline, draw_timeline
+    from embedder.store.files import StoreFiles
+    from embedder.store.layout import run_file
+    from embedder.store.runs import REPORT_FILE, all_runs
+    from embedder.store.store_info import read_store_info
+
+    files = StoreFiles(read({"store": store}).required_store)
+    read_store_info(files)
+    known = [run.run_id for run in all_runs(files) if files.exists(run_file(run.run_id, REPORT_FILE))]
+    if not known or (run_id is not None and run_id not in known):
+        raise ConfigError(
+            f"store {files.address}: no report of run {run_id or '(any)'}; reports are there of {known or 'no run'}"
+        )
+    chosen = run_id or known[-1]
+    text = files.read(run_file(chosen, REPORT_FILE))
+    found = Report.model_validate_json(text)
+    shown = report_parts(found)
+    if plot is not None:
+        path = run_file(chosen, TIMELINE_FILE)
+        if not files.exists(path):
+            raise ConfigError(f"--plot {plot}: run {chosen} has no {TIMELINE_FILE}; only runs on Ray are drawn")
+        timeline = Timeline.model_validate_json(files.read(path))
+        try:
+            draw_timeline(plot, timeline, found.events, f"run {chosen}")
+        except OSError as error:
+            raise ConfigError(f"--plot {plot}: {error.strerror}; name a file in a folder that is there") from None
+        shown = [*shown, f"plot: {plot}"]
+    return Result(json.loads(text), shown)

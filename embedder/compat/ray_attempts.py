@@ -1,0 +1,108 @@
+"""What Ray tells a task about its own earlier attempts, and notes that outlive the task's process.
+
+The notes are in the key-value store of Ray's head, which every process has a connection to: a note costs no process
+and about a millisecond. Tasks that are tried again make some, and those that decode long videos.
+
+Outside of the tested versions every attempt passes for the first one: work that kills its process is tried again until
+`no_progress_timeout_s` ends the run.
+
+Source: ray 2.60 `experimental/internal_kv.py`, `_private/state.py`, `_raylet.pyi` (`CoreWorker`).
+"""
+
+import sys
+from collections.abc import Collection
+
+from shards.compat import Tested, is_tested
+
+TESTED: Tested = (("ray", "==2.60.*"),)
+NAMESPACE = b"embedder-attempts"
+
+
+def is_in_worker() -> bool:
+    """Whether this process is one of Ray's workers, of a tested version."""
+    if "ray" not in sys.modules or not is_tested(
+        "the count of a task's attempts", TESTED, "what kills its process ends a run by no_progress_timeout_s alone"
+    ):
+        return False
+    from ray._private.worker import WORKER_MODE, global_worker
+
+    return bool(global_worker.mode == WORKER_MODE)
+
+
+def attempt_number() -> int:
+    """Return how often Ray has begun this task or actor before, or tried to; 0 outside of Ray's workers."""
+    if not is_in_worker():
+        return 0
+    from ray._private.worker import global_worker
+
+    return int(global_worker.core_worker.get_current_task_attempt_number())
+
+
+def task_id() -> str:
+    """Return the id of this task, or of this actor's start; the same in each attempt."""
+    import ray
+
+    return str(ray.get_runtime_context().get_task_id())
+
+
+def job_id() -> str:
+    """Return the id of the driver's job on its cluster; the same in the driver and its workers."""
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def write_note(key: str, value: str) -> None:
+    """Keep a value under a key until it is deleted."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(key.encode(), value.encode(), namespace=NAMESPACE)
+
+
+def read_notes(prefix: str) -> dict[str, str]:
+    """Return the notes whose keys begin with `prefix`."""
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+
+    keys = _internal_kv_list(prefix.encode(), namespace=NAMESPACE)
+    found = {key.decode(): _internal_kv_get(key, namespace=NAMESPACE) for key in keys}
+    return {key: value.decode() for key, value in found.items() if value is not None}
+
+
+def delete_note(key: str) -> None:
+    """Delete a note, if it is there."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(key.encode(), namespace=NAMESPACE)
+
+
+def delete_notes() -> None:
+    """Delete all notes of this driver's tasks."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    if is_tested("the count of a task's attempts", TESTED):
+        _internal_kv_del(f"{job_id()}/".encode(), del_by_prefix=True, namespace=NAMESPACE)
+
+
+def own_place() -> tuple[str, str]:
+    """Return the ids of the node and of the worker process that run this task."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return str(context.get_node_id()), str(context.get_worker_id())
+
+
+def living_nodes() -> dict[str, str]:
+    """Return the names of the nodes that are alive, by id."""
+    import ray
+
+    return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+
+
+def ends_of(workers: Collection[str]) -> dict[str, str]:
+    """Return what Ray says about the ends of worker processes, by id; those of which it knows nothing are left out."""
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import WorkerTableData
+
+    entries = map(WorkerTableData.FromString, state._connect_and_get_accessor().get_worker_table())
+    ends = {entry.worker_address.worker_id.hex(): entry.exit_detail for entry in entries if not entry.is_alive}
+    return {worker: ends[worker] for worker in workers if ends.get(worker)}

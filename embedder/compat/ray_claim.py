@@ -1,0 +1,56 @@
+"""Claim of a cluster by one driver while its actors start, kept in the key-value store of the cluster's head.
+
+Two drivers that look for room at once would both find it, and each could then hold what the other one needs. Outside
+of the tested versions there is no claim.
+
+Source: ray 2.60 `experimental/internal_kv.py`, `_private/state.py`.
+"""
+
+from shards.compat import Tested, is_tested
+
+TESTED: Tested = (("ray", "==2.60.*"),)
+NAMESPACE = b"embedder-claim"
+KEY = b"starting"
+
+
+def claim() -> bool:
+    """Claim the cluster, and return whether it is this driver's; a driver that has ended has no claim any more."""
+    if not is_tested("the claim of a cluster while a run starts", TESTED, "runs that start together may wait for ever"):
+        return True
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+    mine = _job_id()
+    if not _internal_kv_put(KEY, mine, overwrite=False, namespace=NAMESPACE):
+        return True
+    holder = _internal_kv_get(KEY, namespace=NAMESPACE)
+    if holder is not None and holder != mine and _is_dead(holder.decode()):
+        _delete()
+        return not _internal_kv_put(KEY, mine, overwrite=False, namespace=NAMESPACE)
+    return bool(holder == mine)
+
+
+def release() -> None:
+    """Give the claim back, if it is this driver's."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    is_readable = is_tested("the claim of a cluster while a run starts", TESTED)
+    if is_readable and _internal_kv_get(KEY, namespace=NAMESPACE) == _job_id():
+        _delete()
+
+
+def _delete() -> None:
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(KEY, namespace=NAMESPACE)
+
+
+def _job_id() -> bytes:
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id()).encode()
+
+
+def _is_dead(job_id: str) -> bool:
+    from ray._private.state import state
+
+    return any(job["JobID"] == job_id and job["IsDead"] for job in state.job_table())

@@ -1,0 +1,59 @@
+"""Questions to the head of a Ray cluster before this process attaches to it: token, version, node on this machine.
+
+`ray.init` asks them too, but ends the process where there is no token, tries for minutes where one is wrong, and takes
+a minute for a machine that is no node. Needed for what the user is told, so never switched off. Outside of the tested
+versions nothing is asked, and `ray.init` answers in its own time and words.
+
+Source: ray 2.60 `_private/worker.py`, `_private/services.py`, `_private/authentication`.
+"""
+
+from shards.compat import Tested, is_tested
+
+TESTED: Tested = (("ray", "==2.60.*"),)
+TIMEOUT_S = 5.0
+
+
+def refusal_of(address: str) -> str | None:
+    """Return why this process can't attach to the cluster, and the cure; None where it can.
+
+    Args:
+        address: HOST:PORT, where a server of gRPC answers.
+    """
+    if not is_tested("the check of a cluster's address", TESTED, "a wrong token or version is told late"):
+        return None
+    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._private import services, utils
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RayError
+
+    try:
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # its absence would end the process in C++
+        head = GcsClient(address=address)
+        metadata = get_cluster_metadata(head)
+        ids = {node_id.hex() for node_id in head.get_all_node_info(timeout=TIMEOUT_S)}
+    except AuthenticationError:
+        return (
+            "the cluster wants another token, or one at all; copy the head's ~/.ray/auth_token here, or set "
+            "RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token"
+        )
+    except (RayError, RuntimeError, OSError) as error:
+        return (
+            f"the answer is not that of a cluster's head ({str(error).partition('.')[0][:200]}); give the port of "
+            "`ray start --head`, which is 6379 unless it was told another"
+        )
+    if metadata:
+        try:
+            utils.check_version_info(metadata, address)
+        except RuntimeError:
+            here = " and Python ".join(utils.compute_version_info())
+            return (
+                f"the cluster runs Ray {metadata['ray_version']} and Python {metadata['python_version']}, this command "
+                f"Ray {here}; the two must be the same: install the cluster's versions here"
+            )
+    if not ids & services.find_node_ids():
+        return (
+            f"this machine is no node of the cluster, and a pipeline is run by one; run the command on a node, or "
+            f"`ray start --address={address}` here"
+        )
+    return None

@@ -1,0 +1,90 @@
+"""Watch over the head of a cluster.
+
+Without it, Ray's core ends the process 60 s after the head is gone, without a word, and no Python runs.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from embedder.engine.cluster_address import find_problem
+from embedder.errors import HeadLostError
+
+LOG = logging.getLogger(__name__)
+
+INTERVAL_S = 3.0
+TOLD_AFTER_S = 10.0  # of silence
+LOST_AFTER_S = 30.0
+AGAIN_S = 3.0  # in which the main thread should have left the block: else it is interrupted once more
+SIGNAL = signal.SIGUSR1
+
+
+class HeadWatch:
+    """Thread that looks whether the head answers.
+
+    Attributes:
+        is_lost: whether it was given up.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.is_lost = False
+        self._address = address
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="head", daemon=True)
+        self._interrupts = threading.current_thread() is threading.main_thread()
+
+    @property
+    def _message(self) -> str:
+        return (
+            f"the head of the cluster, {self._address}, has not answered for {LOST_AFTER_S:g} s, and a cluster can't "
+            "work without it; what is finished is kept: start the head again, and the same command goes on"
+        )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the block runs.
+
+        Raises:
+            HeadLostError: the head is lost, in the main thread; in another one that is logged alone.
+        """
+        before = signal.signal(SIGNAL, self._interrupt) if self._interrupts else None
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join(AGAIN_S)
+            if self._interrupts:
+                signal.signal(SIGNAL, before or signal.SIG_DFL)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._stop.is_set():
+            raise HeadLostError(self._message)
+
+    def _watch(self) -> None:
+        answered_s, is_told = time.monotonic(), False
+        while not self._stop.wait(INTERVAL_S):
+            problem = find_problem(self._address)
+            silent_s = time.monotonic() - answered_s
+            if problem is None:
+                if is_told:
+                    LOG.info(f"the head of the cluster, {self._address}, answers again after {silent_s:.0f} s")
+                answered_s, is_told = time.monotonic(), False
+            elif silent_s >= LOST_AFTER_S:
+                self._end()
+            elif silent_s >= TOLD_AFTER_S and not is_told:
+                is_told = True
+                LOG.info(f"the head of the cluster, {self._address}, has not answered for {silent_s:.0f} s: {problem}")
+
+    def _end(self) -> None:
+        """Interrupt the main thread until it has left the block: what it calls may catch errors."""
+        self.is_lost = True
+        if not self._interrupts:
+            LOG.info(self._message)
+        while self._interrupts and not self._stop.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            self._stop.wait(AGAIN_S)

@@ -1,0 +1,266 @@
+"""Costs of a model on each type of a cluster's nodes, measured there by a task, and the fleet that they make.
+
+Kept on the driver's machine by the type's name and the key of the machine that was measured.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from embedder.compat import worker_options
+from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.job import Model, open_model, preprocessing_of, rows_per_batch
+from embedder.engine.placement import Node
+from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.planning.background_load import delivered_cores
+from embedder.planning.cache import cached
+from embedder.planning.node_types import NodeFacts, NodeType, node_types
+from embedder.planning.profile import host_costs, machine_key, model_costs, with_engine
+from embedder.planning.sample import sample_items
+from shards.config import ModelConfig
+from shards.costs import Dtype, tower_costs
+from shards.planning.costs import DataMix, HostCosts, JsonText, ModelCosts, estimate_costs, estimate_host
+from shards.planning.devices import DEVICES, DeviceType, device_of_ray_type
+from shards.planning.problem import PlacementProblem, make_problem
+from shards.ranges import STRICT
+
+LOG = logging.getLogger(__name__)
+PROBE_S = 120.0  # for a process to start on every node and say what it runs on
+MEASURE_S = 900.0  # on one node, fetching the model included
+
+
+@dataclass(frozen=True)
+class TypeCosts(JsonText):
+    """Costs on one type of nodes.
+
+    Attributes:
+        costs: of the model in one replica, on a GPU or on one core.
+        host: CPU seconds outside the stages on these nodes, without Ray's own.
+        memory_bytes: memory of a GPU; 0 of nodes without.
+        core_share: share of the time of its cores that busy processes get: below 1 under a quota.
+    """
+
+    __pydantic_config__ = STRICT
+
+    costs: ModelCosts
+    host: HostCosts
+    memory_bytes: int = 0
+    core_share: float = 1.0
+
+
+@dataclass(frozen=True)
+class ClusterCosts:
+    """Node types of a cluster, and the costs on each, by its name."""
+
+    types: tuple[NodeType, ...]
+    costs: Mapping[str, TypeCosts]
+
+    def cores(self, each: NodeType) -> float:
+        """CPU seconds in a second that all nodes of a type deliver."""
+        return each.cores * self.costs[each.name].core_share
+
+    def lines(self) -> tuple[str, ...]:
+        """Describe each type in a few words."""
+        return tuple(
+            f"{each.name}: {len(each.nodes)} node(s), {f'{each.num_gpus} GPU(s), ' if each.num_gpus else ''}"
+            f"{self.cores(each):.3g} cores"
+            for each in self.types
+        )
+
+
+def costs_of_cluster(config: RunConfig, model: ModelConfig, *, estimate: bool) -> ClusterCosts:
+    """Attach to the cluster, list its types of nodes, and measure once on each, or read what was measured before.
+
+    Args:
+        config: the run; `ray_address` is the cluster.
+        model: its model.
+        estimate: take costs from the table of devices instead.
+
+    Raises:
+        ConfigError: nodes of different types carry no label, a type can't be measured, or a node doesn't answer.
+        shards.ModelError: the model folder on a node is none, or a device to estimate is not in the table.
+    """
+    from embedder.engine.ray_session import ray_nodes, ray_session
+
+    type_label = config.cluster.type_label
+    with ray_session(config.ray_address, config.no_progress_timeout_s):
+        types = node_types(_ask_nodes(ray_nodes(type_label)), type_label)
+        if config.device == "cpu":
+            types = tuple(each for each in types if not each.num_gpus) or types
+        if estimate:
+            return ClusterCosts(types, {each.name: _estimated(model, each, config.dtype) for each in types})
+        opened = open_model(config.required_model)
+        return ClusterCosts(types, {each.name: _kept_or_measured(config, opened, each) for each in types})
+
+
+def _estimated(model: ModelConfig, each: NodeType, dtype: Dtype) -> TypeCosts:
+    device = DEVICES["CPU"] if not each.num_gpus else device_of_ray_type(each.ray_type or each.name)
+    memory_bytes = device.memory_bytes if each.num_gpus else 0
+    return TypeCosts(estimate_costs(model, device, dtype), estimate_host(model), memory_bytes)
+
+
+def _ask_nodes(nodes: Sequence[Node]) -> list[NodeFacts]:
+    """Ask all nodes at once what they run on; it takes no CPU of theirs."""
+    asked = [_on_node(describe_machine, node.node_id, num_cpus=0) for node in nodes]
+    found = []
+    for node, answer in zip(nodes, asked, strict=True):
+        cores, memory_bytes, machine = _answer_of(answer, node.name, PROBE_S)
+        found.append(NodeFacts(node, min(cores, node.num_cpus), memory_bytes, machine))
+    return found
+
+
+def describe_machine() -> tuple[float, int, dict[str, object]]:
+    """CPU seconds in a second, memory, and key of measurements; a task on each node."""
+    return hardware.cpu_limit(), hardware.memory_bytes(), machine_key()
+
+
+def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCosts:
+    """Costs on a type, measured on its node with the most cores."""
+    facts = max(each.nodes, key=lambda facts: (facts.cores, facts.node.num_gpus))
+    key = {
+        **facts.machine,
+        "node_type": each.name,
+        "gpu": each.ray_type,
+        "cores": round(facts.cores, 1),
+        "model": model.fingerprint,
+        "preprocessing": preprocessing_of(config, model),
+        "dtype": config.dtype,
+        "rows": (rows_per_batch(config), config.rows_per_part),
+    }
+    return cached(TypeCosts, key, lambda: _measured(config, model, each, facts))
+
+
+def _measured(config: RunConfig, model: Model, each: NodeType, facts: NodeFacts) -> TypeCosts:
+    node = facts.node
+    LOG.info(f"measuring on {each.name}: {node}; waits for what others hold there up to {config.cluster.wait_s:g} s")
+    takes: dict[str, Any] = {"num_gpus": 1} if each.num_gpus else {}
+    answer = _on_node(
+        measure_here,
+        node.node_id,
+        config,
+        model.uri,
+        facts.cores,
+        bool(each.num_gpus),
+        num_cpus=min(1.0, node.num_cpus),
+        **takes,
+    )
+    return TypeCosts.from_json(_answer_of(answer, f"{each.name}, {node.name}", config.cluster.wait_s + MEASURE_S))
+
+
+def measure_here(config: RunConfig, uri: str, cores: float, has_gpu: bool) -> str:
+    """Measure costs on this node, one replica on its GPU or on one thread; a task, whose answer is text.
+
+    Args:
+        config: the run.
+        uri: of the model, as each node can read it.
+        cores: that Ray's processes may use here, as far as Linux says so.
+        has_gpu: whether Ray lends this task a GPU.
+
+    Raises:
+        ConfigError: torch finds no GPU where Ray has one.
+    """
+    import torch
+
+    from shards.profile import TimingSetting
+
+    if has_gpu and not torch.cuda.is_available():
+        raise ConfigError(
+            "Ray lends a GPU there and torch finds none: check the driver and torch's build, or start the node with "
+            "--num-gpus=0"
+        )
+    model = open_model(uri)
+    setting = TimingSetting(config.dtype, "cuda" if has_gpu else "cpu", 1, rows_per_batch(config))
+    costs = model_costs(config, model, setting)
+    host = host_costs(config, model, sample_items(config, model))
+    memory_bytes = int(torch.cuda.mem_get_info()[1]) if has_gpu else 0
+    return TypeCosts(costs, host, memory_bytes, min(1.0, delivered_cores(ceil(cores)) / cores)).to_json()
+
+
+def _on_node(task: Callable[..., Any], node_id: str, *arguments: object, **takes: Any) -> Any:
+    """Start a task on one node.
+
+    Args:
+        task: the function.
+        node_id: Ray's.
+        arguments: of the function.
+        takes: CPUs and GPUs.
+    """
+    import ray
+
+    options = {"label_selector": {"ray.io/node-id": node_id}, "max_retries": 1, **worker_options(), **takes}
+    return ray.remote(task).options(**options).remote(*arguments)
+
+
+def _answer_of(answer: Any, where: str, timeout_s: float) -> Any:
+    """Wait for a task's answer.
+
+    Args:
+        answer: of `_on_node`.
+        where: for messages.
+        timeout_s: to wait.
+
+    Raises:
+        ConfigError: there is none in time, the node was lost, or the user made a mistake there.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+    try:
+        return ray.get(answer, timeout=timeout_s)
+    except GetTimeoutError:
+        ray.cancel(answer, force=True)
+        raise ConfigError(
+            f"cluster: {where}: no answer in {timeout_s:g} s; its CPUs or GPUs may be held by others: try again when "
+            "they are free, or set cluster.wait_s"
+        ) from None
+    except RayTaskError as error:
+        if isinstance(error.cause, USER_MISTAKES):
+            raise ConfigError(f"cluster: {where}: {str(error.cause).partition(chr(10))[0]}") from None
+        raise
+    except RayError as error:
+        raise ConfigError(f"cluster: {where} was lost while it was asked: {str(error).partition(chr(10))[0]}") from None
+
+
+def problem_of_cluster(
+    config: RunConfig, model: ModelConfig, found: ClusterCosts, mix: DataMix, **caps: int | None
+) -> PlacementProblem:
+    """State the planner's problem for the cluster: a pool for each type of nodes, its cores with a speed of their own.
+
+    The cores of nodes with GPUs do work outside the stages; stages are placed on their GPUs.
+
+    Args:
+        config: the run.
+        model: its model.
+        found: types and costs.
+        mix: means over the items.
+        caps: `memory_cap_bytes` and `weights_cap_bytes` of one replica.
+    """
+    usual = max(found.types, key=lambda each: (not each.num_gpus, found.cores(each)))
+    usual_s = found.costs[usual.name].host.item_s(mix)
+    speeds = {each.name: usual_s / found.costs[each.name].host.item_s(mix) for each in found.types}
+    num_cores = sum(found.cores(each) * speeds[each.name] for each in found.types)
+    costs = {each.name: found.costs[each.name].costs for each in found.types}
+    host = with_engine(config, model, costs[usual.name], found.costs[usual.name].host, mix, num_cores)
+    fleet = tuple(
+        (each.num_gpus or found.cores(each), _device(model, each, found, config.dtype)) for each in found.types
+    )
+    problem = make_problem(
+        model, fleet, costs, host, mix=mix, dtype=config.dtype, rows_per_batch=rows_per_batch(config), **caps
+    )
+    pools = tuple(
+        replace(pool, core_speed=speeds[each.name], node_memory_bytes=None if each.num_gpus else each.node_memory_bytes)
+        for pool, each in zip(problem.pools, found.types, strict=True)
+    )
+    return replace(problem, pools=pools, num_cores=num_cores)
+
+
+def _device(model: ModelConfig, each: NodeType, found: ClusterCosts, dtype: Dtype) -> DeviceType:
+    """A GPU or core of a type as it was measured: operations in a second of its layers, memory, bandwidth."""
+    costs, gpu_bytes = found.costs[each.name].costs, found.costs[each.name].memory_bytes
+    side, seconds = ("vision", costs.vision.layer_s) if model.vision is not None else ("text", costs.text.layer_s)
+    flops = {str(dtype): tower_costs(model, side, costs.caption_tokens).layer / seconds}
+    memory_bytes = gpu_bytes or int(sum(facts.memory_bytes for facts in each.nodes) / found.cores(each))
+    return DeviceType(each.name, "gpu" if each.num_gpus else "cpu", flops, memory_bytes, 1 / costs.send_s_per_byte)

@@ -1,0 +1,102 @@
+"""Nodes of a run: the steps that computed on each and their memory, and what the devices cost. Pure."""
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from embedder.engine.fleet import Available
+from embedder.engine.placement import Node
+from embedder.report.schema import NodeReport
+from embedder.store.step_metrics import LOAD, Measurement
+
+if TYPE_CHECKING:
+    from embedder.compat.operator_stats import Sample
+
+CPU, GPU = "CPU", "GPU"  # keys of `[prices]`; the second of a GPU whose type Ray doesn't tell
+SECONDS_PER_HOUR = 3600
+
+
+def node_reports(nodes: Iterable[Node], trace: Iterable[Measurement]) -> list[NodeReport]:
+    """Sum up a run's measurements by node.
+
+    Args:
+        nodes: of the cluster, or the machine.
+        trace: measurements of the run, those of loading included; they name hosts, so nodes of one host count as one.
+    """
+    by_host: dict[str, list[Node]] = {}
+    for node in nodes:
+        by_host.setdefault(node.name.partition(" ")[0], []).append(node)
+    peaks: dict[str, dict[int, int]] = {}
+    steps: dict[str, set[str]] = {}
+    for call in trace:
+        processes = peaks.setdefault(call.node, {})
+        processes[call.pid] = max(processes.get(call.pid, 0), call.peak_rss_bytes)
+        if not call.step.startswith(LOAD):
+            steps.setdefault(call.node, set()).add(call.step)
+    return [
+        NodeReport(
+            name=each[0].name if len(each) == 1 else f"{host} ({len(each)} nodes)",
+            num_cpus=sum(node.num_cpus for node in each),
+            num_gpus=sum(node.num_gpus for node in each),
+            gpu_type=each[0].device_type,
+            steps=tuple(sorted(steps.get(host, ()))),
+            peak_memory_bytes=sum(peaks.get(host, {}).values()),
+        )
+        for host, each in sorted(by_host.items())
+    ]
+
+
+def this_machine(available: Available) -> Node:
+    """Return this machine as a node, for an engine that knows none."""
+    return Node(platform.node(), available.num_cpus, available.num_devices)
+
+
+def held_devices(samples: "Sequence[Sample]", nodes: Mapping[str, Node]) -> dict[str, float]:
+    """Count the CPUs and GPUs that the steps of a run reserved at once, at their most.
+
+    Args:
+        samples: of the operators.
+        nodes: by id; of the replicas.
+    """
+    most: dict[str, float] = {}
+    for sample in samples:
+        held = {CPU: sum(state.num_cpus for state in sample.operators)}
+        for state in sample.operators:
+            for replica in state.replicas if state.num_gpus else ():
+                node = nodes.get(replica.node_id)
+                kind = (node and node.device_type) or GPU
+                held[kind] = held.get(kind, 0.0) + state.num_gpus / len(state.replicas)
+        most |= {kind: max(number, most.get(kind, 0.0)) for kind, number in held.items()}
+    return most
+
+
+def all_devices(nodes: Iterable[Node]) -> dict[str, float]:
+    """Count the CPUs and GPUs of nodes."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        kinds = [(CPU, node.num_cpus), *([(node.device_type or GPU, node.num_gpus)] if node.num_gpus else [])]
+        found |= {kind: found.get(kind, 0.0) + number for kind, number in kinds}
+    return found
+
+
+def cost_per_million(
+    prices: Mapping[str, float], devices: Mapping[str, float], items_per_s: float
+) -> tuple[float | None, tuple[str, ...]]:
+    """Compute what a million items cost.
+
+    A run that started Ray on this machine, or used no Ray, pays for all CPUs and GPUs of the machine: nobody else's job
+    gets the rest. A run on a cluster pays for what its steps reserved.
+
+    Args:
+        prices: of an hour of one device, by its type.
+        devices: number of each type.
+        items_per_s: the run's rate.
+
+    Returns:
+        The cost, and the types that have no price, for which there is none.
+    """
+    lacking = tuple(kind for kind, number in devices.items() if number and kind not in prices)
+    if not prices or lacking or not items_per_s:
+        return None, lacking if prices else ()
+    price_per_hour = sum(prices[kind] * number for kind, number in devices.items() if number)
+    return price_per_hour / (items_per_s * SECONDS_PER_HOUR) * 1e6, ()

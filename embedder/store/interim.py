@@ -1,0 +1,199 @@
+"""Interim publications of a run that goes on: which of its finished work readers see already, and what may follow.
+
+An interim publication has an id of its own, which sorts before the id of its run and after all earlier ones, so the run
+stays unfinished and resumable. These hold whatever is killed when:
+
+- The entries of a publication are written down before its first commit, and count once CURRENT.json names it. One that
+  was cut off before that is reverted by the next writer, and its id is not used again.
+- The unit is an item of a session, never a part of it: a video of which rows are missing waits for a later publication.
+- Of an item that several sessions embedded, the last one counts, also where an earlier one is published.
+- Rows that a session compares its items with stay as they are while it runs: what an earlier session finished of an
+  item in work now waits for the end.
+- The last publication takes whatever is left: all that is whole, without what was published before.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.journal import Finished, JournalEntry, read_entries, read_finished
+from embedder.store.layout import PUBLISHED_FILE, Current, Published, Record, read_current, read_record, run_file
+from embedder.store.runs import Run
+from embedder.store.schema import TABLES
+from embedder.store.tables import RecordTable
+
+INTERIM_FILE = "interim.json"
+PLACE = ["item_id", "session"]
+NO_PLACES = pa.schema([(name, pa.string()) for name in PLACE]).empty_table()
+NO_IDS = pa.chunked_array([], pa.string())
+
+
+class InterimRecord(Record):
+    """`runs/<interim id>/interim.json`: the work of a run that an interim publication includes, beside earlier ones."""
+
+    entries: tuple[str, ...]
+    """Names of the journal entries."""
+    waiting: tuple[tuple[str, str], ...] = ()
+    """Items with their sessions that these and earlier entries have rows of, and that are not published yet."""
+
+
+@dataclass(frozen=True)
+class InterimState:
+    """Work of a run that its interim publications include.
+
+    Attributes:
+        names: journal entries.
+        waiting: `item_id` and `session` of what they hold and is not published yet.
+    """
+
+    names: frozenset[str] = frozenset()
+    waiting: pa.Table = field(default_factory=lambda: NO_PLACES)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Finished work that can be published.
+
+    Attributes:
+        entries: journal entries that were considered.
+        finished: their records and rows.
+        whole: items to publish, as `embedder.store.journal.whole_items` describes them.
+        state: state of the run once they are published.
+        unfinished: entries of the present session with items that wait.
+    """
+
+    entries: list[JournalEntry]
+    finished: Finished
+    whole: pa.Table
+    state: InterimState
+    unfinished: list[JournalEntry]
+
+    @property
+    def record(self) -> InterimRecord:
+        """Record of its publication."""
+        places = zip(*(self.state.waiting[name].to_pylist() for name in PLACE), strict=True)
+        return InterimRecord(entries=tuple(entry.name for entry in self.entries), waiting=tuple(sorted(places)))
+
+
+def interim_state(files: StoreFiles, run_id: str) -> InterimState:
+    """Read what the interim publications of a run include; nothing where another run has published since.
+
+    Raises:
+        StoreError: a record of them is missing.
+    """
+    current: Current | None = read_current(files)
+    records: list[InterimRecord] = []
+    while current is not None and current.interim_of == run_id:
+        path = run_file(current.run_id, INTERIM_FILE)
+        record = read_record(files, path, InterimRecord)
+        if record is None:
+            raise StoreError(
+                f"{files.uri(path)}: missing, and without it run {run_id} would publish rows twice; restore the file, "
+                "or go back with `embedder rollback`"
+            )
+        records.append(record)
+        previous = current.previous
+        current = read_record(files, run_file(previous, PUBLISHED_FILE), Published) if previous is not None else None
+    if not records:
+        return InterimState()
+    names = frozenset(name for record in records for name in record.entries)
+    items, sessions = zip(*records[0].waiting, strict=True) if records[0].waiting else ((), ())
+    return InterimState(names, pa.table([list(items), list(sessions)], schema=NO_PLACES.schema))
+
+
+def interim_id(files: StoreFiles, run_id: str) -> str | None:
+    """Id of the next interim publication, which no commit bears yet; None where a run of an older release has none."""
+    start, _, ending = run_id.partition("-")
+    if ending.startswith("0"):
+        return None
+    current, tables = read_current(files), [RecordTable(files, name) for name in TABLES]
+    number = 1
+    if current is not None and current.interim_of == run_id:
+        number += int(current.run_id.partition("-")[2], 16)
+    while any(table.committed(f"{start}-0{number:05x}") for table in tables):
+        number += 1
+    return f"{start}-0{number:05x}"
+
+
+def choose_batch(
+    files: StoreFiles,
+    entries: Iterable[JournalEntry],
+    state: InterimState,
+    session: str = "",
+    in_work: pa.ChunkedArray = NO_IDS,
+) -> Batch:
+    """Choose what can be published of a run's finished work.
+
+    Args:
+        files: the store.
+        entries: the run's journal; or of a session all of whose earlier work was considered before, what it has
+            finished since and `Batch.unfinished`.
+        state: what is published.
+        session: session that goes on.
+        in_work: ids of its items, of which what earlier sessions finished is left out.
+    """
+    entries = list(entries)
+    finished = read_finished(files, entries)
+    if not (state.names or session):
+        return Batch(entries, finished, finished.whole, state, [])
+    seen = pa.concat_tables([each.select([*PLACE, "path"]) for each in (finished.records, finished.vectors)])
+    new = pa.array(_paths(entry for entry in entries if entry.name not in state.names), pa.string())
+    fresh = seen.filter(pc.is_in(seen["path"], value_set=new)).select(PLACE)
+    candidates = pa.concat_tables([fresh, state.waiting]).group_by(PLACE).aggregate([])
+    whole = finished.whole.join(candidates, PLACE, join_type="left semi")
+    is_deferred = pc.and_(pc.is_in(whole["item_id"], value_set=in_work), pc.less(whole["session"], session))
+    whole = whole.filter(pc.invert(is_deferred))
+    waiting = candidates.join(whole, PLACE, join_type="left anti")
+    here = seen.join(waiting.filter(pc.equal(waiting["session"], session)), PLACE, join_type="left semi")
+    places = set(here["path"].to_pylist())
+    return Batch(
+        entries,
+        finished,
+        whole,
+        InterimState(state.names | {entry.name for entry in entries}, waiting),
+        [entry for entry in entries if places.intersection(_paths([entry]))],
+    )
+
+
+def _paths(entries: Iterable[JournalEntry]) -> list[str]:
+    return [part.path for entry in entries for part in entry.parts]
+
+
+class UnpublishedWork:
+    """Finished work of a session that goes on, for one interim publication after the other."""
+
+    def __init__(self, run: Run, in_work: pa.ChunkedArray) -> None:
+        """Read what earlier sessions have published.
+
+        Args:
+            run: the run and its session.
+            in_work: ids of the items that the session embeds.
+        """
+        self._run, self._in_work = run, in_work
+        self._state = interim_state(run.files, run.run_id)
+        self._seen: set[str] = set()
+        self._again: list[JournalEntry] = []
+
+    def next(self) -> Batch:
+        """Choose what can be published now; what was chosen before, and not published, is part of it."""
+        new = read_entries(self._run.files, self._run.run_id, self._seen)
+        if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
+            new = [entry for entry in new if entry.name.startswith(self._run.session)]
+        entries = [*self._again, *new]
+        batch = choose_batch(self._run.files, entries, self._state, self._run.session, self._in_work)
+        self._seen.update(entry.name for entry in new)
+        self._again = entries
+        return batch
+
+    def published(self, batch: Batch) -> None:
+        """Note that the last batch is published."""
+        self._state, self._again = batch.state, batch.unfinished
+
+
+def kept_parts(entries: Iterable[JournalEntry], names: Collection[str]) -> set[str]:
+    """Part files that interim publications may need, to stay readable when a later one has rewritten them."""
+    return set(_paths(entry for entry in entries if entry.name in names))

@@ -1,0 +1,281 @@
+"""How well the stages of a run use one GPU: its idle share, its memory, the overlap of copies, the rate that is left.
+
+    python scripts/bench_gpu.py                                # under five minutes on one GPU; a random model of 0.2 G
+    python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4
+    python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
+
+Rows are random, with an image and a caption each, and made before: no decoding binds. The yardstick is the forward rate
+of the whole model in one shard whose input is on the device already; no cut can be faster on one device. For each
+number of stages there are then
+
+- rows/s: stages as a run makes them, on Ray, from when all have computed to when the first has run dry;
+- idle: the part of that time in which no stage computed, by events on the device;
+- memory: the most of the device's that was taken then, beside what was taken before;
+- hidden: of the time that one call at a time spends beside computing (copies to the device and back, Arrow, Python),
+  the part that two calls at once save; each stage by itself, the least of them.
+
+Without a GPU it says so, and ends with 0. The last line is one JSON document.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import ray.data
+import torch
+from make_large_model import large_config
+
+from corpus import DEMO_MODEL
+from embedder.batch_schema import TRACE
+from embedder.compat import fast_start
+from embedder.config import RunConfig, load_config
+from embedder.engine.job import Model, make_plan, open_model, stage_specs
+from embedder.engine.ray_session import ray_session
+from embedder.engine.resources import allocate
+from embedder.pipeline import through_stages
+from embedder.steps.stage import INPUTS, Stage, cuda_problem
+from embedder.steps.stage_actor import GPU_CALLS_AT_ONCE, StageSpec
+from embedder.store.arrow_tensors import pack_flat
+from harness import number, table
+from shards.activations import Batch, TowerState
+from shards.ranges import whole_model
+from shards.shard import load_shard
+
+NUM_PARAMETERS = 200_000_000
+CAPTION_TOKENS = 16
+BLOCK_ROWS = 64
+WARM_CALLS, MIN_CALLS = 2, 4
+MIN_BLOCKS = 12
+SAMPLE_S = 0.1
+PATIENCE_S = 120
+
+Call = tuple[float, float, int]
+"""Start, seconds and rows of a stage's batch."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """One number of stages on the device; shares are of 1.
+
+    Attributes:
+        num_stages: processes on the device.
+        rows_per_s: rows that left the last stage.
+        of_unsplit: the same over the forward rate of the whole model.
+        idle_share: of the time, no stage computed.
+        memory_share: of the device's memory; None on the CPU.
+        hidden_share: of the time of copies; None where a call takes no longer than its computation.
+    """
+
+    num_stages: int
+    rows_per_s: float
+    of_unsplit: float
+    idle_share: float
+    memory_share: float | None
+    hidden_share: float | None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="model folder; by default random weights, on the CPU the demo's model")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--stages", default="1,2,3", help="numbers of stages")
+    parser.add_argument("--batch-size", type=int, default=BLOCK_ROWS)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
+    options = parser.parse_args(arguments)
+
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    problem = cuda_problem() if options.device == "cuda" else None
+    if problem is not None:
+        print(f"unmeasured: no GPU ({problem})")
+        print(json.dumps({"unmeasured": "no GPU"}))
+        return
+    with model_folder(options) as folder:
+        model = open_model(str(folder))
+        rows = make_rows(model, BLOCK_ROWS)
+        unsplit = unsplit_rate(model, rows, options)
+        runs = [measure(model, rows, unsplit, int(each), options) for each in options.stages.split(",")]
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    print(f"{name}, {options.dtype}, batches of {options.batch_size}: the whole model makes {unsplit:,.0f} rows/s")
+    table([("stages", "rows/s", "of unsplit", "idle", "memory", "hidden"), *map(line, runs)])
+    print(json.dumps({"device": name, "unsplit_rows_per_s": unsplit, "runs": [asdict(run) for run in runs]}))
+
+
+def line(run: Used) -> tuple[str, ...]:
+    shares = (run.of_unsplit, run.idle_share, run.memory_share, run.hidden_share)
+    return str(run.num_stages), number(run.rows_per_s, 0), *(number(share, 2) for share in shares)
+
+
+@contextmanager
+def model_folder(options: argparse.Namespace) -> Iterator[Path]:
+    """The model that was asked for, or one for the device."""
+    from shards.fresh import init_model
+
+    if options.model or options.device == "cpu":
+        yield Path(options.model or DEMO_MODEL)
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+        tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
+        yield init_model(large_config(NUM_PARAMETERS), Path(name) / "model", seed=0, tokenizer_json=tokenizer_json)
+
+
+def make_rows(model: Model, num_rows: int) -> pa.Table:
+    """Rows as decoding hands them on, with both sides that the model has."""
+    columns: dict[str, pa.Array] = {"item_id": pa.array([str(row) for row in range(num_rows)])}
+    for side, name in INPUTS.items():
+        tower = model.config.towers.get(side)
+        if tower is None:
+            columns[name] = pack_flat(torch.empty(0).numpy(), torch.zeros(num_rows, dtype=torch.int64).numpy())
+            continue
+        lengths = tower.sample_lengths(num_rows, CAPTION_TOKENS)
+        if tower.sample_grids(lengths) is not None:
+            raise SystemExit(f"{model.folder}: images of any shape aren't measured; name a model of square ones")
+        values = tower.sample_input(lengths)
+        columns[name] = pack_flat(values.numpy(), (lengths * (values.nbytes // len(values))).numpy())
+    return pa.table(columns | {"trace": pa.nulls(num_rows, TRACE)})
+
+
+def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> float:
+    """Rows a second of the whole model in one shard, whose input is on the device."""
+    shard = load_shard(model.folder, whole_model(model.config), dtype=options.dtype, device=options.device)
+    states = dict.fromkeys(INPUTS, None) | {
+        side: TowerState(tower.sample_input(lengths).to(options.device), lengths)
+        for side, tower in model.config.towers.items()
+        if len(lengths := tower.sample_lengths(options.batch_size, CAPTION_TOKENS))
+    }
+    batch = Batch(states["vision"], states["text"])
+
+    def forward() -> None:
+        with torch.inference_mode():
+            shard(batch)
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+
+    num_calls, seconds = repeated(forward, options.seconds / 4)
+    return num_calls * options.batch_size / seconds
+
+
+def repeated(call: Callable[[], None], seconds: float) -> tuple[int, float]:
+    """Number and seconds of calls, once the first ones have loaded kernels."""
+    for _ in range(WARM_CALLS):
+        call()
+    number_of, started_s = 0, time.perf_counter()
+    while number_of < MIN_CALLS or time.perf_counter() - started_s < seconds:
+        call()
+        number_of += 1
+    return number_of, time.perf_counter() - started_s
+
+
+def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, options: argparse.Namespace) -> Used:
+    """Cut the model, measure each stage by itself, and then all of them as a run makes them."""
+    settings = {"num_stages": num_stages, "batch_size": options.batch_size, "dtype": options.dtype}
+    config = load_config(overrides=settings | {"device": options.device})
+    hidden = hidden_shares(config, model, rows, options)
+    if options.device == "cuda":
+        torch.cuda.empty_cache()
+    num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / BLOCK_ROWS))
+    calls, memory_share = run_stages(config, model, rows, num_blocks)
+    rate, idle_share = rate_and_idle(calls)
+    known = [share for share in hidden if share is not None]
+    return Used(num_stages, rate, rate / unsplit, idle_share, memory_share, min(known, default=None))
+
+
+def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argparse.Namespace) -> list[float | None]:
+    """For each stage by itself, the part of a call's other time that two calls at once save."""
+    shares, block = [], rows
+    for index, planned in enumerate(make_plan(config, model).stages):
+        spec = StageSpec(index, model.uri, planned.spec, config.dtype, options.device, 1, (options.batch_size,))
+        stage = Stage(spec)
+        num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
+        computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])
+        with ThreadPoolExecutor(GPU_CALLS_AT_ONCE) as threads:
+            started_s = time.perf_counter()
+            sum(threads.map(lambda block, stage=stage: stage(block).num_rows, [block] * num_calls))
+            paired_s = time.perf_counter() - started_s
+        beside_s = serial_s - computed_s
+        shares.append((serial_s - paired_s) / beside_s if beside_s > 0 and options.device == "cuda" else None)
+        block = stage(block).drop_columns(["trace"]).append_column("trace", rows["trace"])
+    return shares
+
+
+def run_stages(
+    config: RunConfig, model: Model, rows: pa.Table, num_blocks: int
+) -> tuple[dict[str, list[Call]], float | None]:
+    """Send blocks through the stages of a run; gives each stage's batches, and the memory that they took."""
+    calls: dict[str, list[Call]] = {}
+    with fast_start(config.fast_start), ray_session(None, PATIENCE_S) as available, memory_taken() as shares:
+        plan = make_plan(config, model)
+        allocation = allocate(config, available, plan.stages)
+        dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks).map_batches(
+            lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus
+        )
+        embedded = through_stages(dataset, stage_specs(config, model, plan, allocation), allocation)
+        for block in embedded.iter_batches(batch_format="pyarrow", batch_size=None):
+            for step, found in calls_of(block).items():
+                calls.setdefault(step, []).extend(found)
+    return calls, max(shares, default=None)
+
+
+def calls_of(block: pa.Table) -> dict[str, list[Call]]:
+    """Batches of each stage that a block went through."""
+    found: dict[str, list[Call]] = {}
+    for steps in block["trace"].drop_null().to_pylist():
+        for step in steps:
+            if step["step"].startswith("stage"):
+                found.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
+    return found
+
+
+@contextmanager
+def memory_taken() -> Iterator[list[float]]:
+    """Samples of the part of the device's memory that is taken in the block, beside what was taken before."""
+    shares: list[float] = []
+    if not torch.cuda.is_available():
+        yield shares
+        return
+    before, ended = torch.cuda.mem_get_info()[0], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_S):
+            free, total = torch.cuda.mem_get_info()
+            shares.append((before - free) / total)
+
+    sampler = threading.Thread(target=sample, name="memory", daemon=True)
+    sampler.start()
+    try:
+        yield shares
+    finally:
+        ended.set()
+        sampler.join()
+
+
+def rate_and_idle(calls: dict[str, list[Call]]) -> tuple[float, float]:
+    """Rows a second that left the last stage, and the part of the time in which none computed.
+
+    From when each stage has computed some batches to when the first of them has run dry.
+    """
+    by_stage = [sorted(calls[step]) for step in sorted(calls)]
+    start_s = max(stage[WARM_CALLS - 1][0] + stage[WARM_CALLS - 1][1] for stage in by_stage)
+    stop_s = min(max(began_s + seconds for began_s, seconds, _ in stage) for stage in by_stage)
+    if stop_s <= start_s:
+        raise SystemExit("the last stage began when the first had run dry: more --seconds")
+    window_s, busy_s, reached_s = stop_s - start_s, 0.0, start_s
+    for began_s, seconds, _ in sorted(call for stage in by_stage for call in stage):
+        ended_s = min(began_s + seconds, stop_s)
+        busy_s += max(0.0, ended_s - max(began_s, reached_s))
+        reached_s = max(reached_s, ended_s)
+    num_rows = sum(rows for began_s, seconds, rows in by_stage[-1] if start_s < began_s + seconds <= stop_s)
+    return num_rows / window_s, 1 - busy_s / window_s
+
+
+if __name__ == "__main__":
+    main()

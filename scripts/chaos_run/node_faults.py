@@ -1,0 +1,246 @@
+"""What happens to the nodes of a cluster while a run is on them, and what the run makes of it."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from chaos_run.states import compare
+from chaos_run.world import World
+from cluster.nodes import NodeCluster
+from harness import EMBEDDER, environment
+
+NUM_NODES = 3  # that compute; the driver is on a head without CPUs
+NODE_CPUS = 1.0
+DRIVER, SPARE = 0, NUM_NODES + 1
+STAGE_TITLE = "MapWorker(MapBatches(Stage"
+AT_WORK = f"{STAGE_TITLE}Actor)).submit"
+FAULT_AFTER_S = (1.0, 8.0)  # of work
+RUN_S = 480.0
+REFUSAL_CODE = 2
+NUM_IMAGES = 1000
+# Large enough that stages compute for a while.
+VISION = {"image_size": 64, "patch_size": 8, "width": 256, "depth": 10, "num_heads": 4}
+SETTINGS = {
+    "num_stages": 2,
+    "rows_per_part": 32,
+    "batch_size": 16,
+    "decode.items_per_task": 32,
+    "no_progress_timeout_s": 300,
+}
+ONE_REPLICA = "[[stage]]\nreplicas = { min = 1, max = 1 }\n" * 2
+
+Happens = Callable[["NodeRound"], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round.
+
+    Attributes:
+        kind: of the fault.
+        number: of the round among those of its kind.
+        seed: of all rounds.
+        what: that happened.
+        code: exit code of the run itself.
+        code_again: of the same command, where the first run can't end.
+        num_rows: compared.
+        faults: what is wrong.
+        stall_s: longest time without a finished part after the fault.
+        wall_s: of the run.
+        events: lines of the report.
+    """
+
+    kind: str
+    number: int
+    seed: int
+    what: str
+    code: int | None
+    code_again: int | None
+    num_rows: int
+    faults: list[str]
+    stall_s: float
+    wall_s: float
+    events: list[str] = field(default_factory=list)
+
+
+@dataclass
+class NodeRound:
+    """A run on nodes of its own, and its fault."""
+
+    world: World
+    cluster: NodeCluster
+    rng: Random
+    store: str
+    what: str = "nothing happened"
+    driver: int = DRIVER
+
+    def node_with_stage(self) -> int:
+        """Return a node where a stage computes.
+
+        Raises:
+            LookupError: no stage is at work any more.
+        """
+        titles = {number: list(self.cluster.titles(number)) for number in range(1, NUM_NODES + 1)}
+        return self.rng.choice([number for number, found in titles.items() if STAGE_TITLE in " ".join(found)])
+
+    def is_at_work(self) -> bool:
+        """Whether a stage has begun to compute."""
+        return any(AT_WORK in title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
+
+    def any_node(self) -> int:
+        """Return one of those that compute."""
+        return self.rng.randint(1, NUM_NODES)
+
+    def kill(self, number: int) -> None:
+        """End a node."""
+        self.what = f"node {number} killed"
+        self.cluster.kill(number)
+
+    def cut(self, number: int, seconds: float) -> None:
+        """Partition a node for a while."""
+        self.what = f"node {number} partitioned for {seconds:g} s"
+        self.cluster.cut(number)
+        time.sleep(seconds)
+        self.cluster.heal(number)
+
+    def drain(self, number: int, seconds: float) -> None:
+        """Give notice, and end the node then."""
+        self.what = f"node {number} drained, and ended after {seconds:g} s"
+        self.cluster.drain(number, seconds)
+        time.sleep(seconds)
+        self.cluster.kill(number)
+
+    def add(self) -> None:
+        """Add a node."""
+        self.what = f"node {SPARE} added"
+        self.cluster.add(SPARE, NODE_CPUS)
+
+    def entries(self) -> list[float]:
+        """Return the times at which write tasks ended, in order."""
+        return sorted(path.stat().st_mtime for path in self.world.store(self.store).glob("runs/*/journal/*.json"))
+
+    def report(self) -> dict[str, Any]:
+        """Return the last report in the store; empty where there is none."""
+        found = sorted(self.world.store(self.store).glob("runs/*/report.json"))
+        return json.loads(found[-1].read_text()) if found else {}
+
+
+FAULTS: dict[str, Happens] = {
+    "kill": lambda each: each.kill(each.any_node()),
+    "kill-only": lambda each: each.kill(each.node_with_stage()),
+    "cut20": lambda each: each.cut(each.node_with_stage(), 20),
+    "cut120": lambda each: each.cut(each.node_with_stage(), 120),
+    "drain": lambda each: each.drain(each.node_with_stage(), 30),
+    "add": lambda each: each.add(),
+    "head": lambda each: each.kill(0),
+    "own-disks": lambda each: None,  # from the start
+}
+"""By kind; `kill-only` ends the node of a stage's only replica, `own-disks` is a store that nodes don't share."""
+
+
+def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: int) -> Outcome:
+    """Make a cluster, run on it, disturb it, and compare with the undisturbed store.
+
+    Args:
+        world: source, model and the undisturbed store.
+        cluster: where the nodes are.
+        kind: of the fault.
+        number: of the round among those of its kind.
+        seed: of all rounds.
+    """
+    each = NodeRound(world, cluster, Random(f"{seed} {kind} {number}"), f"{kind}-{number}")
+    each.driver = 1 if kind == "head" else DRIVER
+    config = world.config_file(each.store, "ray", ray_address=cluster.address, **SETTINGS)
+    if kind != "add":  # a new node can be used where the number of replicas is open
+        config.write_text(config.read_text() + ONE_REPLICA)
+    log = world.root / f"{each.store}.log"
+    private = [str(world.store(each.store))] if kind == "own-disks" else []
+    for folder in private:
+        Path(folder).mkdir()
+        each.what = "a store that the nodes don't share"
+    _start(cluster, each, private)
+    begun_s = time.time()
+    try:
+        code, happened_s = _disturbed(each, kind, config, log)
+        again = None
+        if kind == "head":
+            _start(cluster, each, private)
+            again = _embed(each, config, log).wait(RUN_S)
+    except subprocess.TimeoutExpired:
+        code, again, happened_s = None, None, begun_s
+    finally:
+        cluster.stop()
+    wall_s = time.time() - begun_s
+    events = [event["text"] for event in each.report().get("events", [])]
+    num_rows, faults = (0, _refusal(each, code, log)) if kind == "own-disks" else _faults(each, kind, code, again)
+    times = [happened_s, *(at_s for at_s in each.entries() if at_s > happened_s)]
+    stall_s = max((after - before for before, after in pairwise(times)), default=0.0)
+    return Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
+
+
+def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:
+    # A driver that outlives the head needs a node of its own.
+    cluster.start(NUM_NODES + 1, NODE_CPUS, head_cpus=0, private=private)
+
+
+def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]":
+    """Start the run on the driver's node."""
+    command = each.cluster.command(each.driver, [*EMBEDDER, "embed", "--config", str(config)])
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment())
+
+
+def _disturbed(each: NodeRound, kind: str, config: Path, log: Path) -> tuple[int | None, float]:
+    """Run, and let the fault happen once stages compute; gives the exit code, and the time of the fault."""
+    process = _embed(each, config, log)
+    happened_s = time.time()
+    try:
+        if kind != "own-disks":
+            while not each.is_at_work() and process.poll() is None and time.time() < happened_s + RUN_S:
+                time.sleep(0.3)
+            time.sleep(each.rng.uniform(*FAULT_AFTER_S))
+            happened_s = time.time()
+            if process.poll() is None:
+                with suppress(LookupError):
+                    FAULTS[kind](each)
+        return process.wait(RUN_S), happened_s
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def _faults(each: NodeRound, kind: str, code: int | None, again: int | None) -> tuple[int, list[str]]:
+    """Compare with the undisturbed store; gives the rows, and what is wrong."""
+    faults = [] if each.what != NodeRound.what else [f"the run ended with exit code {code} before it was disturbed"]
+    if kind == "head":
+        if code in (0, None) or again != 0:
+            faults.append(f"exit code {code}, and of the same command afterwards {again}")
+    elif code != 0:
+        return 0, ["the run did not end in time" if code is None else f"exit code {code}"]
+    if not (each.world.store(each.store) / "CURRENT.json").exists():
+        return 0, [*faults, "nothing is published"]
+    num_rows, difference = compare(each.world.store(each.store), each.world.store("undisturbed"))
+    faults += [
+        f"{len(found)} rows {what}: {sorted(map(str, found))[:3]}" for what, found in difference.items() if found
+    ]
+    return num_rows, faults
+
+
+def _refusal(each: NodeRound, code: int | None, log: Path) -> list[str]:
+    """Say what is wrong with the refusal of a store that the nodes don't share."""
+    said = log.read_text(errors="replace")
+    faults = [] if code == REFUSAL_CODE else [f"exit code {code} instead of {REFUSAL_CODE}"]
+    faults += [] if "Traceback" not in said else ["a traceback"]
+    return faults + (["items were embedded"] if each.entries() else [])
+
+
+def as_line(outcome: Outcome) -> str:
+    """Return the line of an outcome in a file of states."""
+    return json.dumps(asdict(outcome))

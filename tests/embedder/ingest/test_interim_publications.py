@@ -1,0 +1,102 @@
+"""`publish_every_s`: finished work is searched while a run goes on; killed and resumed, it ends in the same rows."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import samples
+from command_runs import run_apart, run_here
+from embedding_runs import assert_same
+
+import embedder
+from embedder.store.files import StoreFiles
+from embedder.store.history import past_runs
+
+NUM_IMAGES, NUM_CLIPS = 120, 2
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return samples.folder(tmp_path_factory.mktemp("interim") / "in", num_images=NUM_IMAGES, num_clips=NUM_CLIPS)
+
+
+def arguments_of(source, model, store, engine, *settings):
+    settings = [
+        "rows_per_part=8",
+        "batch_size=4",
+        "decode.items_per_task=8",
+        "segment_s=1.0",
+        "no_progress_timeout_s=90",
+        "min_vector_spread=0",
+        *settings,
+    ]
+    options = [part for setting in settings for part in ("--set", setting)]
+    return ["embed", str(source), "--model", str(model), "--store", str(store), "--engine", engine, *options]
+
+
+def rows_of(store):
+    table = embedder.open_store(store).to_arrow()
+    rows = {(row["item_id"], row["segment"]): row for row in table.to_pylist()}
+    assert len(rows) == table.num_rows, "no (item_id, segment) stands twice"
+    return rows
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source, tiny_model, tmp_path_factory):
+    store = tmp_path_factory.mktemp("interim") / "undisturbed"
+    ended = run_here(*arguments_of(source, tiny_model, store, "local"))
+    assert ended.code == 0, ended.stderr
+    return rows_of(store)
+
+
+def killed_in_mid_run(arguments):
+    """Start a run, halt it at its first publication, search that, and kill the run; give the number of rows."""
+    store, log = Path(arguments[5]), Path(f"{arguments[5]}.log")
+    with log.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, "-m", "embedder", *arguments], stdout=stderr, stderr=stderr)
+    deadline = time.monotonic() + 200
+    while not (store / "CURRENT.json").exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        num_rows = len(rows_of(store))
+        assert len(embedder.open_store(store).search("red", k=3)) == 3
+    finally:
+        process.kill()
+    assert process.wait(timeout=60) == -signal.SIGKILL, log.read_text()
+    return num_rows
+
+
+def goes_on_to_the_end(source, model, store, undisturbed, engine):
+    arguments = arguments_of(source, model, store, engine, "publish_every_s=0.02")
+    assert 0 < killed_in_mid_run(arguments) < len(undisturbed)
+    found = rows_of(store)
+    assert_same(found, {key: row for key, row in undisturbed.items() if key in found})
+    (run_id,) = (path.parent.name for path in (store / "runs").glob("*/run.json"))
+    ended = (run_apart if engine == "ray" else run_here)(*arguments)
+    assert ended.code == 0, ended.stderr
+    assert_same(rows_of(store), undisturbed)
+    history = past_runs(StoreFiles(store))
+    assert history[-1].run_id == run_id, "the second call went on with the first one's run"
+    assert all(past.can_be_read for past in history)
+    assert len(history) > 1
+    ended = run_here(*arguments)
+    assert "nothing to do" in ended.stdout + ended.stderr
+
+
+def test_a_run_that_publishes_as_it_goes_is_searched_killed_and_resumed(source, tiny_model, tmp_path, undisturbed):
+    goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "local")
+
+
+@pytest.mark.usefixtures("starts_ray")
+@pytest.mark.slow
+def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
+    source, tiny_model, tmp_path, undisturbed
+):
+    goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "ray")

@@ -1,0 +1,177 @@
+"""Copies to a GPU and back beside its computation, on streams of threads; and on a GPU where there is one."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from simulated_gpu import SimulatedCopies
+
+from embedder.batch_schema import TRACE
+from embedder.errors import ConfigError
+from embedder.steps.stage import CONTEXT_BYTES, Stage, memory_fraction
+from embedder.steps.stage_actor import StageSpec
+from embedder.store.arrow_tensors import pack
+from shards.activations import Batch, TowerState
+from shards.config import load_model_config
+from shards.ranges import LayerRange, ShardSpec, whole_model
+
+WAIT_S = 30
+ENQUEUE_S = 0.01
+CALLS = 6
+
+
+def batch_of(values):
+    """A batch of one side, a row for each value."""
+    return Batch(None, TowerState(values, torch.ones(len(values), dtype=torch.int64)))
+
+
+class Doubling:
+    """A shard that doubles, on the stream that computes, and counts how many calls are in it."""
+
+    def __init__(self, copies):
+        self.copies, self.inside, self.most = copies, 0, 0
+
+    def __call__(self, batch):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        source, result = batch.text.values, torch.zeros_like(batch.text.values)
+        self.copies.put(lambda: result.copy_(2 * source), "double")
+        time.sleep(ENQUEUE_S)
+        self.inside -= 1
+        return batch_of(result)
+
+
+@pytest.mark.parametrize("slow", ["inward", "compute", "outward"])
+def test_calls_of_two_threads_give_what_each_was_asked_for(slow):
+    copies = SimulatedCopies(slow)
+    double = Doubling(copies)
+    given = [torch.randn(20 + number, 3, generator=torch.Generator().manual_seed(number)) for number in range(CALLS)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda values: copies(double, batch_of(values)), given))
+    for values, (batch, seconds) in zip(given, found, strict=True):
+        assert torch.equal(batch.text.values, 2 * values)
+        assert batch.vision is None
+        assert seconds > 0
+    assert double.most == 1, "activations of one batch at a time"
+    assert sorted(set(copies.log)) == [("compute", "double"), ("inward", "copy"), ("outward", "copy")]
+    assert len(copies.log) == 3 * CALLS
+
+
+def wait_for(copies, stream, number):
+    """Wait until a stream has begun so many copies; an error if that doesn't come to pass meanwhile."""
+    for _ in range(WAIT_S * 100):
+        if copies.log.count((stream, "copy")) >= number:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{stream}: {copies.log}")
+
+
+def test_the_next_input_comes_and_the_last_output_goes_while_a_call_computes():
+    copies, happened = SimulatedCopies(), []
+    conditions = iter([("inward", 2), ("outward", 1)])  # the other's input has come; the first one's output has gone
+
+    def run(batch):
+        stream, number = next(conditions)
+
+        def compute():
+            wait_for(copies, stream, number)
+            happened.append(stream)
+
+        copies.put(compute, "wait")
+        return batch
+
+    with ThreadPoolExecutor(2) as threads:
+        given = [torch.full((4,), number) for number in range(2)]
+        found = list(threads.map(lambda values: copies(run, batch_of(values))[0].text.values, given))
+    assert happened == ["inward", "outward"]
+    assert [values.tolist() for values in found] == [[0] * 4, [1] * 4]
+
+
+def test_a_call_that_fails_leaves_the_way_free_for_the_next():
+    copies = SimulatedCopies()
+
+    def fail(batch):
+        raise torch.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        copies(fail, batch_of(torch.ones(3)))
+    assert copies(Doubling(copies), batch_of(torch.ones(3)))[0].text.values.tolist() == [2, 2, 2]
+
+
+class Waiting:
+    """A shard that computes on this thread what has arrived by then, as a kernel does."""
+
+    def __init__(self, shard, copies):
+        self.shard, self.copies = shard, copies
+
+    def __getattr__(self, name):
+        return getattr(self.shard, name)
+
+    def __call__(self, batch):
+        self.copies._gpu.current_stream().record_event().synchronize()
+        return self.shard(batch)
+
+
+def rows_of(seed, num_rows):
+    """Decoded rows: images, captions, both or none."""
+    generator = np.random.default_rng(seed)
+    images = [generator.integers(0, 256, (1, 32, 32, 3), np.uint8) if row % 3 else None for row in range(num_rows)]
+    captions = [generator.integers(5, 300, 2 + row % 5, np.int32) if row % 4 else None for row in range(num_rows)]
+    columns = {"pixels": pack(images), "token_ids": pack(captions), "trace": pa.nulls(num_rows, TRACE)}
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("layers", [LayerRange(0, 2), LayerRange(0, 4)])
+def test_a_stage_with_two_calls_at_once_gives_the_same_vectors_to_the_bit(tiny_model, layers):
+    spec = StageSpec(0, str(tiny_model), ShardSpec(layers, layers), "float32", "cpu", 1, (8,))
+    stage, plain = Stage(spec), Stage(spec)
+    stage._copies = SimulatedCopies()
+    stage.shard = Waiting(stage.shard, stage._copies)
+    tables = [rows_of(seed, 12 + seed) for seed in range(3)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(stage, tables))
+    for table, other in zip(found, map(plain, tables), strict=True):
+        assert table.drop_columns(["trace"]).equals(other.drop_columns(["trace"]))
+        calls = [call for calls in table["trace"].drop_null().to_pylist() for call in calls]
+        assert sum(call["num_rows"] for call in calls if call["step"] == "stage 0") == table.num_rows
+        assert all(call["wall_s"] > 0 for call in calls)
+
+
+def shared_stage(share, device="cuda", model=""):
+    """The settings of a stage with a share of a GPU."""
+    spec = whole_model(load_model_config(model)) if model else ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
+    return StageSpec(1, str(model), spec, "float32", device, 1, (8,), gpu_share=share)
+
+
+@pytest.mark.parametrize(("share", "gib"), [(0.5, 80), (0.3333, 24), (0.25, 16)])
+def test_shares_of_a_gpu_with_their_contexts_fit_into_its_memory(share, gib):
+    total = gib << 30
+    taken = memory_fraction(shared_stage(share), total) * total + CONTEXT_BYTES
+    assert taken == pytest.approx(share * total)
+    assert int(1 / share) * taken <= total
+
+
+def test_a_share_that_holds_no_more_than_the_context_is_refused_with_the_cure():
+    with pytest.raises(ConfigError, match=r"stage 1 on node .*: 0\.1 of a GPU of 4\.0 GiB holds .*fewer stages share"):
+        memory_fraction(shared_stage(0.1), 4 << 30)
+
+
+@pytest.mark.gpu
+def test_a_stage_on_a_gpu_keeps_to_its_share_and_gives_what_the_cpu_gives(tiny_model):
+    plain = Stage(shared_stage(1.0, "cpu", tiny_model))
+    stage = Stage(shared_stage(0.5, "cuda", tiny_model))
+    try:
+        assert 0.3 < torch.cuda.get_per_process_memory_fraction() < 0.5
+        tables = [rows_of(seed, 5 + 7 * seed) for seed in range(12)]
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(stage, tables))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for table, other in zip(found, map(plain, tables), strict=True):
+        for name in ("image_embedding", "text_embedding"):
+            ours, theirs = (each[name].to_pylist() for each in (table, other))
+            assert [row is None for row in ours] == [row is None for row in theirs]
+            assert np.allclose([row for row in ours if row], [row for row in theirs if row], atol=1e-5)

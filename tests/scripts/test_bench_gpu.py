@@ -1,0 +1,58 @@
+"""The benchmark of a GPU, on the CPU: what it prints, and its arithmetic; no clock is judged."""
+
+import json
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def bench_gpu(monkeypatch):
+    import bench_gpu
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    return bench_gpu
+
+
+def test_a_stage_is_idle_when_none_computes(bench_gpu):
+    # Both have computed two batches at 4; the first runs dry at 10. In between: 4 to 6, 5 to 7, 9 to 10.
+    first = [(0.0, 1.0, 8), (1.0, 1.0, 8), (4.0, 2.0, 8), (9.0, 1.0, 8)]
+    second = [(2.0, 1.0, 8), (3.0, 1.0, 8), (5.0, 2.0, 8), (9.5, 2.0, 8)]
+    rate, idle = bench_gpu.rate_and_idle({"stage 0": first[::-1], "stage 1": second})
+    assert rate == pytest.approx(8 / 6)
+    assert idle == pytest.approx(2 / 6)
+    with pytest.raises(SystemExit, match="more --seconds"):
+        bench_gpu.rate_and_idle({"stage 0": first[:2], "stage 1": second})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_ends_well(bench_gpu, capsys):
+    bench_gpu.main([])
+    words, found = capsys.readouterr().out.splitlines()
+    assert words.startswith("unmeasured: no GPU (")
+    assert json.loads(found) == {"unmeasured": "no GPU"}
+
+
+@pytest.mark.slow
+def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster):
+    from make_large_model import DEMO_MODEL
+    from tiny_models import tiny_config
+
+    from shards.fresh import init_model
+
+    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text()
+    config = tiny_config()
+    config = config.model_copy(update={"text": config.text.model_copy(update={"vocab_size": 4096})})
+    folder = init_model(config, tmp_path / "tiny", seed=0, tokenizer_json=tokenizer_json)
+    bench_gpu.main(["--device", "cpu", "--model", str(folder), "--stages", "1,2", "--seconds", "0.5"])
+    *_, heading, one, two, last = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["stages", "rows/s", "of", "unsplit", "idle", "memory", "hidden"]
+    assert [one.split()[0], two.split()[0]] == ["1", "2"]
+    found = json.loads(last)
+    assert found["device"] == "cpu"
+    assert [run["num_stages"] for run in found["runs"]] == [1, 2]
+    for run in found["runs"]:
+        assert run["rows_per_s"] > 0
+        assert run["of_unsplit"] == pytest.approx(run["rows_per_s"] / found["unsplit_rows_per_s"])
+        assert 0 <= run["idle_share"] <= 1
+        assert (run["memory_share"], run["hidden_share"]) == (None, None)

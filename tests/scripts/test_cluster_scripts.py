@@ -1,0 +1,143 @@
+"""The scripts for small clusters: nodes of namespaces, nodes of logical resources, a cluster that grows."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from script_runs import SCRIPTS
+
+from cluster.nodes import NodeCluster
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))),
+    reason="namespaces need root, and ip, unshare and nsenter",
+)
+NODES = SCRIPTS / "cluster" / "nodes.py"
+NODES_SEEN = """
+import json, ray
+ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+seen = [(n["NodeManagerAddress"], n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0), n["Labels"].get("type"))
+        for n in ray.nodes() if n["Alive"]]
+print(json.dumps(sorted(seen, key=str)))
+"""
+ASKS_FOR_TWO = """
+import json, time, ray
+from ray.autoscaler.sdk import request_resources
+ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+before = ray.cluster_resources().get("CPU", 0)
+request_resources(bundles=[{"CPU": 1}] * 2)
+while ray.cluster_resources().get("CPU", 0) < 2:
+    time.sleep(0.2)
+request_resources(bundles=[])
+print(json.dumps([before, ray.cluster_resources()["CPU"]]))
+"""
+
+
+def nodes(*words, name):
+    """Run `nodes.py` as a user does; gives the last line that it prints."""
+    command = [sys.executable, str(NODES), "--name", name, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
+@pytest.fixture
+def cluster(starts_ray):
+    """Ends the test's nodes, whatever happened."""
+    cluster = NodeCluster(f"test{os.getpid()}-")
+    yield cluster
+    cluster.stop()
+    assert not cluster.place.exists()
+    assert cluster.name not in subprocess.check_output(["ip", "netns", "list"], text=True)
+
+
+@needs_root
+@pytest.mark.slow
+def test_nodes_are_machines_of_their_own(cluster, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    address = nodes("start", 2, "--cpus", 1, "--private", f"{own}:1m", name=cluster.name)
+    assert address == "10.77.0.10:6379"
+    nodes("add", 2, "--cpus", 3, "--cores", 0.5, "--ray=--num-gpus=2", "--ray=--labels=type=T4", name=cluster.name)
+    seen = nodes("run", 0, sys.executable, "-c", NODES_SEEN, name=cluster.name)
+    first, second, third = (f"10.77.0.{number}" for number in (10, 11, 12))
+    assert json.loads(seen) == [[first, 1.0, 0, None], [second, 1.0, 0, None], [third, 3.0, 2.0, "T4"]]
+
+    nodes("run", 1, "touch", own / "file", name=cluster.name)
+    assert nodes("run", 1, "ls", own, name=cluster.name) == "file"
+    assert nodes("run", 0, "ls", own, name=cluster.name) == "", "each node has a disk of its own"
+    overfull = subprocess.run(
+        cluster.command(1, ["head", "-c", "2000000", "/dev/zero"]), capture_output=True, check=True
+    )
+    with pytest.raises(OSError, match="No space left"):
+        write_on(cluster, 1, own / "large", overfull.stdout)
+    assert nodes("run", 2, "grep", cluster.netns(2), "/proc/self/cgroup", name=cluster.name), "bounded to half a core"
+    assert nodes("run", 1, "hostname", name=cluster.name) == cluster.netns(1)
+    assert int(nodes("run", 1, "sh", "-c", "ps ax | wc -l", name=cluster.name)) < 30, "processes of their own, too"
+
+    assert can_ping(cluster, second)
+    cluster.cut(1)
+    assert not can_ping(cluster, second)
+    cluster.heal(1)
+    assert can_ping(cluster, second)
+
+    nodes("drain", 2, 1, name=cluster.name)
+    nodes("kill", 2, name=cluster.name)
+    assert nodes("who", name=cluster.name).startswith("node 1  ray::")
+    assert list(cluster.titles(2)) == []
+    assert list(cluster.titles(1)) != []
+
+
+def write_on(cluster, number, path, content):
+    """Write a file on a node."""
+    done = subprocess.run(cluster.command(number, ["tee", str(path)]), input=content, capture_output=True, check=False)
+    if done.returncode:
+        raise OSError(done.stderr.decode())
+
+
+def can_ping(cluster, ip):
+    """Whether an address can be reached from the head."""
+    connect = f"import socket; socket.create_connection(('{ip}', 1), timeout=2)"
+    done = subprocess.run(
+        cluster.command(0, [sys.executable, "-c", connect]), capture_output=True, text=True, check=False
+    )
+    return "ConnectionRefusedError" in done.stderr  # a machine that is there says that nobody listens
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_cluster_of_no_cpus_grows_when_it_is_asked_to(cluster):
+    nodes("start", 1, "--cpus", 0, "--grow", 3, name=cluster.name)
+    grown = nodes("run", 0, sys.executable, "-c", ASKS_FOR_TWO, name=cluster.name)
+    assert json.loads(grown) == [0, 2.0]
+
+
+@pytest.mark.slow
+def test_loopback_nodes_have_the_resources_and_labels_that_were_asked_for(starts_ray):
+    command = [sys.executable, str(SCRIPTS / "cluster" / "loopback.py"), "1:0", "2:2:type=T4"]
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        address = process.stdout.readline().strip()
+        seen = seen_at(address, environment)
+        assert [node[1:] for node in seen] == [[1.0, 0, None], [2.0, 2.0, "T4"]]
+        process.stdin.write("add 3:0:type=L4\nkill 1\n")
+        process.stdin.flush()
+        assert [process.stdout.readline(), process.stdout.readline()] == ["3 nodes\n", "3 nodes\n"]
+        while len(seen := seen_at(address, environment)) > 2:
+            time.sleep(0.2)  # until Ray has noticed
+        assert [node[1:] for node in seen] == [[1.0, 0, None], [3.0, 0, "L4"]]
+        process.stdin.write("quit\n")
+    assert process.returncode == 0
+
+
+def seen_at(address, environment):
+    """The nodes that a driver sees."""
+    program = NODES_SEEN.replace('"auto"', repr(address))
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
