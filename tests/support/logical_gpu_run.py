@@ -74,13 +74,14 @@ def predicted(options):
 
 
 def start_nodes(nodes):
-    """Start a cluster of nodes on loopback, and attach to it; it ends with this process."""
+    """Start a cluster of nodes on loopback, and attach to it."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     first, *others = (node | {"object_store_memory": 200 << 20} for node in nodes)
     cluster = Cluster(initialize_head=True, head_node_args=first | {"include_dashboard": False})
     for node in others:
         cluster.add_node(**node)
     start_ray(cluster.address)
+    return cluster
 
 
 def main():
@@ -88,8 +89,9 @@ def main():
     request = json.loads(Path(sys.argv[1]).read_text())
     os.environ[FOLDER] = request["notes"]
     pipeline.decode_at_low_priority, pipeline.StageActor = noted_decode, NotedStage
+    cluster = None
     if nodes := request["nodes"]:
-        start_nodes(nodes)
+        cluster = start_nodes(nodes)
     else:
         start_ray(num_cpus=4, num_gpus=request["num_gpus"])
     for node in ray.nodes():
@@ -97,6 +99,8 @@ def main():
     does = {"command": ended, "predict": predicted}
     results = [does[kind](options) for kind, options in request["runs"]]
     ray.shutdown()
+    if cluster is not None:
+        cluster.shutdown()  # else Ray's note of its address stays, for any program that starts Ray here
     print(json.dumps(results))
 
 
