@@ -6,6 +6,7 @@ of the tested versions there is no claim.
 Source: ray 2.60 `experimental/internal_kv.py`, `_private/state.py`.
 """
 
+from embedder.compat.ray_attempts import job_id
 from shards.compat import Tested, is_tested
 
 TESTED: Tested = (("ray", "==2.60.*"),)
@@ -19,7 +20,7 @@ def claim() -> bool:
         return True
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
-    mine = _job_id()
+    mine = job_id().encode()
     if not _internal_kv_put(KEY, mine, overwrite=False, namespace=NAMESPACE):
         return True
     holder = _internal_kv_get(KEY, namespace=NAMESPACE)
@@ -34,7 +35,7 @@ def release() -> None:
     from ray.experimental.internal_kv import _internal_kv_get
 
     is_readable = is_tested("the claim of a cluster while a run starts", TESTED)
-    if is_readable and _internal_kv_get(KEY, namespace=NAMESPACE) == _job_id():
+    if is_readable and _internal_kv_get(KEY, namespace=NAMESPACE) == job_id().encode():
         _delete()
 
 
@@ -44,13 +45,7 @@ def _delete() -> None:
     _internal_kv_del(KEY, namespace=NAMESPACE)
 
 
-def _job_id() -> bytes:
-    import ray
-
-    return str(ray.get_runtime_context().get_job_id()).encode()
-
-
-def _is_dead(job_id: str) -> bool:
+def _is_dead(driver: str) -> bool:
     from ray._private.state import state
 
-    return any(job["JobID"] == job_id and job["IsDead"] for job in state.job_table())
+    return any(job["JobID"] == driver and job["IsDead"] for job in state.job_table())

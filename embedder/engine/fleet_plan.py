@@ -1,7 +1,6 @@
 """Plan of a run that brings none, for the GPUs that are there: cuts, shares and replicas. Pure."""
 
 import logging
-from collections.abc import Mapping
 
 from embedder.config import RunConfig
 from embedder.engine.fleet import Available
@@ -9,7 +8,7 @@ from embedder.engine.job import Model, rows_per_batch
 from shards.costs import Dtype
 from shards.errors import ModelError
 from shards.plan import ShardPlan, plan_placement
-from shards.planning.costs import DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
+from shards.planning.costs import DataMix, estimate_costs, estimate_host
 from shards.planning.devices import MAX_TYPES, DeviceType, device_of_ray_type
 from shards.planning.problem import BOUNDLESS, make_problem
 
@@ -17,14 +16,8 @@ LOG = logging.getLogger(__name__)
 UNKNOWN = "A10"  # stands for GPUs whose type Ray doesn't know; among equal ones the relative costs alone count
 
 
-def plan_for_fleet(
-    config: RunConfig,
-    model: Model,
-    plan: ShardPlan,
-    available: Available,
-    measured: Mapping[str, tuple[ModelCosts, HostCosts]],
-) -> ShardPlan:
-    """Cut the model for the GPUs of a fleet, and place its stages on all of them.
+def plan_for_fleet(config: RunConfig, model: Model, plan: ShardPlan, available: Available) -> ShardPlan:
+    """Cut the model for the GPUs of a fleet by estimated costs, and place its stages on all of them.
 
     A single GPU, CPUs, a plan file and stages with settings of their own keep the plan that there is.
 
@@ -33,24 +26,16 @@ def plan_for_fleet(
         model: its model.
         plan: a cut by operations alone, or a plan file.
         available: the fleet.
-        measured: costs by type of device, as far as they were measured; others are estimated.
     """
     if config.plan is not None or config.stage or config.device == "cpu" or available.num_devices < 2:
         return plan
     fleet = gpus_by_type(available, config.dtype)
     try:
-        costs = {
-            device.name: measured[device.name][0]
-            if device.name in measured
-            else estimate_costs(model.config, device, config.dtype)
-            for _, device in fleet
-        }
-        host = next((measured[device.name][1] for _, device in fleet if device.name in measured), None)
         problem = make_problem(
             model.config,
             fleet,
-            costs,
-            host or estimate_host(model.config),
+            {device.name: estimate_costs(model.config, device, config.dtype) for _, device in fleet},
+            estimate_host(model.config),
             mix=DataMix(),
             dtype=config.dtype,
             rows_per_batch=rows_per_batch(config),

@@ -34,7 +34,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class LivingNodes:
     """Living nodes of a cluster at one time.
 
     Attributes:
@@ -46,7 +46,7 @@ class Fleet:
     draining: Mapping[str, float] = field(default_factory=dict)
 
 
-def node_events(before: Fleet, after: Fleet, gone: set[str], now_s: float) -> list[str]:
+def node_events(before: LivingNodes, after: LivingNodes, gone: set[str], now_s: float) -> list[str]:
     """Compare two states of a cluster.
 
     Args:
@@ -129,7 +129,7 @@ class FleetWatch:
         self.events: list[Event] = []
         self.nodes: dict[str, Node] = {}
         self._replicas = ReplicaEvents()
-        self._fleet: Fleet | None = None
+        self._fleet: LivingNodes | None = None
         self._gone: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fleet-watch", daemon=True) if on_cluster else None
@@ -177,7 +177,7 @@ class FleetWatch:
         self._fleet = fleet
 
 
-def read_fleet() -> Fleet | None:
+def read_fleet() -> LivingNodes | None:
     """Read the cluster that this process is attached to; None where its head doesn't answer."""
     from embedder.compat.ray_fleet import read_nodes
     from embedder.engine.ray_session import as_node
@@ -187,4 +187,4 @@ def read_fleet() -> Fleet | None:
         return None
     entries, draining = found
     nodes = {entry["NodeID"]: as_node(entry, entry["Resources"]) for entry in entries if entry["Alive"]}
-    return Fleet(nodes, {node_id: deadline_ms / 1000 for node_id, deadline_ms in draining.items()})
+    return LivingNodes(nodes, {node_id: deadline_ms / 1000 for node_id, deadline_ms in draining.items()})

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from embedder.compat import ray_claim
 from embedder.config import RunConfig
 from embedder.engine.allocation import Allocation, pinned, placed, replica_requests, task_request
 from embedder.engine.fleet import Available, share_of
@@ -19,55 +20,58 @@ LOOK_S = 1.0  # Ray's table of what is free is as old
 SAY_S = 30.0
 
 
-@contextmanager
-def start_released() -> Iterator[Callable[[], None]]:
-    """Give the cluster's claim back when the block calls the function that it gets, and at its end."""
-    from embedder.compat import ray_claim
+class StartClaim:
+    """Claim of a cluster by a run that starts, given back once its replicas hold what they need, else at the end.
 
-    is_released = False
+    Others that start meanwhile wait, as both would find the same room.
+    """
 
-    def release() -> None:
-        nonlocal is_released
-        if not is_released:
-            is_released = True
+    def __init__(self) -> None:
+        self.is_held = False
+
+    def __enter__(self) -> "StartClaim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take(self) -> bool:
+        """Take it, and return whether it is this run's; it may be so already."""
+        self.is_held = ray_claim.claim()
+        return self.is_held
+
+    def release(self) -> None:
+        """Give it back, if it is held."""
+        if self.is_held:
+            self.is_held = False
             ray_claim.release()
 
-    try:
-        yield release
-    finally:
-        release()
 
-
-def take_room(config: RunConfig, allocation: Allocation, available: Available) -> Allocation:
+def take_room(config: RunConfig, allocation: Allocation, available: Available, claim: StartClaim) -> Allocation:
     """Wait until all replicas that start with the run find their nodes, and note these.
-
-    The run then has a claim on the cluster, until its replicas hold what they need (`start_released`): others that
-    start meanwhile wait, as both would find the same room.
 
     Args:
         config: the run; `cluster.wait_s` bounds the wait.
         allocation: its replicas.
         available: its share of the cluster.
+        claim: not held yet; it is when there is room.
 
     Raises:
         RunFailedError: there is no room after `cluster.wait_s`.
     """
-    from embedder.compat import ray_claim
-
     started_s = time.monotonic()
-    next_say_s, asked, is_claimed = started_s, False, False
+    next_say_s, asked = started_s, False
     try:
         while True:
             nodes = _free_nodes(config)
             found = placed(allocation, nodes)
-            if found and is_claimed and ray_claim.claim():
+            if not found:
+                claim.release()
+            elif claim.is_held and claim.take():
                 return pinned(config, allocation, _owned_nodes(config, nodes), found) if len(nodes) > 1 else allocation
-            if found and not is_claimed and (is_claimed := ray_claim.claim()):
+            elif claim.take():
                 time.sleep(LOOK_S)  # what the last run to start holds by now is known to Ray's table after that
                 continue
-            if is_claimed and not found:
-                is_claimed = False
-                ray_claim.release()
             now_s = time.monotonic()
             if available.can_grow and not asked:
                 asked = True

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from embedder.store.runs import Run
 from shards.plan import ShardPlan
 
 if TYPE_CHECKING:
+    from embedder.compat.operator_stats import Sample
     from embedder.engine.preflight import Access
 
 LOG = logging.getLogger(__name__)
@@ -50,6 +51,26 @@ class EngineOutcome:
     """Whether it was stopped because its time was up."""
     stopped: bool
     """Whether a signal stopped it."""
+
+
+OnSample = Callable[["Sample"], None]
+
+
+@dataclass(frozen=True)
+class ReadyEngine:
+    """Engine that is ready.
+
+    Attributes:
+        available: CPUs and GPUs that the run may take.
+        run: runs a job over a listing; its operators are sampled on Ray.
+        place: waits for room on a cluster, and gives each replica of a job its node.
+        on_cluster: whether there are nodes that may come and go.
+    """
+
+    available: Available
+    run: Callable[[list[pa.Table], Job, StopRequest, OnSample], None]
+    place: Callable[[Job], Job] = lambda job: job
+    on_cluster: bool = False
 
 
 def execute(
@@ -79,14 +100,11 @@ def execute(
     stop = StopRequest(run.request_stop, config.stop_timeout_s)
     store_bytes = object_store_bytes(sum(handed_on_bytes(model, plan)), rows_per_batch(config))
     operators = OperatorHistory()
-    with _engine(choice.engine, config, store_bytes, access_of(config, model, run, to_embed)) as (available, run_job):
-        on_cluster = config.ray_address is not None or len(available.nodes) > 1
-        fleet = FleetWatch(on_cluster=on_cluster)
-        if choice.engine == "ray":
-            plan = plan_for_fleet(config, model, plan, available, {})
-        job = plan_job(config, model, plan, available, run, carried_schema(to_embed.schema))
-        if on_cluster and choice.engine == "ray":
-            job = _with_room(job, available)
+    with _engine(choice.engine, config, store_bytes, access_of(config, model, run, to_embed)) as engine:
+        available = engine.available
+        fleet = FleetWatch(on_cluster=engine.on_cluster)
+        plan = plan_for_fleet(config, model, plan, available)
+        job = engine.place(plan_job(config, model, plan, available, run, carried_schema(to_embed.schema)))
         if devices := describe_devices(job.allocation, available):
             LOG.info(devices)
         if limits := describe_limits(config, job.allocation):
@@ -99,12 +117,7 @@ def execute(
             RunMonitor(run, on_progress, operators, fleet) as monitor,
         ):
             if to_embed.num_rows:
-                with (
-                    _start_released(on_cluster and choice.engine == "ray") as release,
-                    _sampled(choice.engine, operators, fleet, release),
-                    _share_kept(choice.engine, config, available),
-                ):
-                    run_job([to_embed], job, stop)
+                engine.run([to_embed], job, stop, _listener(operators, fleet))
             if stop.is_overdue:
                 LOG.info(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
     return EngineOutcome(
@@ -119,63 +132,14 @@ def execute(
     )
 
 
-def _with_room(job: Job, available: Available) -> Job:
-    """Wait for room on a cluster, and place the replicas there."""
-    from embedder.engine.room import take_room
+def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
+    """Return what takes the samples of a run on Ray."""
 
-    allocation = take_room(job.config, job.allocation, available)
-    return replace(job, allocation=allocation, stages=stage_specs(job.config, job.model, job.plan, allocation))
-
-
-def _start_released(on_cluster: bool) -> AbstractContextManager[Callable[[], None]]:
-    """Give the claim on a cluster back in the block, once the run has started."""
-    if not on_cluster:
-        return nullcontext(lambda: None)
-    from embedder.engine.room import start_released
-
-    return start_released()
-
-
-def _share_kept(engine: str, config: RunConfig, available: Available) -> AbstractContextManager[None]:
-    """Keep Ray Data within the run's share in the block.
-
-    Args:
-        engine: its name.
-        config: the run.
-        available: its share.
-    """
-    if engine == "local":
-        return nullcontext()
-    from embedder.engine.room import held_to
-
-    return held_to(config, available)
-
-
-@contextmanager
-def _sampled(
-    engine: str, operators: OperatorHistory, fleet: FleetWatch, on_started: Callable[[], None]
-) -> Iterator[None]:
-    """Sample the operators of a run on Ray in the block.
-
-    Args:
-        engine: its name.
-        operators: takes the samples.
-        fleet: compares the replicas of each with those before.
-        on_started: called with each sample of which no replica is loading any more.
-    """
-    if engine == "local":
-        yield
-        return
-    from embedder.compat.operator_stats import Sample, sampled_to
-
-    def on_sample(sample: Sample) -> None:
+    def on_sample(sample: "Sample") -> None:
         operators.add(sample)
         fleet.compare_replicas(sample)
-        if is_up(sample) and not any(state.num_starting for state in sample.operators):
-            on_started()
 
-    with sampled_to(on_sample):
-        yield
+    return on_sample
 
 
 def access_of(config: RunConfig, model: Model, run: Run, to_embed: pa.Table) -> "Access | None":
@@ -196,14 +160,9 @@ def access_of(config: RunConfig, model: Model, run: Run, to_embed: pa.Table) -> 
     return Access(run.files, run_file(run.run_id, PREFLIGHT_FOLDER), model.uri, tuple(uris))
 
 
-RunJob = Callable[[list[pa.Table], Job, StopRequest], None]
-
-
 @contextmanager
-def _engine(
-    name: str, config: RunConfig, store_bytes: int, access: "Access | None"
-) -> Iterator[tuple[Available, RunJob]]:
-    """Make an engine ready; give the machine it has, and the function that runs a job on it.
+def _engine(name: str, config: RunConfig, store_bytes: int, access: "Access | None") -> Iterator[ReadyEngine]:
+    """Make an engine ready.
 
     Args:
         name: of the engine.
@@ -214,7 +173,9 @@ def _engine(
     if name == "local":
         from embedder.engine.local import embed_locally
 
-        yield Available(num_cpus=hardware.num_cpus()), embed_locally
+        yield ReadyEngine(
+            Available(num_cpus=hardware.num_cpus()), lambda listing, job, stop, _: embed_locally(listing, job, stop)
+        )
         return
     from embedder.engine.ray_session import ray_session
 
@@ -223,9 +184,30 @@ def _engine(
         config.ray_address, config.no_progress_timeout_s, store_bytes, access=access, ship_package=ship
     )
     with session:
+        from embedder.compat.operator_stats import sampled_to
         from embedder.engine.ray_session import cluster
+        from embedder.engine.room import StartClaim, held_to, take_room
         from embedder.pipeline import embed_on_ray
 
         there = cluster(config.cluster.type_label)
-        is_cluster = config.ray_address is not None or len(there.nodes) > 1
-        yield share_of(there, config.cluster, is_cluster=is_cluster), embed_on_ray
+        on_cluster = config.ray_address is not None or len(there.nodes) > 1
+        available = share_of(there, config.cluster, is_cluster=on_cluster)
+        with StartClaim() as claim:
+
+            def place(job: Job) -> Job:
+                if not on_cluster:
+                    return job
+                allocation = take_room(config, job.allocation, available, claim)
+                stages = stage_specs(config, job.model, job.plan, allocation)
+                return replace(job, allocation=allocation, stages=stages)
+
+            def run_job(listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:
+                def watch(sample: "Sample") -> None:
+                    on_sample(sample)
+                    if is_up(sample) and not any(state.num_starting for state in sample.operators):
+                        claim.release()
+
+                with sampled_to(watch), held_to(config, available):
+                    embed_on_ray(listing, job, stop)
+
+            yield ReadyEngine(available, run_job, place, on_cluster=on_cluster)

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from embedder.ingest.known_items import LEFT_OUT_FACTS
 from embedder.store.arrow_lookup import without_items
-from embedder.store.interim import Batch
+from embedder.store.interim import InterimBatch
 from embedder.store.journal import JournalEntry, read_finished, read_keys
 from embedder.store.layout import Current
 from embedder.store.runs import Run
@@ -55,7 +55,7 @@ def count_run(
     retired: pa.ChunkedArray,
     *,
     keeps_published: bool = True,
-    batch: Batch | None = None,
+    batch: InterimBatch | None = None,
 ) -> RunResult:
     """Count what the sessions of a run finished, without the items that have left the sources since.
 

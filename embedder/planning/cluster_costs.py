@@ -17,7 +17,7 @@ from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
 from embedder.planning.background_load import delivered_cores
 from embedder.planning.cache import cached
-from embedder.planning.node_types import NodeFacts, NodeType, node_types
+from embedder.planning.node_types import NodeHardware, NodeType, node_types
 from embedder.planning.profile import host_costs, machine_key, model_costs, with_engine
 from embedder.planning.sample import sample_items
 from shards.config import ModelConfig
@@ -102,13 +102,13 @@ def _estimated(model: ModelConfig, each: NodeType, dtype: Dtype) -> TypeCosts:
     return TypeCosts(estimate_costs(model, device, dtype), estimate_host(model), memory_bytes)
 
 
-def _ask_nodes(nodes: Sequence[Node]) -> list[NodeFacts]:
+def _ask_nodes(nodes: Sequence[Node]) -> list[NodeHardware]:
     """Ask all nodes at once what they run on; it takes no CPU of theirs."""
     asked = [_on_node(describe_machine, node.node_id, num_cpus=0) for node in nodes]
     found = []
     for node, answer in zip(nodes, asked, strict=True):
         cores, memory_bytes, machine = _answer_of(answer, node.name, PROBE_S)
-        found.append(NodeFacts(node, min(cores, node.num_cpus), memory_bytes, machine))
+        found.append(NodeHardware(node, min(cores, node.num_cpus), memory_bytes, machine))
     return found
 
 
@@ -133,7 +133,7 @@ def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCo
     return cached(TypeCosts, key, lambda: _measured(config, model, each, facts))
 
 
-def _measured(config: RunConfig, model: Model, each: NodeType, facts: NodeFacts) -> TypeCosts:
+def _measured(config: RunConfig, model: Model, each: NodeType, facts: NodeHardware) -> TypeCosts:
     node = facts.node
     LOG.info(f"measuring on {each.name}: {node}; waits for what others hold there up to {config.cluster.wait_s:g} s")
     takes: dict[str, Any] = {"num_gpus": 1} if each.num_gpus else {}

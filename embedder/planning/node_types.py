@@ -14,7 +14,7 @@ RAY_PREFIX = "ray.io/"  # of labels that Ray alone gives
 
 
 @dataclass(frozen=True)
-class NodeFacts:
+class NodeHardware:
     """What is known of one node before anything is measured there.
 
     Attributes:
@@ -34,7 +34,7 @@ class NodeFacts:
         """Model of its processor."""
         return self.machine.get("cpu")
 
-    def is_like(self, other: "NodeFacts") -> bool:
+    def is_like(self, other: "NodeHardware") -> bool:
         """Say whether one CPU of Ray's computes about as fast on both nodes."""
         own, others = (each.cores / each.node.num_cpus for each in (self, other))
         return self.cpu_name == other.cpu_name and abs(own - others) <= ALIKE * max(own, others)
@@ -51,7 +51,7 @@ class NodeType:
     """
 
     name: str
-    nodes: tuple[NodeFacts, ...]
+    nodes: tuple[NodeHardware, ...]
     ray_type: str | None = None
 
     @property
@@ -70,7 +70,7 @@ class NodeType:
         return min(facts.memory_bytes for facts in self.nodes)
 
 
-def node_types(nodes: Iterable[NodeFacts], type_label: str) -> tuple[NodeType, ...]:
+def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType, ...]:
     """Sort nodes by type: by label, else by type of GPU; nodes without either have to be alike.
 
     Args:
@@ -81,7 +81,7 @@ def node_types(nodes: Iterable[NodeFacts], type_label: str) -> tuple[NodeType, .
         ConfigError: nodes without GPUs differ and lack the label, so no plan could name them; or there are too many
             types.
     """
-    found: dict[tuple[str, bool], list[NodeFacts]] = {}
+    found: dict[tuple[str, bool], list[NodeHardware]] = {}
     for facts in nodes:
         name = facts.node.device_type or (GPU if facts.node.num_gpus else CPU)
         found.setdefault((name, facts.node.num_gpus > 0), []).append(facts)
@@ -100,7 +100,7 @@ def node_types(nodes: Iterable[NodeFacts], type_label: str) -> tuple[NodeType, .
     return tuple(NodeType(name, tuple(each), each[0].node.gpu_type) for (name, _), each in sorted(found.items()))
 
 
-def _check_cpus(groups: Sequence[Sequence[NodeFacts]], type_label: str) -> None:
+def _check_cpus(groups: Sequence[Sequence[NodeHardware]], type_label: str) -> None:
     """Refuse nodes without GPUs that no plan could tell apart.
 
     Raises:
@@ -117,5 +117,5 @@ def _check_cpus(groups: Sequence[Sequence[NodeFacts]], type_label: str) -> None:
             )
 
 
-def _described(facts: NodeFacts) -> str:
+def _described(facts: NodeHardware) -> str:
     return f"{facts.node.name} ({facts.cores:.3g} cores of {facts.cpu_name})"

@@ -55,7 +55,7 @@ class InterimState:
 
 
 @dataclass(frozen=True)
-class Batch:
+class InterimBatch:
     """Finished work that can be published.
 
     Attributes:
@@ -125,13 +125,13 @@ def choose_batch(
     state: InterimState,
     session: str = "",
     in_work: pa.ChunkedArray = NO_IDS,
-) -> Batch:
+) -> InterimBatch:
     """Choose what can be published of a run's finished work.
 
     Args:
         files: the store.
         entries: the run's journal; or of a session all of whose earlier work was considered before, what it has
-            finished since and `Batch.unfinished`.
+            finished since and `InterimBatch.unfinished`.
         state: what is published.
         session: session that goes on.
         in_work: ids of its items, of which what earlier sessions finished is left out.
@@ -139,7 +139,7 @@ def choose_batch(
     entries = list(entries)
     finished = read_finished(files, entries)
     if not (state.names or session):
-        return Batch(entries, finished, finished.whole, state, [])
+        return InterimBatch(entries, finished, finished.whole, state, [])
     seen = pa.concat_tables([each.select([*PLACE, "path"]) for each in (finished.records, finished.vectors)])
     new = pa.array(_paths(entry for entry in entries if entry.name not in state.names), pa.string())
     fresh = seen.filter(pc.is_in(seen["path"], value_set=new)).select(PLACE)
@@ -150,7 +150,7 @@ def choose_batch(
     waiting = candidates.join(whole, PLACE, join_type="left anti")
     here = seen.join(waiting.filter(pc.equal(waiting["session"], session)), PLACE, join_type="left semi")
     places = set(here["path"].to_pylist())
-    return Batch(
+    return InterimBatch(
         entries,
         finished,
         whole,
@@ -178,7 +178,7 @@ class UnpublishedWork:
         self._seen: set[str] = set()
         self._again: list[JournalEntry] = []
 
-    def next(self) -> Batch:
+    def next(self) -> InterimBatch:
         """Choose what can be published now; what was chosen before, and not published, is part of it."""
         new = read_entries(self._run.files, self._run.run_id, self._seen)
         if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
@@ -189,7 +189,7 @@ class UnpublishedWork:
         self._again = entries
         return batch
 
-    def published(self, batch: Batch) -> None:
+    def published(self, batch: InterimBatch) -> None:
         """Note that the last batch is published."""
         self._state, self._again = batch.state, batch.unfinished
 

@@ -18,7 +18,15 @@ import pyarrow.parquet as pq
 from embedder.store.arrow_lookup import without_items
 from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
-from embedder.store.interim import INTERIM_FILE, NO_IDS, Batch, choose_batch, interim_id, interim_state, kept_parts
+from embedder.store.interim import (
+    INTERIM_FILE,
+    NO_IDS,
+    InterimBatch,
+    choose_batch,
+    interim_id,
+    interim_state,
+    kept_parts,
+)
 from embedder.store.journal import Finished, JournalEntry, PartFile, parts_of, read_entries
 from embedder.store.layout import (
     Current,
@@ -121,7 +129,7 @@ def publish(
 
 
 def publish_interim(
-    run: Run, batch: Batch, metadata: RunMetadata, build_index: IndexBuilder, intent: PublishIntent
+    run: Run, batch: InterimBatch, metadata: RunMetadata, build_index: IndexBuilder, intent: PublishIntent
 ) -> Published | None:
     """Commit what a run has finished so far and make it visible, while the run goes on.
 

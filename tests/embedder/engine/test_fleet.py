@@ -33,7 +33,7 @@ def gpu_node(num_cpus, num_gpus, device_type, number=0):
 
 def planned_for(available, **settings):
     config = load_config(overrides=settings)
-    plan = plan_for_fleet(config, MODEL, plan_shards(MODEL.config, config.num_stages), available, {})
+    plan = plan_for_fleet(config, MODEL, plan_shards(MODEL.config, config.num_stages), available)
     return config, plan, allocate(config, available, plan.stages)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedder.compat.operator_stats import OperatorState, Replica, Sample
-from embedder.engine.fleet_watch import Fleet, FleetWatch, ReplicaEvents, node_events
+from embedder.engine.fleet_watch import FleetWatch, LivingNodes, ReplicaEvents, node_events
 from embedder.engine.placement import Node
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "cluster" / "loopback.py"
@@ -38,7 +38,7 @@ WORKER = Node("worker 10.0.0.2", num_cpus=8, num_gpus=2, device_type="L4", node_
 
 
 def fleet(*nodes, **draining):
-    return Fleet({node.node_id: node for node in nodes}, draining)
+    return LivingNodes({node.node_id: node for node in nodes}, draining)
 
 
 def test_nodes_that_come_and_go_are_told_once():

@@ -1,40 +1,15 @@
 """A stage that can't keep up gets more replicas while the run goes on, on a real Ray with two CPUs."""
 
-from itertools import pairwise
-
 import pytest
 import samples
 from embedding_runs import embedded
-
-from embedder.training.tokenizer import train_tokenizer
-from shards.config import ModelConfig, PreprocessConfig
-from shards.fresh import init_model
-from shards.plan import plan_specs
-from shards.ranges import LayerRange, ShardSpec
-from shards.towers.albert import AlbertTower
-from shards.towers.vit import VitTower
+from heavy_models import heavy_model
 
 
 @pytest.fixture
 def heavy_pictures(tmp_path):
     """A model that takes 30 to 60 ms of a core for a picture, almost all of it in the middle of three stages."""
-    vision = VitTower(image_size=96, patch_size=8, width=192, depth=12, num_heads=3)
-    text = AlbertTower(
-        vocab_size=300,
-        embedding_size=16,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    preprocess = PreprocessConfig(image_size=96, max_caption_tokens=32)
-    config = ModelConfig(name="heavy", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
-    folder = init_model(config, tmp_path / "heavy", seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
-    cuts = [(0, 0), (0, 1), (12, 1), (12, 2)]
-    specs = [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
-    (tmp_path / "plan.json").write_text(plan_specs(config, specs).to_json())
-    return {"model": str(folder), "plan": str(tmp_path / "plan.json")}
+    return heavy_model(tmp_path, [(0, 0), (0, 1), (12, 1), (12, 2)])
 
 
 @pytest.mark.slow

@@ -4,25 +4,17 @@ import os
 import time
 from collections import Counter
 from contextlib import contextmanager
-from itertools import pairwise
 
 import pytest
 import samples
 from embedding_runs import embedded
+from heavy_models import heavy_model
 
 from embedder import pipeline
 from embedder.cli.terminal import operator_lines
 from embedder.engine import bottleneck
 from embedder.engine.datasink import PartSink
-from embedder.training.tokenizer import train_tokenizer
-from shards.config import ModelConfig, PreprocessConfig
-from shards.fresh import init_model
-from shards.plan import plan_specs
-from shards.ranges import LayerRange, ShardSpec
-from shards.towers.albert import AlbertTower
-from shards.towers.vit import VitTower
 
-DEPTH = 12
 STAGES = ("stage 0", "stage 1", "stage 2")
 NUM_ITEMS = {"decode": 400, "write": 160}
 NUM_ITEMS_OF_STAGE = 500
@@ -30,26 +22,9 @@ NUM_ITEMS_OF_STAGE = 500
 
 def model_with_heavy_stage(folder, heavy):
     """A model that takes some 30 ms of a core for an image, almost all of it in one of three stages, or 1 ms in all."""
-    width = 192 if heavy else 48
-    vision = VitTower(image_size=96, patch_size=8 if heavy else 32, width=width, depth=DEPTH, num_heads=3)
-    text = AlbertTower(
-        vocab_size=300,
-        embedding_size=16,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    preprocess = PreprocessConfig(image_size=96, max_caption_tokens=32)
-    config = ModelConfig(name="heavy", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
-    model = init_model(config, folder / "model", seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
     ends = {"stage 0": (0, 10, 11, 12), "stage 1": (0, 1, 11, 12), "stage 2": (0, 1, 2, 12)}.get(heavy, (0, 4, 8, 12))
-    specs = [
-        ShardSpec(LayerRange(*layers), LayerRange(index, index + 1)) for index, layers in enumerate(pairwise(ends))
-    ]
-    (folder / "plan.json").write_text(plan_specs(config, specs).to_json())
-    return {"model": str(model), "plan": str(folder / "plan.json")}
+    cuts = list(zip(ends, range(4), strict=True))
+    return heavy_model(folder, cuts) if heavy else heavy_model(folder, cuts, width=48, patch_size=32)
 
 
 def images(folder, num_items, *, large):

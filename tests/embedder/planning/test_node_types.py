@@ -8,7 +8,7 @@ from embedder.config import load_config
 from embedder.engine.placement import Node
 from embedder.errors import ConfigError
 from embedder.planning.cluster_costs import ClusterCosts, TypeCosts, problem_of_cluster
-from embedder.planning.node_types import NodeFacts, node_types
+from embedder.planning.node_types import NodeHardware, node_types
 from shards.config import ModelConfig, PreprocessConfig
 from shards.plan import plan_placement
 from shards.planning.costs import DataMix, HostCosts, estimate_costs
@@ -30,7 +30,7 @@ MODEL = ModelConfig(
 
 def facts(name, cpus=4.0, cores=None, cpu="Xeon", **node):
     """One node; `cores` is what a quota leaves of its CPUs."""
-    return NodeFacts(Node(name, cpus, **node), cpus if cores is None else cores, 8 * GIB, {"cpu": cpu})
+    return NodeHardware(Node(name, cpus, **node), cpus if cores is None else cores, 8 * GIB, {"cpu": cpu})
 
 
 def test_nodes_are_of_the_type_of_their_label_or_gpu_and_others_are_cpus():
