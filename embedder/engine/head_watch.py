@@ -4,6 +4,7 @@ Without it, Ray's core ends the process 60 s after the head is gone, without a w
 """
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -17,9 +18,11 @@ from embedder.errors import HeadLostError
 LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 3.0
+POLL_S = 0.5
 TOLD_AFTER_S = 10.0  # of silence
 LOST_AFTER_S = 30.0
 AGAIN_S = 3.0  # in which the main thread should have left the block: else it is interrupted once more
+END_S = 30.0  # then it waits in native code for the head, which no signal interrupts, and the process is ended
 SIGNAL = signal.SIGUSR1
 
 
@@ -32,6 +35,7 @@ class HeadWatch:
 
     def __init__(self, address: str) -> None:
         self.is_lost = False
+        self._answered = threading.Event()
         self._address = address
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="head", daemon=True)
@@ -54,12 +58,28 @@ class HeadWatch:
         before = signal.signal(SIGNAL, self._interrupt) if self._interrupts else None
         self._thread.start()
         try:
-            yield
+            try:
+                yield
+            finally:
+                self._stop.set()
         finally:
-            self._stop.set()
+            self._stop.set()  # once more: an interruption may have come first
             self._thread.join(AGAIN_S)
             if self._interrupts:
                 signal.signal(SIGNAL, before or signal.SIG_DFL)
+
+    def answers(self) -> bool:
+        """Return whether the head answers; where it is silent now, wait until it answers again or is lost.
+
+        Raises:
+            HeadLostError: the head is lost, in the main thread.
+        """
+        if find_problem(self._address) is None:
+            return True
+        self._answered.clear()
+        while not self.is_lost and not self._answered.wait(POLL_S):
+            pass
+        return not self.is_lost
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if not self._stop.is_set():
@@ -74,6 +94,7 @@ class HeadWatch:
                 if is_told:
                     LOG.info(f"the head of the cluster, {self._address}, answers again after {silent_s:.0f} s")
                 answered_s, is_told = time.monotonic(), False
+                self._answered.set()
             elif silent_s >= LOST_AFTER_S:
                 self._end()
             elif silent_s >= TOLD_AFTER_S and not is_told:
@@ -85,6 +106,10 @@ class HeadWatch:
         self.is_lost = True
         if not self._interrupts:
             LOG.info(self._message)
+        given_up_s = time.monotonic()
         while self._interrupts and not self._stop.is_set():
+            if time.monotonic() - given_up_s > END_S:
+                os.write(2, f"embedder: {self._message}\n".encode())
+                os._exit(1)
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             self._stop.wait(AGAIN_S)

@@ -59,17 +59,18 @@ def ray_session(
 
     mine = not ray.is_initialized()
     watch = HeadWatch(address) if address is not None else None
-    try:
-        if mine:
-            start_ray(address=address, object_store_bytes=object_store_bytes)
-        with _data_context(no_progress_timeout_s), watch.watching() if watch else nullcontext():
-            if address is not None:
-                _check_nodes(address, access, ship=ship_package, mine=mine)
-            yield cluster()
-    finally:
-        if mine and not (watch and watch.is_lost):  # it would wait for the head
-            with held("Ray has ended"):
-                ray.shutdown()
+    with watch.watching() if watch else nullcontext():
+        try:
+            if mine:
+                start_ray(address=address, object_store_bytes=object_store_bytes)
+            with _data_context(no_progress_timeout_s):
+                if address is not None:
+                    _check_nodes(address, access, ship=ship_package, mine=mine)
+                yield cluster()
+        finally:
+            if mine and (watch is None or watch.answers()):  # it would wait for a head that is gone
+                with held("Ray has ended"):
+                    ray.shutdown()
 
 
 def _check_nodes(address: str, access: "Access | None", *, ship: bool, mine: bool) -> None:

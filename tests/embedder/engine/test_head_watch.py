@@ -1,4 +1,6 @@
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -95,6 +97,43 @@ def test_a_head_that_comes_back_in_time_ends_nothing(head, said, monkeypatch):
         head.start()
         wait_until(lambda: len(said) == 2)
     assert not watch.is_lost and "answers again" in said[1]
+
+
+def test_a_block_that_fails_on_a_silent_head_ends_with_its_loss(head):
+    """Ray may fail before the head is given up; ending Ray would then wait for the head."""
+    with pytest.raises(HeadLostError), watched(head) as watch:
+        head.stop()
+        try:
+            raise RuntimeError("no answer")
+        finally:
+            watch.answers()
+    head.start()
+
+
+def test_a_head_that_is_silent_for_a_moment_is_waited_for(head, monkeypatch):
+    monkeypatch.setattr(head_watch, "LOST_AFTER_S", 60)
+    with watched(head) as watch:
+        assert watch.answers()
+        head.stop()
+        threading.Timer(0.3, head.start).start()
+        assert watch.answers()
+
+
+STUCK = """
+import signal, sys, threading
+from embedder.engine import head_watch
+for name, seconds in (("INTERVAL_S", 0.05), ("LOST_AFTER_S", 0.3), ("AGAIN_S", 0.1), ("END_S", 0.3)):
+    setattr(head_watch, name, seconds)
+with head_watch.HeadWatch("127.0.0.1:9").watching():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {head_watch.SIGNAL})  # as if native code never returned
+    threading.Event().wait(100)
+"""
+
+
+def test_a_process_that_no_signal_interrupts_is_ended_with_the_reason():
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("embedder: the head of the cluster, 127.0.0.1:9, has not answered")
 
 
 def test_in_another_thread_the_loss_is_told(head, said):
