@@ -189,8 +189,11 @@ class NodeCluster:
         for name in mine:
             _wait_for(lambda name=name: not _pids(name), f"processes of {name} don't end")
         for number in self.numbers():
-            if self._cgroup(number).is_dir():
-                self._cgroup(number).rmdir()
+            group = self._cgroup(number)
+            if group.is_dir():
+                # Processes that have left their namespace may not have left the group yet.
+                _wait_for(lambda group=group: not (group / "cgroup.procs").read_text(), f"{group} doesn't become empty")
+                group.rmdir()
         for name in mine:
             _ip(f"netns del {name}")
         shutil.rmtree(self.place, ignore_errors=True)
@@ -211,12 +214,13 @@ class NodeCluster:
     def _variables(self) -> dict[str, str]:
         """Variables of Ray's processes and of drivers; 'ray start --head' wants a token."""
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token)}
-        return token | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        busy = {"RAY_raylet_start_wait_time_s": f"{START_S:g}"}  # Ray gives a node 30 s, also on a machine that is busy
+        return token | busy | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{BIN}:{os.environ['PATH']}"}
 
     def _start_node(self, number: int, cpus: float, options: Sequence[str], cores: float | None = None) -> None:
         self._link(number)
         if cores is not None:
-            self._bound(number, cores)
+            self.hold(number, cores)
         own = self.place / f"node{number}"
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
@@ -250,8 +254,13 @@ class NodeCluster:
 
         _wait_for(is_up, f"node {number} did not start; see {log}")
 
-    def _bound(self, number: int, cores: float) -> None:
-        """Make a control group whose processes get so many cores together."""
+    def hold(self, number: int, cores: float) -> None:
+        """Hold the processes of a node to so many cores together; one started without `cores` can't be held.
+
+        Args:
+            number: of the node.
+            cores: of the machine.
+        """
         group, quota_us = self._cgroup(number), round(cores * PERIOD_US)
         group.mkdir(exist_ok=True)
         if group.parent != CGROUPS:  # version 1
