@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from embedder.planning.answer import plan as plan
     from embedder.predictor import BatchPredictor as BatchPredictor
     from embedder.retrieval.queries import SearchOptions as SearchOptions
+    from embedder.retrieval.remote_store import RemoteStore as RemoteStore
+    from embedder.retrieval.remote_store import connect as connect
     from embedder.retrieval.store_api import Store as Store
     from embedder.retrieval.store_api import open_store as open_store
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
@@ -36,9 +38,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
     "FollowingStore": "embedder.retrieval.store_follower",
+    "RemoteStore": "embedder.retrieval.remote_store",
     "SearchOptions": "embedder.retrieval.queries",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.store_index.keep_index",
+    "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
     "evaluate": "embedder.evaluation.evaluate",
     "follow_store": "embedder.retrieval.store_follower",
@@ -56,4 +60,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its module when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'embedder' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from embedder.installation import explained
+
+        raise explained(error, f"embedder.{name}") from None
+    return getattr(home, name)

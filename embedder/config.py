@@ -22,7 +22,7 @@ SourceKind = Literal["auto", "files", "table", "webdataset"]
 class ConfigSection(BaseModel):
     """Base of all sections: frozen, and strict about unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Columns(ConfigSection):

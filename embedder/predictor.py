@@ -11,10 +11,12 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, TENSOR
 from embedder.compat import fast_start
 from embedder.config import load_config
-from embedder.engine.job import Model, check_int8, decode_spec, make_plan, open_model, stage_specs
+from embedder.engine.job import check_int8, decode_spec, make_plan, stage_specs
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import cluster
 from embedder.engine.resources import allocate
 from embedder.errors import ConfigError
+from embedder.installation import require
 from embedder.media.sniff import sniff
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
@@ -64,6 +66,7 @@ class BatchPredictor:
         Raises:
             ConfigError: the stages ask for more CPUs or GPUs than the cluster has, or int8 doesn't help here.
         """
+        require("embed", "BatchPredictor.predict")
         import ray
 
         from embedder.pipeline import through_stages

@@ -22,7 +22,7 @@ OPTIONAL_NAMES = frozenset({QUERIES_NAME, LIVE_NAME})
 class Point(BaseModel):
     """Search parameters with their recall and latency, measured on the queries of the version."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     parameters: dict[str, int]
     recall_at_10: float = Field(ge=0, le=1)
@@ -32,7 +32,7 @@ class Point(BaseModel):
 class DesignTrial(BaseModel):
     """Measurement of one design, at the cheapest search parameters that reach the target recall."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     design: str
     num_vectors: int = Field(description="size of the sample of the table")
@@ -51,7 +51,7 @@ class DesignTrial(BaseModel):
 class Manifest(BaseModel):
     """Manifest of a version; written last, so a folder that has one is complete."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     format_version: Literal[2] = 2
     kind: Kind

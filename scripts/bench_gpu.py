@@ -38,7 +38,8 @@ from corpus import DEMO_MODEL
 from embedder.batch_schema import TRACE
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
-from embedder.engine.job import Model, make_plan, open_model, stage_specs
+from embedder.engine.job import make_plan, stage_specs
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages

@@ -13,7 +13,8 @@ from embedder.config import RunConfig, load_config
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
 from embedder.engine.fleet import Available
-from embedder.engine.job import Model, open_model, rows_per_batch
+from embedder.engine.job import rows_per_batch
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.resources import allocate
 from embedder.planning.profile import measure
 from embedder.report.plan_review import host_of

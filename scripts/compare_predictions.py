@@ -25,7 +25,8 @@ import embedder
 from corpus import DEMO_MODEL, make_model
 from embedder.config import RunConfig
 from embedder.engine import hardware
-from embedder.engine.job import Model, make_plan
+from embedder.engine.job import make_plan
+from embedder.engine.model_folder import Model
 from embedder.planning.profile import ENGINE_CALL_S, ENGINE_CORES
 from embedder.report.plan_review import shapes_of
 from embedder.report.prediction import RunPrediction

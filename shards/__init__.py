@@ -2,12 +2,35 @@
 
 Tensors in, tensors out; no Ray, no media, no FAISS. `shards.config` describes a model and `shards.plan` cuts it, both
 without torch; `shards.towers` has the families; `shards.shard` builds and runs one part; `shards.reference` is the
-whole model, unsplit; `shards.convert` imports and exports checkpoints. Nothing heavy is imported here.
+whole model, unsplit; `shards.convert` imports and exports checkpoints. Nothing is imported before it is used.
 """
 
-from shards.config import ModelConfig, load_model_config
-from shards.errors import ModelError
-from shards.plan import ShardPlan, plan_shards
-from shards.ranges import LayerRange, ShardSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["LayerRange", "ModelConfig", "ModelError", "ShardPlan", "ShardSpec", "load_model_config", "plan_shards"]
+if TYPE_CHECKING:
+    from shards.config import ModelConfig as ModelConfig
+    from shards.config import load_model_config as load_model_config
+    from shards.errors import ModelError as ModelError
+    from shards.plan import ShardPlan as ShardPlan
+    from shards.plan import plan_shards as plan_shards
+    from shards.ranges import LayerRange as LayerRange
+    from shards.ranges import ShardSpec as ShardSpec
+
+_HOMES = {
+    "LayerRange": "shards.ranges",
+    "ModelConfig": "shards.config",
+    "ModelError": "shards.errors",
+    "ShardPlan": "shards.plan",
+    "ShardSpec": "shards.ranges",
+    "load_model_config": "shards.config",
+    "plan_shards": "shards.plan",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shards' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

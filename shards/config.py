@@ -16,6 +16,7 @@ from shards.towers.kinds import TextTower, VisionTower
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+SIGMOID_FILE = "sigmoid.json"  # beside exported towers: scale and bias of the logits, or null
 
 Projection = Literal["linear", "mlp", "none"]
 

@@ -214,7 +214,7 @@ class Normalise(nn.Module):
         Patches, (N, 3 for each pixel), keep their order.
         """
         if pixels_FHWC.ndim == 2:
-            values = pixels_FHWC.to(self.mean.device).float().view(len(pixels_FHWC), -1, 3)
+            values = pixels_FHWC.to(self.mean.device).float().view(pixels_FHWC.shape[0], -1, 3)
             values.div_(255).sub_(self.mean.flatten()).div_(self.std.flatten())
             return values.flatten(1).to(dtype)
         pixels = pixels_FHWC.to(self.mean.device).permute(0, 3, 1, 2).contiguous().float()

@@ -3,6 +3,7 @@
 Pure, and without torch: stages compute by these groups, the decode step and the planner count by them.
 """
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -12,14 +13,15 @@ Lengths = NDArray[np.int64]
 
 MAX_TOKENS = 4096  # of one group; what layers hold at once grows with it, and beyond the caches they are slower
 MAX_COMPUTED = 1.1  # tokens computed, padding included, over tokens present
+FEW_TOKENS = 256  # in a batch of so few, calls of kernels cost more than padding
 GROUP_COST_TOKENS = 32  # what a group costs beside its tokens: calls of kernels, and all weights read once more
 
 
 def group_by_length(lengths: Lengths) -> list[Lengths]:
     """Find the groups with the least cost: tokens computed, and a price for each group.
 
-    Where that computes more than `MAX_COMPUTED`, the price is lowered. The groups depend on nothing but the lengths, so
-    all stages compute a batch in the same ones.
+    Where that computes more than `MAX_COMPUTED`, and there are more than `FEW_TOKENS`, the price is lowered. The groups
+    depend on nothing but the lengths, so all stages compute a batch in the same ones.
 
     Args:
         lengths: tokens of each sequence, all 1 or more.
@@ -30,7 +32,8 @@ def group_by_length(lengths: Lengths) -> list[Lengths]:
     if not len(lengths):
         return []
     sizes, counts = np.unique(lengths, return_counts=True)
-    price, allowed = float(GROUP_COST_TOKENS), MAX_COMPUTED * lengths.sum()
+    price, num_tokens = float(GROUP_COST_TOKENS), int(lengths.sum())
+    allowed = MAX_COMPUTED * num_tokens if num_tokens > FEW_TOKENS else math.inf
     stops = _cheapest_cuts(sizes, counts, price)
     while _tokens(sizes, counts, stops) > allowed:
         price *= 3 / 4

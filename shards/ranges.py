@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shards.config import ModelConfig
 
 # Plan files are parsed strictly into these classes.
-STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
 @dataclass(frozen=True)

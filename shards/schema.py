@@ -12,9 +12,9 @@ FAMILY_TAG = "family "
 
 
 class ModelSection(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no infinite numbers."""
+    """Base of all sections: frozen, no unknown keys, no infinite numbers; each is built when it is first used."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def read_json(path: Path, cure: str) -> dict[str, object]:

@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 import tomllib
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,7 @@ import generate_model_docs as model_docs
 import pytest
 import samples
 from embedding_runs import embedded
+from running_server import running
 from tiny_models import tiny_config
 
 import embedder
@@ -21,6 +23,7 @@ from embedder.training.tokenizer import train_tokenizer
 from shards.fresh import init_model
 
 ROOT = Path(__file__).parents[1]
+SERVICE = "http://127.0.0.1:8765"
 PACKAGES = ("embedder", "shards", "index")
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
@@ -108,7 +111,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("block", PYTHON)
 def test_each_python_example_runs(folder, block, monkeypatch):
     monkeypatch.chdir(folder)
-    exec(compile(block, "docs", "exec"), {"__name__": "example"})
+    with running("runs/demo/store") if SERVICE in block else nullcontext(SERVICE) as url:
+        exec(compile(block.replace(SERVICE, url), "docs", "exec"), {"__name__": "example"})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)

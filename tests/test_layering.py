@@ -47,6 +47,8 @@ def test_all_import_contracts_are_kept() -> None:
         ("embedder/storage", "import embedder.store.files"),
         ("embedder/training", "import embedder.evaluation.metrics"),
         ("embedder/ingest", "from rich.table import Table"),
+        ("embedder/cli", "import uvicorn"),
+        ("embedder/retrieval", "import embedder.serve.settings"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(copy_of_the_code: Path, module: str, statement: str) -> None:

@@ -55,7 +55,7 @@ def test_each_command_and_option_exists(line):
 
 def test_all_commands_are_in_the_table():
     listed = set(typer.main.get_command(app).commands)
-    named = {re.match(r"embedder (\w+)", line)[1] for line in re.findall(r"\| `(embedder [^`]+)`", README)}
+    named = {re.match(r"embedder ([\w-]+)", line)[1] for line in re.findall(r"\| `(embedder [^`]+)`", README)}
     assert listed == named
 
 

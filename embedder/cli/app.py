@@ -26,6 +26,7 @@ from embedder.cli import (
     refresh,
     report,
     search,
+    serve,
     store,
     train,
     verify,
@@ -33,6 +34,7 @@ from embedder.cli import (
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.engine.interrupts import SignalInterrupt, interruptible
 from embedder.errors import USER_MISTAKES, HeadLostError, RunFailedError
+from embedder.installation import InstallationError, explained
 from embedder.observability.log import messages_to
 from embedder.storage.printable import printable
 
@@ -51,7 +53,9 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     store.compact,
     purge.purge,
     store.migrate,
+    store.export_query_towers,
     search.search,
+    serve.serve,
     demo.demo,
     embed.embed,
     plan.plan,
@@ -83,6 +87,11 @@ def main() -> None:
             sys.exit(_fail("aborted", 1))
         except USER_MISTAKES as error:
             sys.exit(_fail(str(error), 2))
+        except ModuleNotFoundError as error:
+            refusal = explained(error, " ".join(["embedder", *sys.argv[1:2]]))
+            if not isinstance(refusal, InstallationError):
+                raise
+            sys.exit(_fail(str(refusal), 2))
         except HeadLostError as error:
             sys.stdout.flush()
             os._exit(_fail(str(error), 1))  # Ray's own end would wait for the head

@@ -1,7 +1,9 @@
 """`embedder demo`: the shipped emoji through three stages on Ray, an index, R@k of text queries, a contact sheet."""
 
 import json
+import threading
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +14,8 @@ from rich.table import Table
 
 from embedder.cli.options import Force, ReadConfig, command
 from embedder.cli.results import Result, new_table
-from embedder.cli.terminal import item_bar
+from embedder.cli.terminal import Terminal, item_bar
+from embedder.installation import require
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -29,9 +32,16 @@ def demo(
     read: ReadConfig,
     out: Annotated[Path, typer.Option(help="Folder for the store and the contact sheet.")] = Path("runs/demo"),
     force: Force = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Then serve the store, and open its search page in a browser.")
+    ] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="With --serve, open no browser.")] = False,
 ) -> Result:
     """Embed the shipped emoji through three stages, index them, and search."""
     config, store = read(), out / "store"
+    require("embed", "embedder demo")
+    if serve:
+        require("serve", "embedder demo --serve")
 
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import embed
@@ -54,7 +64,26 @@ def demo(
         recalls = _measure(opened)
         shown = [*report_parts(report), index, "", _recall_table(recalls), "", *_search(opened, out)]
     figures = [asdict(each) for each in recalls]
-    return Result({"report": json.loads(report.model_dump_json()), "store": store, "recalls": figures}, shown)
+    return Result(
+        {"report": json.loads(report.model_dump_json()), "store": store, "recalls": figures},
+        shown,
+        afterwards=partial(_serve, store, opens_browser=not no_browser) if serve else None,
+    )
+
+
+def _serve(store: Path, *, opens_browser: bool) -> None:
+    """Serve the store on a free port of localhost until Ctrl-C, and open the search page."""
+    import webbrowser
+
+    from embedder.serve.run_server import run_server
+    from embedder.serve.settings import ServeSettings
+
+    def tell(url: str) -> None:
+        Terminal(stderr=True).print(f"search page of {store}: {url} (Ctrl-C ends it)", soft_wrap=True)
+        if opens_browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # it may wait for the browser
+
+    run_server(ServeSettings(store=str(store), port=0), tell)
 
 
 def _index_line(store: StoreFiles) -> str:

@@ -5,8 +5,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
+from embedder.installation import describe
 
-PACKAGES = ("ray", "torch", "timm", "transformers", "pyarrow", "deltalake", "faiss-cpu", "pillow", "av", "obstore")
+PACKAGES = (
+    "ray",
+    "torch",
+    "timm",
+    "transformers",
+    "onnxruntime",
+    "pyarrow",
+    "deltalake",
+    "faiss-cpu",
+    "pillow",
+    "av",
+    "obstore",
+)
 
 
 @command
@@ -27,6 +40,7 @@ def doctor(read: ReadConfig) -> Result:
         for index, stage in enumerate(allocation.stages)
     }
     data = {
+        "installation": describe(),
         "python": platform.python_version(),
         **versions,
         "cpus": hardware.num_cpus(),

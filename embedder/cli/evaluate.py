@@ -1,7 +1,7 @@
 """`embedder evaluate`: an evaluation of what a store has published, shown and saved."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -10,8 +10,10 @@ from rich.table import Table
 from embedder.cli.options import ModelUri, PublishedBy, ReadConfig, StoreUri, command
 from embedder.cli.results import MIB, Result, new_table
 from embedder.errors import ConfigError
-from embedder.evaluation.report import ConfidenceInterval, Evaluation, IndexFigures
 from embedder.storage.atomic_write import atomic_write
+
+if TYPE_CHECKING:
+    from embedder.evaluation.report import ConfidenceInterval, Evaluation, IndexFigures
 
 FILE_HELP = "Parquet, CSV or JSON Lines with the columns query and item_id; by default, the store's captions."
 GROUP_HELP = "Column to split the figures by, of FILE or of the embeddings table."
@@ -47,7 +49,7 @@ def evaluate(
     return Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved])
 
 
-def save_evaluation(found: Evaluation, out: Path) -> list[RenderableType]:
+def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
     """Write the report and, where there is an index, the plot, each whole or not at all; returns lines that name them.
 
     Raises:
@@ -69,7 +71,7 @@ def save_evaluation(found: Evaluation, out: Path) -> list[RenderableType]:
     return lines
 
 
-def evaluation_parts(found: Evaluation) -> list[RenderableType]:
+def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
     """Tables and notes, for the terminal."""
     asked = found.queries
     head = (
@@ -88,12 +90,12 @@ def evaluation_parts(found: Evaluation) -> list[RenderableType]:
     return [*parts, *found.notes]
 
 
-def _estimate(figure: ConfidenceInterval) -> str:
+def _estimate(figure: "ConfidenceInterval") -> str:
     """A figure with its interval."""
     return f"{figure.value:.3f} ({figure.low:.3f}-{figure.high:.3f})"
 
 
-def _quality(found: Evaluation) -> Table:
+def _quality(found: "Evaluation") -> Table:
     ks = list(found.model.r_at)
     table = _figure_table("text -> image", *(f"R@{k}" for k in ks), "MRR")
     table.add_row("model, exact search", *(_estimate(found.model.r_at[k]) for k in ks), _estimate(found.model.mrr))
@@ -105,7 +107,7 @@ def _quality(found: Evaluation) -> Table:
     return table
 
 
-def _groups(found: Evaluation) -> Table:
+def _groups(found: "Evaluation") -> Table:
     ks = list(found.model.r_at)
     has_index = found.index is not None
     table = _figure_table(
@@ -123,7 +125,7 @@ def _groups(found: Evaluation) -> Table:
     return table
 
 
-def _speed(index: IndexFigures) -> Table:
+def _speed(index: "IndexFigures") -> Table:
     figures = ("vectors", "files, MiB", "resident, MiB", "p50, ms", "p99, ms", "queries/s")
     table = _figure_table(f"index {index.number}: {index.design}", *figures)
     latency = index.one_thread
@@ -144,7 +146,7 @@ def _speed(index: IndexFigures) -> Table:
     return table
 
 
-def _curve(index: IndexFigures) -> list[RenderableType]:
+def _curve(index: "IndexFigures") -> list[RenderableType]:
     if len(index.curve) < 2:
         return []
     table = _figure_table("setting", "recall@10", "p50, ms", "p99, ms", "queries/s, 1 thread")

@@ -9,7 +9,6 @@ from rich.table import Table
 from embedder.cli.options import ReadConfig, StoreUri, command
 from embedder.cli.results import MIB, Result, new_table
 from embedder.cli.store_access import write_access
-from embedder.planning.options import parse_size
 from embedder.store.files import StoreFiles
 from index.manifest import Manifest
 
@@ -36,6 +35,8 @@ def build(
     force: Force = False,
 ) -> Result:
     """Build an index of the published embeddings, and publish it with them if it is good enough."""
+    from embedder.planning.options import parse_size
+
     asked = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
     run = read({"store": store}, [f"index.{key}={value}" for key, value in asked.items() if value is not None])
 

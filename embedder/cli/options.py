@@ -52,6 +52,8 @@ def command(function: Callable[..., Result]) -> Callable[..., None]:
 
         result = function(read, **own)
         print_result(as_json, result)
+        if result.afterwards is not None:
+            result.afterwards()
         if result.failure:
             raise RunFailedError(result.failure)
 

@@ -110,7 +110,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
         plan = _purge_plan(StoreFiles(config.required_store), item_ids)
         if not plan.finds_nothing:
             _confirm(_plan_lines(plan))  # without the lock: an answer may take hours
-    with write_access(config) as files:
+    with write_access(config, commits="embedder purge") as files:
         done = run_purge(files, item_ids, index_choice(files, config.index, reuse=False))
     drop_copies()
     published = done.published.model_dump() if done.published else None

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,13 @@ class Result:
         data: for `--json`.
         shown: for the terminal.
         failure: why the command exits with 1 all the same; empty where it does not.
+        afterwards: called once it is printed, by a command that then goes on.
     """
 
     data: dict[str, Any]
     shown: Sequence[RenderableType] = ()
     failure: str = ""
+    afterwards: Callable[[], None] | None = None
 
 
 def print_result(as_json: bool, result: Result) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from embedder.retrieval.hits import Hits
+    from embedder.retrieval.remote_store import RemoteStore
+    from embedder.retrieval.store_api import Store
 
 
 @command
@@ -40,6 +42,10 @@ def search(
     sheet: Annotated[Path | None, typer.Option(help="Write the hits as a contact sheet (PNG).")] = None,
     version: PublishedBy = None,
     model: ModelUri = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Search by a query service (`embedder serve`) instead.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File that holds the token of --server.")] = None,
 ) -> Result:
     """Find images and videos that fit a text, an image or a vector."""
     options = SearchOptions(k=k, where=where, group=not all_segments, fold=fold, hybrid=hybrid, min_score=min_score)
@@ -49,9 +55,20 @@ def search(
     if sheet is not None and len(queries or images or ()) > 1:
         raise ConfigError("--sheet draws the hits of one query; give one text or one --image with it")
 
-    from embedder.retrieval.store_api import open_store
+    if server is not None and (store or model):
+        raise ConfigError("--server searches the store and the model of the service; leave out --store and --model")
+    if server is None and token_file is not None:
+        raise ConfigError("--token-file is for --server; give both, or neither")
 
-    opened = open_store(run.required_store, model=run.model, version=version)
+    opened: RemoteStore | Store
+    if server is not None:
+        from embedder.retrieval.remote_store import connect
+
+        opened = connect(server, token=_read_token(token_file) if token_file else None, version=version)
+    else:
+        from embedder.retrieval.store_api import open_store
+
+        opened = open_store(run.required_store, model=run.model, version=version)
     query = queries or (None if vector is None else _read_vectors(vector))
     answers = opened.search(query, options, image=images or None)
     results = [
@@ -71,6 +88,22 @@ def search(
         answers[0].save_sheet(sheet, answers[0].query)
         shown.append(f"contact sheet: {sheet}")
     return Result((results[0] if len(results) == 1 else {"results": results}) | {"sheet": sheet}, shown)
+
+
+def _read_token(path: Path) -> str:
+    """First token of a file, one a line, in which lines that begin with # are comments.
+
+    Raises:
+        ConfigError: there is no such file, or no token in it.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {path}: {error}; give a text file with the token in a line") from None
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not tokens:
+        raise ConfigError(f"--token-file {path}: it has no token; write it in a line")
+    return tokens[0]
 
 
 def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":

@@ -1,4 +1,4 @@
-"""Commands that maintain a store: `history`, `rollback`, `vacuum`, `compact`, `migrate`."""
+"""Commands that maintain a store: `history`, `rollback`, `vacuum`, `compact`, `migrate`, `export-query-towers`."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import ReadConfig, StoreUri, command
+from embedder.cli.options import ModelUri, ReadConfig, StoreUri, command
 from embedder.cli.results import MIB, Result, new_table, size_text
 from embedder.cli.store_access import write_access
 from embedder.config import RunConfig
@@ -106,7 +106,7 @@ def _roll_back(config: RunConfig, run_id: str | None) -> Result:
     from embedder.store.store_info import published
     from embedder.store_index.keep_index import index_choice
 
-    with write_access(config) as files:
+    with write_access(config, commits="embedder rollback") as files:
         new = run_rollback(files, run_id, index_choice(files, config.index))
         hold = published(files).hold
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
@@ -185,7 +185,7 @@ def compact(
         num_rows=target_rows or default.num_rows,
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
-    with write_access(run) as files:
+    with write_access(run, commits="embedder compact") as files:
         new, tables = run_compact(files, target)
     shown: list[RenderableType] = [
         f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
@@ -205,7 +205,7 @@ def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
     from embedder.store.migrate import migrate as run_migrate
     from embedder.store.schema import FORMAT_VERSION
 
-    with write_access(run) as files:
+    with write_access(run, commits="embedder migrate") as files:
         was_older, new = run_migrate(files)
     text = f"store {files.address}: format version {FORMAT_VERSION}"
     if not was_older:
@@ -218,3 +218,25 @@ def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
         "published": new.model_dump() if new else None,
     }
     return Result(data, [text])
+
+
+@command
+def export_query_towers(
+    read: ReadConfig,
+    store: StoreUri = None,
+    model: ModelUri = None,
+    force: Annotated[bool, typer.Option("--force", help="Write them anew though they are there.")] = False,
+) -> Result:
+    """Write the towers that encode queries into a store of an earlier version, so that searches need no torch."""
+    run = read({"store": store})
+
+    from embedder.engine.query_tower_export import export_query_towers as run_export
+    from embedder.store.query_towers import towers_path
+    from embedder.store.store_info import published, read_store_info, served_info
+
+    with write_access(run) as files:
+        info = served_info(read_store_info(files), published(files))
+        written = run_export(files, info, model, force=force)
+    path = files.uri(towers_path(info))
+    text = f"query towers are there already: {path}" if written is None else f"query towers written: {path}"
+    return Result({"written": written is not None, "path": path}, [text])

@@ -4,17 +4,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from embedder.config import RunConfig
+from embedder.installation import require
 from embedder.store.files import StoreFiles
 
 
 @contextmanager
-def write_access(config: RunConfig) -> Iterator[StoreFiles]:
+def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[StoreFiles]:
     """Hold the lock of the store, and finish a publication that was cut off; yields the store's files.
 
+    Args:
+        config: names the store.
+        commits: the command, where it commits to the tables, which takes the extra `embed`.
+
     Raises:
+        InstallationError: this installation can't commit.
         ConfigError: no store is named.
         StoreError: there is no store (none is made), its format is unknown, or another process holds it.
     """
+    if commits is not None:
+        require("embed", commits)
+
     from embedder.store.lock import write_lock
     from embedder.store.publish import finish_publication
     from embedder.store.store_info import read_store_info

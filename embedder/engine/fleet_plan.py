@@ -4,7 +4,8 @@ import logging
 
 from embedder.config import RunConfig
 from embedder.engine.fleet import Available
-from embedder.engine.job import Model, rows_per_batch
+from embedder.engine.job import rows_per_batch
+from embedder.engine.model_folder import Model
 from shards.costs import Dtype
 from shards.errors import ModelError
 from shards.plan import ShardPlan, plan_placement

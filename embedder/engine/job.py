@@ -9,51 +9,20 @@ from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
 from embedder.engine.fleet import Available
+from embedder.engine.model_folder import Model, resize_spec
 from embedder.engine.resources import allocate, niceness_by_work, requested
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import ResizeSpec
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_actor import StageSpec
-from embedder.storage.model_download import resolve_model
 from embedder.store.layout import StoreInfo
 from embedder.store.part_writer import RunMetadata
 from embedder.store.runs import Run
-from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
-from shards.fingerprint import model_fingerprint, preprocess_fingerprint
+from shards.fingerprint import preprocess_fingerprint
 from shards.plan import ShardPlan, check_plan, plan_shards
 from shards.planning.problem import ROWS_PER_BATCH
 
 SMALLER_BATCHES = (16, 8)  # rows; where the layers' activations are too large for the caches
-
-
-@dataclass(frozen=True)
-class Model:
-    """Model folder, read as far as planning needs; without a text tower it needs no tokeniser."""
-
-    uri: str
-    folder: Path
-    config: ModelConfig
-    tokenizer_json: str | None
-    fingerprint: str
-
-
-def open_model(uri: str) -> Model:
-    """Fetch the folder if it is remote, and read its configuration and tokeniser.
-
-    Raises:
-        shards.ModelError: it is no whole model folder.
-        ConfigError: its tokeniser is missing.
-    """
-    folder = resolve_model(uri)
-    config = load_model_config(folder)
-    tokenizer = folder / TOKENIZER_FILE
-    has_text = config.text is not None
-    if has_text and not tokenizer.is_file():
-        raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
-    uri = str(folder.absolute()) if Path(uri).exists() else uri
-    tokenizer_json = tokenizer.read_text(encoding="utf-8") if has_text else None
-    return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
 
 
 @dataclass(frozen=True)
@@ -219,21 +188,6 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
         frames_per_segment=config.frames_per_segment,
         rows_per_batch=rows_per_batch(config),
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
-    )
-
-
-def resize_spec(model: Model) -> ResizeSpec:
-    """Return how the model's images are resized."""
-    preprocess, vision = model.config.preprocess, model.config.required_vision
-    return ResizeSpec(
-        image_size=preprocess.image_size,
-        mode=preprocess.resize,
-        interpolation=preprocess.interpolation,
-        reduced_decode=preprocess.reduced_decode,
-        resampler=preprocess.resampler,
-        resize_size=preprocess.resize_size,
-        patch_size=vision.patch_px or 0,
-        max_patches=vision.num_tokens - vision.num_prefix_tokens if vision.patch_px is not None else 0,
     )
 
 

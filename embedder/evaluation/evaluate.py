@@ -23,6 +23,7 @@ from embedder.evaluation.query_sets import (
 )
 from embedder.evaluation.report import Evaluation, Latency, ModelFigures, QueryFigures
 from embedder.evaluation.timing import time_each
+from embedder.installation import require
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.tables import RecordTable
 
@@ -71,10 +72,12 @@ def evaluate(
         keywords: fields of `EvaluationOptions`, over those of `options`: `num_queries=500, group="modality"`.
 
     Raises:
+        InstallationError: what encodes and draws is not installed.
         SourceError: the file of queries can't be read.
         ConfigError: it breaks a rule, or there is no such column to group by.
         StoreError: no image has a caption, or the model has one tower alone.
     """
+    require("embed", "embedder evaluate")
     options = replace(options, **keywords)
     if isinstance(store, RunConfig):
         store = open_store(store.required_store, model=store.model)

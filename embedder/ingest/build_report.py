@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from embedder.engine.bottleneck import OperatorUse
-from embedder.engine.job import Model
+from embedder.engine.model_folder import Model
 from embedder.engine.placement import Node
 from embedder.ingest.diff import CONTENT_CHANGED, NEW
 from embedder.ingest.execute import EngineOutcome

@@ -29,6 +29,7 @@ from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
 from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
+from embedder.installation import require
 from embedder.observability.run_observer import RunObserver, observe_run
 from embedder.report.schema import Report
 from embedder.store.files import StoreFiles
@@ -107,6 +108,7 @@ def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgre
             inputs = open_inputs(config, options)
             files = inputs.files
             if inputs.seen is None:
+                require("embed", f"embedder {options.kind}")
                 check_int8(config, inputs.model)  # before a store is made; a later run, once it has work to do
             check_binding(files, inputs.info, may_change=options.may_change)
             before = look(files)
@@ -138,6 +140,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
     if current is not None and work.is_nothing and not goes_on:
         return _end_idle(inputs, observer.elapsed_s, work, read_before)
+    require("embed", f"embedder {options.kind}")
     if not is_int8_checked:
         check_int8(config, inputs.model)
     run = start_run(files, inputs.info, _check_columns(inputs))

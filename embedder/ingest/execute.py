@@ -16,7 +16,8 @@ from embedder.engine.choose_engine import EngineChoice, choose_engine
 from embedder.engine.fleet import Available, share_of
 from embedder.engine.fleet_plan import plan_for_fleet
 from embedder.engine.fleet_watch import FleetWatch
-from embedder.engine.job import Job, Model, handed_on_bytes, plan_job, rows_per_batch, stage_specs
+from embedder.engine.job import Job, handed_on_bytes, plan_job, rows_per_batch, stage_specs
+from embedder.engine.model_folder import Model
 from embedder.engine.monitor import RunMonitor
 from embedder.engine.progress import ShowProgress, no_progress
 from embedder.engine.resources import describe_devices, describe_limits, object_store_bytes

@@ -9,7 +9,8 @@ from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.fleet import Available
-from embedder.engine.job import Model, make_plan, open_model, store_info
+from embedder.engine.job import make_plan, store_info
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.known_items import NOTHING_FINISHED

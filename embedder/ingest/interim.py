@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from embedder.batch_schema import carried_schema
+from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.ingest.guards import judge, refusal
 from embedder.ingest.inputs import Inputs
@@ -110,6 +111,7 @@ class _Publisher:
             info=inputs.info,
             retrieval=None if current is None else current.retrieval,  # the run as a whole is judged by that
         )
+        keep_query_towers(files, inputs.info, inputs.model)
         record = publish_interim(
             self._run,
             batch,

@@ -4,6 +4,7 @@ import logging
 
 import pyarrow as pa
 
+from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
 from embedder.ingest.build_report import build_report
 from embedder.ingest.execute import EngineOutcome
@@ -153,6 +154,7 @@ def _publish(
         retrieval=retrieval_record(verdicts, result.published if result.keeps_published else None),
         ends_hold=options.may_change,
     )
+    keep_query_towers(files, inputs.info, inputs.model)
     LOG.info("publishing")
     publish(
         result.run,

@@ -86,3 +86,10 @@ def encode_png(pixels: Pixels) -> bytes:
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def encode_webp(pixels: Pixels, quality: int) -> bytes:
+    """One image as a WebP file; quality from 0 to 100."""
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "WEBP", quality=quality, method=3)
+    return file.getvalue()

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from PIL import ImageFont
 
+from embedder.installation import missing
+
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 SHIPPED = "mpl-data/fonts/ttf/DejaVuSans.ttf"
@@ -44,9 +46,10 @@ class Fonts:
         Args:
             system: search the machine's fonts, too; if false, all machines draw the same.
         """
-        first = [face for face in [_read_face(path) for path in _shipped_files()] if face]
+        can_read = "fontTools" not in missing("embed")  # else letters beyond ASCII are drawn as code points
+        first = [face for face in [_read_face(path) for path in _shipped_files()] if face] if can_read else []
         self._faces = [*first, Face(None, frozenset(range(0x20, 0x7F)))]
-        self._more = _system_faces() if system else iter(())
+        self._more = _system_faces() if system and can_read else iter(())
 
     @property
     def plain(self) -> Face:

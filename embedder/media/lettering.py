@@ -53,7 +53,8 @@ class Lettering:
         self.fonts = fonts or all_fonts()
         self.size_px, self.label_px = size_px, max(6, round(LABEL_SHARE * size_px))
         self.line_px, self.baseline_px = round(1.5 * size_px), round(1.15 * size_px)
-        self._shapes = features.check("raqm")
+        # Pillow's own font, which is the plain one where there is no other, is not shaped.
+        self._shapes = features.check("raqm") and self.fonts.plain.path is not None
 
     def lines(self, text: str, width_px: int, max_lines: int) -> list[Line]:
         """Break a text into lines; one that is too long ends in an ellipsis.

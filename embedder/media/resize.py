@@ -9,7 +9,7 @@ from typing import Literal
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
-ResizeMode = Literal["squash", "crop", "pad", "pad_black", "patches"]
+ResizeMode = Literal["squash", "crop", "pad", "pad_black", "patches", "fit"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
 
@@ -29,7 +29,8 @@ class ResizeSpec:
         image_size: side of the square, in pixels.
         mode: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
             `pad` shows the whole image on white, `pad_black` on black; `patches` keeps proportions, makes both sides
-            multiples of `patch_size`, and gives at most `max_patches` patches.
+            multiples of `patch_size`, and gives at most `max_patches` patches; `fit` shows the whole image, its longest
+            side `image_size` at most, and enlarges none.
         interpolation: the filter of that name (antialiased).
         reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
         resampler: library whose resize is matched to the bit; `torchvision` also crops as transformers does with it.
@@ -68,6 +69,8 @@ def scaled_size(size: Size, resize: ResizeSpec) -> Size:
     if resize.mode == "pad_black":
         width, height = (max(1, round(edge / (longest / side))) for edge in size)
         return width, height
+    if resize.mode == "fit":
+        side = min(side, longest)
     width, height = (max(1, round(side * edge / longest)) for edge in size)
     return width, height
 

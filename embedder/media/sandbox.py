@@ -100,7 +100,8 @@ class SandboxedDecoder:
             resize: the rule.
 
         Returns:
-            uint8 (H, W, 3), RGB, H = W = `resize.image_size`; of mode `patches`, multiples of `resize.patch_size`.
+            uint8 (H, W, 3), RGB, H = W = `resize.image_size`; of mode `patches`, multiples of `resize.patch_size`; of
+            mode `fit`, the longer of the two `resize.image_size` at most.
 
         Raises:
             DecodeError: the file can't be decoded.
@@ -323,6 +324,8 @@ def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:
     """Whether a child's answer has a width and height that the rule can give."""
     if not isinstance(size, list) or len(size) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in size):
         return False
+    if resize.mode == "fit":
+        return bool(max(size) <= resize.image_size)
     if resize.mode != "patches":
         return set(size) == {resize.image_size}
     (columns, spare_x), (rows, spare_y) = (divmod(edge, resize.patch_size) for edge in size)

@@ -10,6 +10,7 @@ from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.job import rows_per_batch
 from embedder.errors import ConfigError
+from embedder.installation import require
 from embedder.planning.options import PlanOptions
 from embedder.storage.model_download import resolve_model
 from shards.config import ModelConfig, load_model_config
@@ -103,6 +104,7 @@ def _measured_cluster(config: RunConfig, folder: Path, model: ModelConfig, optio
         raise ConfigError("--cluster and --devices: give one of the two; --cluster takes the devices that are there")
     if not options.estimate and not _has_weights(folder):
         raise ConfigError(f"--cluster measures the model, and {folder} has no weights; give --estimate, or the weights")
+    require("embed", "embedder plan --cluster")
     from embedder.planning.cluster_costs import costs_of_cluster
 
     return costs_of_cluster(config, model, estimate=options.estimate)
@@ -120,7 +122,8 @@ def _costs(
     fleet = ((hardware.num_cpus(), core),)
     if options.estimate or not _has_weights(folder):
         return fleet, {core.name: estimate_costs(model, core, config.dtype)}, estimate_host(model)
-    from embedder.engine.job import open_model
+    require("embed", "embedder plan without --estimate, which measures the model")
+    from embedder.engine.model_folder import open_model
     from embedder.planning.profile import measured_costs
 
     measured, host = measured_costs(_on_cores(config), open_model(str(folder)))

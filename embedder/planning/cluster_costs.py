@@ -12,7 +12,8 @@ from typing import Any
 from embedder.compat import worker_options
 from embedder.config import RunConfig
 from embedder.engine import hardware
-from embedder.engine.job import Model, open_model, preprocessing_of, rows_per_batch
+from embedder.engine.job import preprocessing_of, rows_per_batch
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
 from embedder.planning.background_load import delivered_cores

@@ -21,7 +21,8 @@ from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.fleet import Available
-from embedder.engine.job import Model, decode_spec, preprocessing_of, rows_per_batch
+from embedder.engine.job import decode_spec, preprocessing_of, rows_per_batch
+from embedder.engine.model_folder import Model
 from embedder.engine.resources import requested
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import cached, kept

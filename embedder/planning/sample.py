@@ -11,7 +11,8 @@ import pyarrow as pa
 from embedder.batch_schema import IMAGE_GRID
 from embedder.config import RunConfig
 from embedder.engine import hardware
-from embedder.engine.job import Model, decode_spec
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import Model
 from embedder.planning.background_load import busy_machine
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources

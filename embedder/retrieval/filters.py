@@ -8,6 +8,9 @@ as here, and 15 ms where it does not; a table of DuckDB's own, which holds all c
 import difflib
 import re
 import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import ConfigError
+from embedder.retrieval.conditions import EXAMPLE, TABLE, check_condition
 from embedder.store.part_writer import VECTOR_COLUMNS
 from index.vectors import Mask
 
@@ -22,9 +26,10 @@ if TYPE_CHECKING:
     import duckdb
 
 
-TABLE = "embeddings"
 ROW = "__row_number"
 DEADLINE_S = 30.0
+REPEAT_S = 0.05
+MAX_REMEMBERED_BYTES, MIN_REMEMBERED = 64 << 20, 8
 # A text column counts as one of few values where each stands so often, among so many rows.
 MIN_REPEATS, SAMPLE_ROWS = 8, 65_536
 # A condition may not read files, change settings, fetch code, or use up the machine.
@@ -39,7 +44,6 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
     "lock_configuration": "true",
 }
-EXAMPLE = "write one condition, as \"price < 10 AND category = 'toys'\""
 
 
 class RowFilter:
@@ -55,6 +59,12 @@ class RowFilter:
         numbered = _with_values_once(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
         self._connection.register(TABLE, numbered)
         self._turn = threading.Lock()
+        self._remembered: OrderedDict[str, Mask | str] = OrderedDict()  # or why there is none
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that a condition can read."""
+        return [name for name in self._names if name not in VECTOR_COLUMNS]
 
     def matching(self, where: str) -> Mask:
         """Mask of the rows that fulfil a condition; where it is NULL they do not.
@@ -68,17 +78,77 @@ class RowFilter:
         Raises:
             ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
         """
+        known = self._remembered.get(where)
+        if isinstance(known, np.ndarray):
+            return known
+        with self._turn:
+            return self._match(where, DEADLINE_S)
+
+    def has_mask(self, where: str) -> bool:
+        """Whether a condition was evaluated, and is remembered."""
+        return isinstance(self._remembered.get(where), np.ndarray)
+
+    def remember(self, where: str, timeout_s: float, hidden: Collection[str] = ()) -> None:
+        """Evaluate a stranger's condition for the searches that follow: what each costs is known before they begin.
+
+        Args:
+            where: a condition, which may read columns and call harmless functions, and nothing else.
+            timeout_s: seconds in which it has to be evaluated.
+            hidden: columns that it may not read.
+
+        Raises:
+            ConfigError: it does more than that, can't be evaluated, or takes too long; the next time at once.
+        """
+        check_condition(where, [name for name in self.columns if name not in hidden])
+        with self._turn:
+            known = self._remembered.get(where)
+            if known is None:
+                known = self._outcome(where, timeout_s)
+                self._remembered[where] = known
+                if len(self._remembered) > max(MIN_REMEMBERED, MAX_REMEMBERED_BYTES // max(1, self._num_rows)):
+                    self._remembered.popitem(last=False)
+        if isinstance(known, str):
+            raise ConfigError(known)
+
+    def _outcome(self, where: str, timeout_s: float) -> Mask | str:
+        try:
+            mask = self._match(where, timeout_s)
+        except ConfigError as error:
+            return str(error)
+        mask.flags.writeable = False
+        return mask
+
+    def _match(self, where: str, timeout_s: float) -> Mask:
         import duckdb
 
         mask = np.zeros(self._num_rows, np.bool_)
-        with self._turn:
+        with self._interrupted_after(timeout_s):
             try:
                 _check_expression(where)
                 self._check_boolean(where)
                 mask[self._evaluate(where)] = True
             except duckdb.Error as error:
-                raise self._problem(where, error) from None
+                raise self._problem(where, error, timeout_s) from None
         return mask
+
+    @contextmanager
+    def _interrupted_after(self, timeout_s: float) -> Iterator[None]:
+        """Interrupt the connection after some time, again and again: an interrupt between two statements is lost."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            wait_s = timeout_s
+            while not ended.wait(wait_s):
+                self._connection.interrupt()
+                wait_s = REPEAT_S
+
+        watcher = threading.Thread(target=watch, name="condition-deadline", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
     def _check_boolean(self, where: str) -> None:
         types = [str(each) for each in self._connection.sql(f"SELECT (\n{where}\n) FROM {TABLE}").types]
@@ -86,21 +156,16 @@ class RowFilter:
             raise ConfigError(f"where {where!r}: it gives {', '.join(types)}; it must give BOOLEAN: {EXAMPLE}")
 
     def _evaluate(self, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        deadline = threading.Timer(DEADLINE_S, self._connection.interrupt)
-        deadline.start()
-        try:
-            # The line breaks end a comment, which would hide the parenthesis.
-            found = self._connection.execute(f"SELECT {ROW} FROM {TABLE} WHERE (\n{where}\n)").fetchnumpy()
-        finally:
-            deadline.cancel()
+        # The line breaks end a comment, which would hide the parenthesis.
+        found = self._connection.execute(f"SELECT {ROW} FROM {TABLE} WHERE (\n{where}\n)").fetchnumpy()
         rows: np.ndarray[Any, np.dtype[np.int64]] = found[ROW]
         return rows
 
-    def _problem(self, where: str, error: "duckdb.Error") -> ConfigError:
+    def _problem(self, where: str, error: "duckdb.Error", timeout_s: float) -> ConfigError:
         import duckdb
 
         if isinstance(error, duckdb.InterruptException):
-            return ConfigError(f"where {where!r}: not evaluated within {DEADLINE_S:.0f} s; {EXAMPLE}")
+            return ConfigError(f"where {where!r}: not evaluated within {timeout_s:g} s; {EXAMPLE}")
         unknown = re.search(r'Referenced column "(.+?)" not found', str(error))
         if unknown is None:
             reason = str(error).splitlines()[0].strip()

@@ -1,5 +1,7 @@
 """Data of one publication for searches: each part is read when it is first needed, and kept for the next query."""
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,31 @@ if TYPE_CHECKING:
 
 KEY = ["item_id", "segment"]
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
+
+
+class IdRows:
+    """Rows of an item, found by its id: by binary search in the order of the ids, 8 bytes for each row."""
+
+    def __init__(self, ids: pa.ChunkedArray) -> None:
+        self._ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+        self._order: Rows = pc.sort_indices(self._ids).to_numpy().astype(np.int64)
+
+    def rows(self, item_id: str) -> Rows:
+        """Rows of one item, in their order; none where there is no such item."""
+
+        def id_at(position: int) -> str:
+            value: str = self._ids[int(self._order[position])].as_py()
+            return value
+
+        start = bisect_left(range(len(self._order)), item_id, key=id_at)
+        stop = bisect_right(range(len(self._order)), item_id, lo=start, key=id_at)
+        rows: Rows = np.sort(self._order[start:stop])
+        return rows
+
+    def values(self) -> Iterator[str]:
+        """All ids, one for each row, a thousand of them in memory at once."""
+        for start in range(0, len(self._ids), 1000):
+            yield from self._ids.slice(start, 1000).to_pylist()
 
 
 class RowMetadata:
@@ -61,6 +88,11 @@ class RowMetadata:
         return [
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]
+
+    @locked_cached_property
+    def ids(self) -> IdRows:
+        """Rows by the id of their item."""
+        return IdRows(self.rows["item_id"])
 
     @locked_cached_property
     def filter(self) -> RowFilter:
@@ -120,6 +152,14 @@ class Snapshot:
         among: Mask = fulfils & self.vectors.is_live
         return among
 
+    @locked_cached_property
+    def vector_rows(self) -> Rows:
+        """Row of the vector of each row of the metadata; -1 where it has none that can be found."""
+        rows: Rows = np.full(self.metadata.rows.num_rows, -1, np.int64)
+        live = np.flatnonzero(self.vectors.is_live)
+        rows[self.metadata_rows[live]] = live
+        return rows
+
     def prepare(self, like: "Snapshot | None" = None) -> None:
         """Load all that every search needs; else the first search does.
 
@@ -131,6 +171,8 @@ class Snapshot:
             _ = self.hybrid
         if like is not None and "filter" in vars(like.metadata):
             _ = self.metadata.filter
+        if like is not None and "ids" in vars(like.metadata):
+            _ = self.metadata.ids
 
     @locked_cached_property
     def _table(self) -> RecordTable:

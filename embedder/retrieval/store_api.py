@@ -1,16 +1,21 @@
 """Python API of a store, for notebooks and services: read it, encode queries, search."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.engine.job import open_model
+from embedder.engine.encode_queries import BaseQueryEncoder
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
+from embedder.engine.query_tower_export import preprocessing_of
 from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.queries import Images, Query, QueryBatch, SearchOptions, read_queries
@@ -19,10 +24,14 @@ from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication
 from embedder.store.layout import Current
+from embedder.store.query_towers import find_towers
 from embedder.store.store_info import differing, published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import has_version
 from index.vectors import Floats
+from shards.errors import ModelError
+
+LOG = logging.getLogger(__name__)
 
 
 def open_store(uri: str | Path, *, model: str | None = None, version: str | None = None) -> "Store":
@@ -55,7 +64,7 @@ class Store:
             if self.current.index is not None and not has_version(files, self.current.index):
                 self.current = self.current.model_copy(update={"index": None})  # vacuumed: its vectors are still there
         self.info = served_info(read_store_info(files), self.current)
-        self._model = model or self.info.model
+        self._given_model = model
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the embeddings table, or some of its columns."""
@@ -168,16 +177,46 @@ class Store:
         return Searcher(Snapshot(self.files, self.current, self.info))
 
     @locked_cached_property
-    def encoder(self) -> QueryEncoder:
-        """Encoder with the store's model.
+    def encoder(self) -> BaseQueryEncoder:
+        """Encoder with the store's model: its query towers, or the model folder and torch where it has none.
 
         Raises:
             StoreError: the model folder now holds another model.
         """
-        model = open_model(self._model)
+        if self._given_model is not None:
+            model = self._open_model()
+            if preprocessing_of(model, self.info) != self.info.preprocess_fingerprint:
+                return QueryEncoder(model)
+        return self._query_towers() or self._torch_encoder()
+
+    def _query_towers(self) -> BaseQueryEncoder | None:
+        """Encoder of the store's query towers; None where there are none that can be used, with a line in the log."""
+        if find_spec("onnxruntime") is None:
+            LOG.info(f"store {self.files.address}: onnxruntime isn't installed, so torch encodes queries")
+            return None
+        towers = find_towers(self.files, self.info)
+        if towers is None:
+            LOG.info(
+                f"store {self.files.address}: it has no query towers, so torch encodes queries; "
+                f"`embedder export-query-towers --store {quote(self.files.address)}` writes them"
+            )
+            return None
+        from embedder.engine.onnx_encoder import OnnxQueryEncoder
+
+        try:
+            return OnnxQueryEncoder(towers, self.info.model, self._torch_encoder)
+        except (StoreError, ModelError) as error:
+            LOG.warning(f"store {self.files.address}: torch encodes queries, its query towers can't be used: {error}")
+            return None
+
+    def _torch_encoder(self) -> QueryEncoder:
+        return QueryEncoder(self._open_model())
+
+    def _open_model(self) -> Model:
+        model = open_model(self._given_model or self.info.model)
         if model.fingerprint != self.info.model_fingerprint:
             raise StoreError(
                 f"model {model.folder}: its fingerprint is {model.fingerprint}, the store's vectors are of "
                 f"{self.info.model_fingerprint}; give the model that made them with --model"
             )
-        return QueryEncoder(model)
+        return model

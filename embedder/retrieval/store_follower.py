@@ -19,10 +19,16 @@ from embedder.store.store_info import published
 MAX_DOUBLINGS = 5  # a failed opening is tried again after 2, 4, ... 32 times the usual wait: it may be large
 
 OnError = Callable[[Exception], object]
+OnChange = Callable[[Store], object]
 
 
 def follow_store(
-    uri: str | Path, *, every_s: float = 10.0, model: str | None = None, on_error: OnError | None = None
+    uri: str | Path,
+    *,
+    every_s: float = 10.0,
+    model: str | None = None,
+    on_error: OnError | None = None,
+    on_change: OnChange | None = None,
 ) -> "FollowingStore":
     """Open the published snapshot of a store, and replace it by each later one.
 
@@ -31,12 +37,13 @@ def follow_store(
         every_s: seconds between two polls; each reads one file of a kilobyte.
         model: as in `open_store`; a publication of another model is not served then.
         on_error: called on the polling thread with the error of a publication that can't be opened, once for each.
+        on_change: called there with each later publication, once it is served.
 
     Raises:
         StoreError: there is no store, nothing is published yet, or its format is unknown.
         RetrievalError: the index is damaged.
     """
-    return FollowingStore(StoreFiles(uri), every_s, model, on_error)
+    return FollowingStore(StoreFiles(uri), every_s, model, on_error, on_change)
 
 
 class FollowingStore:
@@ -51,12 +58,17 @@ class FollowingStore:
     """
 
     def __init__(
-        self, files: StoreFiles, every_s: float = 10.0, model: str | None = None, on_error: OnError | None = None
+        self,
+        files: StoreFiles,
+        every_s: float = 10.0,
+        model: str | None = None,
+        on_error: OnError | None = None,
+        on_change: OnChange | None = None,
     ) -> None:
         self.snapshot = Store(files, model)
         self.snapshot.prepare()
         self.last_error: Exception | None = None
-        self._files, self._model, self._on_error = files, model, on_error
+        self._files, self._model, self._on_error, self._on_change = files, model, on_error, on_change
         self._every_s, self._num_failures = every_s, 0
         self._looking, self._closed = Lock(), Event()
         self._thread = Thread(
@@ -88,7 +100,11 @@ class FollowingStore:
                 return False
             self.last_error, self._num_failures = None, 0
             self.snapshot, was = newer or self.snapshot, self.snapshot
-            return self.snapshot is not was
+            if self.snapshot is was:
+                return False
+            if self._on_change is not None:
+                self._on_change(self.snapshot)
+            return True
 
     @property
     def wait_s(self) -> float:

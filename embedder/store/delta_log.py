@@ -39,7 +39,7 @@ def replay(files: StoreFiles, table: str, wanted: Collection[int]) -> Iterator[t
 def _replayed(files: StoreFiles, entries: Sequence[str], wanted: Collection[int]) -> Iterator[tuple[int, set[str]]]:
     held: set[str] = set()
     for number, path in enumerate(entries):
-        actions = list(_read(files, path)[0])
+        actions = list(read_actions(files, path)[0])
         held -= {action["remove"]["path"] for action in actions if "remove" in action}
         held |= {action["add"]["path"] for action in actions if "add" in action}
         if number in wanted:
@@ -58,7 +58,7 @@ def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str
     for info in files.list(f"{table}/{LOG_FOLDER}"):
         if not info.path.endswith((".json", ".parquet")):  # `_last_checkpoint` names no file
             continue
-        for action in _read(files, info.path)[0]:
+        for action in read_actions(files, info.path)[0]:
             added = (action.get("add") or {}).get("path")
             if added in places:
                 places[added].add(info.path)
@@ -93,7 +93,7 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
         log_path: path of the log file.
         change: function from an action to its replacement.
     """
-    actions, schema = _read(files, log_path)
+    actions, schema = read_actions(files, log_path)
     changed = map(change, actions)
     if schema is None:
         files.write(log_path, "\n".join(map(json.dumps, changed)).encode())
@@ -113,7 +113,8 @@ def _unparsed(file_action: Action) -> Action:
     return {"stats_parsed": None} if "stats_parsed" in file_action else {}
 
 
-def _read(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
+def read_actions(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
+    """Read the actions of a log file; of a checkpoint, its columns too."""
     content = files.read(log_path)
     if log_path.endswith(".parquet"):
         rows = pq.read_table(BytesIO(content))

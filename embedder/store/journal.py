@@ -19,7 +19,7 @@ TASK_DIGITS = 6  # of a write task's number, in file names
 class PartFile(BaseModel):
     """Parquet file in a table's folder, not yet in its log."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     table: str
     path: str

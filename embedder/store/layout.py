@@ -25,7 +25,7 @@ SEARCHED_NAMES: dict[Searched, str] = {"image": "image or video", "text": "capti
 class Record(BaseModel):
     """Small JSON file of the store; newer writers may add keys, which older readers keep and ignore."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     format_version: int = FORMAT_VERSION
 
@@ -45,7 +45,7 @@ class StoreInfo(Record):
 class Hold(BaseModel):
     """Hold of a rollback: `embed` and `refresh` publish nothing over it until it is released."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     since: datetime
     from_run: str = Field(description="run whose publication was left; what it holds is taken over later")

@@ -4,21 +4,21 @@ import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
 from embedder.errors import StoreError
+from embedder.store.delta_log import Action
+from embedder.store.delta_state import LogError, TableState, read_state
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.schema import TABLES, with_nulls
 
-# By default Delta deletes log entries by their age, and with them versions of the history.
-KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, PostCommitHookProperties
+    from deltalake.transaction import AddAction, RemoveAction
 
 
 class RecordTable:
@@ -36,20 +36,19 @@ class RecordTable:
             StoreError: the table or that version of it can't be read.
         """
         self.files, self.name = files, name
-        self._delta: DeltaTable | None = None
-        if version == -1:
-            return
-        try:
-            self._delta = DeltaTable(files.uri(name), version=version, storage_options=files.storage_options)
-        except TableNotFoundError as error:
-            if version is not None:  # its log entries are gone; an empty table would be wrong
-                raise self._unreadable(version, error) from None
-        except OSError as error:
-            raise files.problem(error, name) from None
-        except DeltaError as error:
-            raise self._unreadable(version, error) from None
+        self._delta: DeltaTable | None = None  # of one that is changed
+        self._state = None if version == -1 else self._read_state(version)
 
-    def _unreadable(self, version: int | None, error: Exception) -> StoreError:
+    def _read_state(self, version: int | None = None) -> TableState | None:
+        try:
+            state = read_state(self.files, self.name, version)
+        except LogError as error:
+            raise self._unreadable(version, error) from None
+        if state is None and version is not None:  # its log entries are gone; an empty table would be wrong
+            raise self._unreadable(version, "it has no log")
+        return state
+
+    def _unreadable(self, version: int | None, error: Exception | str) -> StoreError:
         return StoreError(
             f"{self.files.uri(self.name)}: version {version} can't be read ({error}); "
             "was the table vacuumed by another tool? Restore it, or start a new store"
@@ -58,35 +57,33 @@ class RecordTable:
     @property
     def version(self) -> int:
         """Number of the open version, -1 where there is none."""
-        return self._delta.version() if self._delta else -1
+        return self._state.version if self._state else -1
 
     @property
     def schema(self) -> pa.Schema | None:
         """Columns of the table, None before the first commit."""
-        return pa.schema(self._delta.schema().to_arrow()) if self._delta else None
+        return self._state.schema if self._state else None
 
-    def _actions(self) -> pa.Table:
+    @property
+    def _adds(self) -> dict[str, Action]:
         """Files of this version, with what its log says of each."""
-        if self._delta is None:
-            return pa.table({name: pa.array([], pa.string()) for name in ("path", "num_records", "size_bytes")})
-        return pa.table(self._delta.get_add_actions())
+        return self._state.adds if self._state else {}
 
     def paths(self) -> list[str]:
         """Files of this version, relative to the table's folder, sorted."""
-        return sorted(self._actions()["path"].to_pylist())
+        return sorted(self._adds)
 
     def num_rows(self) -> int:
         """Number of rows of this version, by its log."""
-        return sum(self._actions()["num_records"].to_pylist())
+        return sum(each.num_rows for each in self.parts())
 
     def size_bytes(self, paths: Collection[str]) -> int:
         """Size of some files of this version, by its log."""
-        actions = self._actions().select(["path", "size_bytes"]).to_pylist()
-        return sum(action["size_bytes"] for action in actions if action["path"] in paths)
+        return sum(add["size"] for path, add in self._adds.items() if path in paths)
 
     def parts(self) -> list[PartFile]:
         """Files of this version with rows, bytes and statistics, by path."""
-        return [_part(self.name, action) for action in self._actions().sort_by("path").to_pylist()]
+        return [_part(self.name, self._adds[path]) for path in self.paths()]
 
     def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
         """Read rows of this version.
@@ -136,10 +133,14 @@ class RecordTable:
         Raises:
             StoreError: the columns differ.
         """
-        if self._delta is None:
+        if self._state is None:
             return
-        has = {field.name: str(field.type) for field in self._delta.schema().fields}
-        gets = {field.name: str(field.type) for field in Schema.from_arrow(schema).fields}
+        from deltalake import Schema
+
+        has, gets = (
+            {field.name: str(field.type) for field in Schema.from_arrow(each).fields}
+            for each in (self._state.schema, schema)
+        )
         differing = sorted(name for name in has.keys() | gets.keys() if has.get(name) != gets.get(name))
         if differing:
             raise StoreError(
@@ -149,7 +150,7 @@ class RecordTable:
 
     def committed(self, run_id: str) -> bool:
         """Whether that run's commit is already in the table."""
-        return self._delta is not None and self._delta.transaction_version(run_id) is not None
+        return self._state is not None and run_id in self._state.transactions
 
     def commit(self, run_id: str, adds: Sequence[PartFile], removes: Sequence[str], schema: pa.Schema) -> int:
         """Add and remove files as one version, once per run; return the version that holds them.
@@ -160,44 +161,56 @@ class RecordTable:
             removes: paths of those to remove.
             schema: columns of the table, which is created where it does not exist.
         """
-        with self._changing():
-            if self._delta is None:
-                self._delta = DeltaTable.create(
-                    self.files.uri(self.name),
-                    Schema.from_arrow(schema),
-                    mode="ignore",
-                    storage_options=self.files.storage_options,
-                )
+        from deltalake import CommitProperties, Transaction
+
+        with self._changing(schema) as (delta, keep_log):
             if not self.committed(run_id) and (adds or removes):
-                self._delta.create_write_transaction(
+                delta.create_write_transaction(
                     [*map(_add, adds), *map(_remove, removes)],
                     mode="append",
-                    schema=self._delta.schema(),
+                    schema=delta.schema(),
                     commit_properties=CommitProperties(app_transactions=[Transaction(run_id, 1)]),
-                    post_commithook_properties=KEEP_LOG,
+                    post_commithook_properties=keep_log,
                 )
-            self._delta.update_incremental()
-            return self.version
+        return self.version
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Guard a change of the log: check that the lock is still held, and raise failures as errors of the store."""
+    def _changing(self, schema: pa.Schema) -> Iterator["tuple[DeltaTable, PostCommitHookProperties]"]:
+        """Guard a change of the log: check that the lock is still held, and raise failures as errors of the store.
+
+        Args:
+            schema: columns of the table, which is created where it does not exist.
+
+        Yields:
+            The table, and the options to change it with: by default Delta deletes log entries by their age, and with
+            them versions of the history.
+        """
+        from deltalake import DeltaTable, PostCommitHookProperties, Schema
+
         self.files.confirm_lease()
+        where: dict[str, Any] = {"storage_options": self.files.storage_options}
         try:
-            yield
+            if self._delta is None and self._state is None:
+                self._delta = DeltaTable.create(
+                    self.files.uri(self.name), Schema.from_arrow(schema), mode="ignore", **where
+                )
+            self._delta = self._delta or DeltaTable(self.files.uri(self.name), **where)
+            yield self._delta, PostCommitHookProperties(cleanup_expired_logs=False)
+            self._delta.update_incremental()
         except OSError as error:
             raise self.files.problem(error, self.name) from None
+        self._state = self._read_state()
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add missing columns to an existing table; its rows have nulls there."""
-        if self._delta is None:
+        if self._state is None:
             return
-        has = {field.name for field in self._delta.schema().fields}
-        lacking = [field for field in Schema.from_arrow(schema).fields if field.name not in has]
+        from deltalake import Schema
+
+        lacking = [field for field in Schema.from_arrow(schema).fields if field.name not in self._state.schema.names]
         if lacking:
-            with self._changing():
-                self._delta.alter.add_columns(lacking, post_commithook_properties=KEEP_LOG)
-                self._delta.update_incremental()
+            with self._changing(schema) as (delta, keep_log):
+                delta.alter.add_columns(lacking, post_commithook_properties=keep_log)
 
     def commit_files(self, run_id: str, wanted: Sequence[PartFile]) -> int:
         """Make the newest version hold exactly these files, once per run; return that version.
@@ -214,24 +227,21 @@ class RecordTable:
         return self.commit(run_id, adds, sorted(held - kept), schema)
 
 
-def _part(table: str, action: dict[str, Any]) -> PartFile:
-    """Part file of an action in the log."""
-    stats = {"numRecords": action["num_records"]}
-    for kind, key in {"minValues": "min", "maxValues": "max", "nullCount": "null_count"}.items():
-        stats[kind] = {name: value for name, value in (action.get(key) or {}).items() if value is not None}
+def _part(table: str, add: Action) -> PartFile:
+    """Part file of an entry in the log."""
+    num_rows = json.loads(add["stats"])["numRecords"]
     return PartFile(
-        table=table,
-        path=action["path"],
-        num_rows=action["num_records"],
-        size_bytes=action["size_bytes"],
-        stats=json.dumps(stats),
-        session="",
+        table=table, path=add["path"], num_rows=num_rows, size_bytes=add["size"], stats=add["stats"], session=""
     )
 
 
-def _add(part: PartFile) -> AddAction:
+def _add(part: PartFile) -> "AddAction":
+    from deltalake.transaction import AddAction
+
     return AddAction(part.path, part.size_bytes, {}, int(time.time() * 1000), True, part.stats)
 
 
-def _remove(path: str) -> RemoveAction:
+def _remove(path: str) -> "RemoveAction":
+    from deltalake.transaction import RemoveAction
+
     return RemoveAction(path=path, deletion_timestamp=int(time.time() * 1000), data_change=True)

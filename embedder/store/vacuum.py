@@ -11,8 +11,10 @@ from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import part_files, publications, readable
 from embedder.store.layout import Current, Published, utc_now
 from embedder.store.publish import INTENT_FILE, RETIRED_FILE
+from embedder.store.query_towers import unneeded_towers
 from embedder.store.runs import run_time, unfinished_runs
 from embedder.store.schema import TABLES
+from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables import RecordTable
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
@@ -41,7 +43,7 @@ class Vacuumed:
 
 
 def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
-    """Delete part files, journals and index versions that no publication worth keeping needs.
+    """Delete part files, journals, index versions and query towers that no publication worth keeping needs.
 
     Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes. A publication
     whose files are all needed by a kept one stays readable, but loses its index: a search of it compares with every
@@ -69,6 +71,10 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     ]
     asked = {version.run_id for version in versions}
     left = asked | readable(files, history, [info.path for info in doomed])
+    bound, kept_runs = read_store_info(files), left | {current.run_id}
+    doomed += unneeded_towers(
+        files, [served_info(bound, each) for each in (current, *history) if each.run_id in kept_runs]
+    )
     if not dry_run:
         files.confirm_lease()
         for info in doomed:

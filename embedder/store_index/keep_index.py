@@ -5,6 +5,7 @@ import pyarrow.compute as pc
 
 from embedder.config import IndexConfig, RunConfig
 from embedder.engine.cluster_address import find_cluster
+from embedder.engine.query_tower_export import add_query_towers
 from embedder.errors import StoreError
 from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
@@ -52,6 +53,7 @@ def build_index(
             raise _empty(files, info)
         number, manifest = build_anew(job, kind, measure_all=measure_all)
         swap_index(files, number)
+        add_query_towers(files, info)
     return number, manifest
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embedder.engine.job import Model, open_model
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
 from embedder.store.layout import StoreInfo

@@ -18,7 +18,8 @@ from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.cluster_address import find_cluster
 from embedder.engine.fleet import Available
-from embedder.engine.job import Model, decode_spec, open_model
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import Model, open_model
 from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError
 from embedder.sources.fetch import Fetcher, FetchError

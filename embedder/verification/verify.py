@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
-from embedder.engine.job import Model, decode_spec, make_plan, open_model, rows_per_batch, stage_threads
+from embedder.engine.job import decode_spec, make_plan, rows_per_batch, stage_threads
+from embedder.engine.model_folder import Model, open_model
 from embedder.errors import SourceError
+from embedder.installation import require
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
@@ -127,10 +129,12 @@ def verify(
         device: torch device.
 
     Raises:
+        InstallationError: torch is not installed.
         ConfigError: no model is given.
         SourceError: a source can't be listed, or none of its items can be embedded.
         shards.ModelError: the model or the plan can't be used.
     """
+    require("embed", "embedder verify")
     model = open_model(config.required_model)
     plan = make_plan(config, model)
     rows = _decoded(config, model, num_items)

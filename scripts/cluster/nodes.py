@@ -155,12 +155,7 @@ class NodeCluster:
         _ip(f"-n {self.netns(number)} route replace default via {self.subnet}.1")
 
     def drain(self, number: int, seconds: float) -> None:
-        """Tell Ray that a node goes away; whoever says so has to end it then.
-
-        Args:
-            number: of the node.
-            seconds: from now.
-        """
+        """Tell Ray that a node goes away in so many seconds; whoever says so has to end it then."""
         drain = [sys.executable, str(Path(__file__).with_name("drain.py")), self.address, self.ip(number), str(seconds)]
         subprocess.run(self.command(0, drain), check=True)
 
@@ -255,12 +250,7 @@ class NodeCluster:
         _wait_for(is_up, f"node {number} did not start; see {log}")
 
     def hold(self, number: int, cores: float) -> None:
-        """Hold the processes of a node to so many cores together; one started without `cores` can't be held.
-
-        Args:
-            number: of the node.
-            cores: of the machine.
-        """
+        """Hold the processes of a node to so many cores together; one started without `cores` can't be held."""
         group, quota_us = self._cgroup(number), round(cores * PERIOD_US)
         group.mkdir(exist_ok=True)
         if group.parent != CGROUPS:  # version 1

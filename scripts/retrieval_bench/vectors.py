@@ -16,21 +16,24 @@ LOOK_STRENGTH = 1.6
 CHUNK = 65_536
 
 
-def make_vectors(num_images: int, num_captions: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Make images (N, 256), and captions (Q, 256) of some of them; float32 of unit norm.
+def make_vectors(
+    num_images: int, num_captions: int, seed: int = 0, width: int = WIDTH
+) -> tuple[np.ndarray, np.ndarray]:
+    """Make images (N, E), and captions (Q, E) of some of them; float32 of unit norm.
 
     Args:
         num_images: N.
         num_captions: Q.
         seed: that everything follows from.
+        width: E.
     """
     rng = np.random.default_rng(seed)
     meaning_centres = rng.standard_normal((NUM_CENTRES, NUM_MEANINGS), dtype=np.float32)
     look_centres = rng.standard_normal((NUM_CENTRES, NUM_LOOKS), dtype=np.float32)
-    meaning_map = rng.standard_normal((NUM_MEANINGS, WIDTH), dtype=np.float32) / np.sqrt(np.float32(NUM_MEANINGS))
-    look_map = rng.standard_normal((NUM_LOOKS, WIDTH), dtype=np.float32) / np.sqrt(np.float32(NUM_LOOKS))
-    gap = unit(rng.standard_normal(WIDTH, dtype=np.float32))
-    images = np.empty((num_images, WIDTH), np.float32)
+    meaning_map = rng.standard_normal((NUM_MEANINGS, width), dtype=np.float32) / np.sqrt(np.float32(NUM_MEANINGS))
+    look_map = rng.standard_normal((NUM_LOOKS, width), dtype=np.float32) / np.sqrt(np.float32(NUM_LOOKS))
+    gap = unit(rng.standard_normal(width, dtype=np.float32))
+    images = np.empty((num_images, width), np.float32)
     meanings = np.empty((num_images, NUM_MEANINGS), np.float32)
     for start in range(0, num_images, CHUNK):
         chunk = slice(start, min(start + CHUNK, num_images))

@@ -92,7 +92,7 @@ class PreNormTextTower(TextEncoderTower):
         """Run the last norm over the last token of each caption, in float32; (R, T, D) to (R, D)."""
         import torch
 
-        rows = torch.arange(len(x_FLD), device=x_FLD.device)
+        rows = torch.arange(x_FLD.shape[0], device=x_FLD.device)
         last = x_FLD[rows, layout.lengths.to(x_FLD.device) - 1]
         pooled: torch.Tensor = module.final_layer_norm(last.float())
         return pooled

@@ -16,6 +16,7 @@ from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from shards.errors import ModelError
@@ -31,6 +32,7 @@ from shards.towers.vit_imports import vision_activation
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from shards.layouts import PatchGrids
 
@@ -166,6 +168,59 @@ class NaFlexTower(TimmVisionTower):
         if module.embeds is not None and module.embeds.pos_embed is not None:
             table = module.embeds.pos_embed
             table.data = table.data.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+
+    def filter_places(self, num_rows: int, num_columns: int) -> NDArray[np.int64]:
+        """Find the filters of each patch of a grid among those of `use_filters`: of its row, and of its column; (N, 2).
+
+        Args:
+            num_rows: patch rows.
+            num_columns: patch columns.
+        """
+        sides = np.array([num_rows, num_columns])
+        lengths = np.full(2, sides.max()) if self.pos_embed_ar_preserving else sides
+        places = np.stack(np.divmod(np.arange(num_rows * num_columns), num_columns), 1)
+        found: NDArray[np.int64] = (places + lengths * (lengths - 1) // 2).astype(np.int64)
+        return found
+
+    def use_filters(self, module: Any) -> None:
+        """Take positions from the table by products with filters, in the place of a resize to each image's grid.
+
+        All images have one grid then, and come with `filter_places` as their coordinates: a graph that is made once
+        takes grids of every size.
+        """
+        embeds = module.embeds
+        if self.pos_embed == "none":
+            return
+        filters = self._filters()  # (1 + 2 + ... + the longest side, S)
+
+        def add_learned(x_FND: torch.Tensor, patch_coord: torch.Tensor) -> None:
+            along_y, along_x = filters[patch_coord[:, 0]], filters[patch_coord[:, 1]]
+            weights_NSS = along_y[:, :, None] * along_x[:, None]
+            x_FND.add_(weights_NSS.flatten(1) @ embeds.pos_embed.flatten(0, 2))
+
+        def add_factorized(x_FND: torch.Tensor, patch_coord: torch.Tensor) -> None:
+            along_y, along_x = filters[patch_coord[:, 0]], filters[patch_coord[:, 1]]
+            x_FND.add_(along_y @ embeds.pos_embed_y[0] + along_x @ embeds.pos_embed_x[0])
+
+        embeds._apply_learned_naflex_pos_embed = add_learned
+        embeds._apply_factorized_naflex_pos_embed = add_factorized
+
+    def _filters(self) -> torch.Tensor:
+        """Compute what each place of a table's side adds to each place of a side of every length."""
+        import torch
+        from torch.nn.functional import interpolate
+
+        if self.factorized_pos_embed:
+            settings: dict[str, Any] = {"mode": "bilinear", "align_corners": False, "antialias": False}
+        else:
+            settings = {
+                "mode": self.pos_embed_interp_mode,
+                "align_corners": self.pos_embed_align_corners,
+                "antialias": self.pos_embed_antialias,
+            }
+        table_1SS2 = torch.eye(self.grid_side)[None, :, :, None].repeat(1, 1, 1, 2)
+        sides = range(1, self.max_patches + 1)
+        return torch.cat([interpolate(table_1SS2, size=(side, 2), **settings)[0, :, :, 0].T for side in sides])
 
     def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> PatchGrids:
         """Lay out frames in a rectangle of the longest one's width.

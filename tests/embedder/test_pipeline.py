@@ -14,7 +14,8 @@ from embedding_runs import embedded
 import embedder
 from embedder.engine.datasink import PartSink
 from embedder.engine.fleet import Available
-from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.job import make_plan, plan_job, store_info
+from embedder.engine.model_folder import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.ray_session import ray_session
 from embedder.errors import ConfigError, RunFailedError

@@ -13,9 +13,11 @@ import embedder
 OFFERED = {
     "BatchPredictor",
     "FollowingStore",
+    "RemoteStore",
     "SearchOptions",
     "Store",
     "build_index",
+    "connect",
     "embed",
     "evaluate",
     "follow_store",

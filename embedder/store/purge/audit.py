@@ -15,6 +15,7 @@ from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
 from embedder.store.purge.id_matcher import ItemNames
 from embedder.store.purge.tombstones import PURGED_FILE
+from embedder.store.query_towers import is_tower_file
 from embedder.store.runs import RUN_FILE
 from embedder.store.tables import RecordTable
 
@@ -37,6 +38,8 @@ NUMBERS = (".faiss", ".npy", ".npz")
 def is_free_text(info: FileInfo) -> bool:
     """Whether a file is prose or JSON, in which names can be replaced."""
     name = info.path.rpartition("/")[2]
+    if is_tower_file(info.path):
+        return False
     return f"/{LOG_FOLDER}/" not in info.path and not name.endswith((".parquet", ".faiss")) and name not in RECORDS
 
 
@@ -81,7 +84,7 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
         StoreError: it is no Parquet file, though its name says so.
     """
     name = info.path.rpartition("/")[2]
-    if name in RECORDS or name.endswith(NUMBERS):
+    if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path):
         return frozenset()
     if name.endswith(".parquet"):
         rows = _read_parquet(files, info)

@@ -1,5 +1,10 @@
 """The shipped demo, end to end: its recalls are measured, and a second run finds everything done."""
 
+import signal
+import subprocess
+import sys
+import urllib.request
+
 import pytest
 from PIL import Image
 
@@ -24,6 +29,15 @@ def test_the_demo_finds_emoji_by_words_and_is_quick_the_second_time(tmp_path, ru
     assert code == 0, stderr
     assert second["report"]["num_unchanged"] == 1911
     assert second["recalls"] == first["recalls"]
+
+    command = [sys.executable, "-m", "embedder", *map(str, arguments), "--serve", "--no-browser"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as served:
+        line = next(line for line in served.stderr if line.startswith("search page of"))
+        page = urllib.request.urlopen(line.split()[4], timeout=60).read().decode()
+        served.send_signal(signal.SIGTERM)
+        served.communicate(timeout=60)
+    assert "<title>Search</title>" in page
+    assert served.returncode == 0
 
     found = evaluate(embedder.open_store(tmp_path / "demo" / "store"), EvaluationOptions(group="group"))
     for k, exact in found.model.r_at.items():

@@ -9,7 +9,8 @@ import samples
 
 from embedder.config import load_config
 from embedder.engine.fleet import Available
-from embedder.engine.job import make_plan, open_model
+from embedder.engine.job import make_plan
+from embedder.engine.model_folder import open_model
 from embedder.engine.resources import allocate
 from embedder.errors import ConfigError
 from embedder.planning.options import items_in, parse_size

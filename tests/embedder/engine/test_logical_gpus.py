@@ -15,7 +15,7 @@ from embedding_runs import embedded
 import embedder
 from embedder.config import load_config
 from embedder.engine.fleet import Available
-from embedder.engine.job import open_model
+from embedder.engine.model_folder import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.resources import allocate
 from shards.config import load_model_config

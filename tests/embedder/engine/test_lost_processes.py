@@ -16,7 +16,8 @@ from ray import cloudpickle
 from embedder import pipeline
 from embedder.compat import ray_attempts
 from embedder.engine.datasink import PartSink, WrittenPart, check_journal
-from embedder.engine.job import decode_spec, open_model
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import open_model
 from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed
 from embedder.sources.listing import list_sources

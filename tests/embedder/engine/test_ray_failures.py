@@ -9,7 +9,8 @@ import pytest
 import samples
 
 from embedder.engine.fleet import Available
-from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.job import make_plan, plan_job, store_info
+from embedder.engine.model_folder import open_model
 from embedder.engine.ray_session import ray_session
 from embedder.errors import RunFailedError, StoreError
 from embedder.pipeline import as_ours, embed_on_ray

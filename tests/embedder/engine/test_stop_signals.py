@@ -16,7 +16,8 @@ from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
 from embedder.engine.interrupts import SAME_S, SignalInterrupt, held, interruptible
-from embedder.engine.job import decode_spec, open_model
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import open_model
 from embedder.errors import RunFailedError
 from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import embed

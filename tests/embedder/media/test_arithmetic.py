@@ -20,6 +20,9 @@ from embedder.media.segments import FrameClock, SegmentRule, TimedFrame, pick_se
         ("crop", (100, 100), (224, 224)),
         ("pad", (640, 480), (224, 168)),
         ("pad", (1, 50000), (1, 224)),
+        ("fit", (640, 480), (224, 168)),
+        ("fit", (40, 30), (40, 30)),
+        ("fit", (1, 50000), (1, 224)),
     ],
 )
 def test_scaled_sizes(resize, size, expected):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import samples
 
-from embedder.engine.job import open_model
+from embedder.engine.model_folder import open_model
 from embedder.planning import cache, profile
 from embedder.planning.cache import cached
 from embedder.planning.sample import sample_items

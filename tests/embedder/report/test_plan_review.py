@@ -9,7 +9,8 @@ import samples
 
 from embedder.cli.render_report import replicas_over_time, review_parts
 from embedder.engine.fleet import Available
-from embedder.engine.job import make_plan, open_model, plan_job, store_info
+from embedder.engine.job import make_plan, plan_job, store_info
+from embedder.engine.model_folder import open_model
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.schema import StepReport

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +72,15 @@ def test_hits_name_the_publication_and_the_index_that_answered(files, follow):
     hits = store.search(QUERY)
     assert (captions(hits), hits.version) == (["new"], f"{read_current(files).run_id}/exact")
     assert not store.look(), "nothing is new"
+
+
+def test_who_follows_is_told_of_each_later_publication_once_it_is_served(files, follow):
+    told = []
+    store = follow(on_change=told.append)
+    assert not store.look()
+    build_store_index(files)
+    assert store.look()
+    assert told == [store.snapshot]
 
 
 def test_what_is_open_answers_from_its_own_version_though_a_vacuum_took_its_files(files, follow):
@@ -182,13 +192,15 @@ def test_texts_are_encoded_by_the_model_of_the_publication_that_answers(make_run
         assert store.encoder is encoder, "the same model is not loaded twice"
 
         refreshed(make_run(source, model=str(newer)))
+        towers = Path(config.store) / "query_towers"
         newer.rename(tmp_path / "moved")
+        towers.rename(tmp_path / "towers")
         assert not store.look(), "a model that can't be loaded is found out before a query is"
         assert "newer" in str(store.last_error)
         answers.append(scored(store.search("a red car", k=3)))
 
-        (tmp_path / "moved").rename(newer)
-        assert store.look()
+        (tmp_path / "towers").rename(towers)
+        assert store.look(), "the query towers need no model folder"
         answers.append(scored(store.search("a red car", k=3)))
     alone = embedder.open_store(config.store)
     assert alone.info.model == str(newer)

@@ -17,7 +17,8 @@ from timm.models import save_for_hf
 from tower_checks import randomise
 from transformers.models.siglip2 import image_processing_siglip2
 
-from embedder.engine.job import decode_spec, open_model
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.media.resize import ResizeSpec, scaled_size
 from embedder.planning.sample import sample_items

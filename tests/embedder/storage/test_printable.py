@@ -307,7 +307,7 @@ def test_a_terminal_without_unicode_shows_escapes(monkeypatch):
 
 
 def test_a_query_that_is_no_utf8_is_a_mistake(tiny_model):
-    from embedder.engine.job import open_model
+    from embedder.engine.model_folder import open_model
     from embedder.engine.query_encoder import QueryEncoder
 
     encoder = QueryEncoder(open_model(str(tiny_model)))

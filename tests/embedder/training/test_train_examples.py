@@ -8,7 +8,8 @@ import train_samples
 from train_samples import training
 
 from embedder.config import RunConfig
-from embedder.engine.job import decode_spec, open_model
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import open_model
 from embedder.training.batches import ExampleCounts, SamplerConfig
 from embedder.training.examples import ExampleSpec, decode_examples, examples_of
 from embedder.training.items import list_items
@@ -94,7 +95,7 @@ def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_pat
 
 
 def test_pixels_are_those_that_embedding_sees(tiny_model, tmp_path):
-    from embedder.engine.job import resize_spec
+    from embedder.engine.model_folder import resize_spec
     from embedder.media.sandbox import SandboxedDecoder
 
     model, found = examples(tiny_model, tmp_path, train_samples.rows_of(range(3)))

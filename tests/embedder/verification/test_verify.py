@@ -10,7 +10,8 @@ from command_runs import run_here
 from safetensors.torch import load_file, save_file
 
 from embedder.config import load_config
-from embedder.engine.job import check_int8, open_model
+from embedder.engine.job import check_int8
+from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, SourceError
 from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers  # noqa: F401 - gives loggers `warning_once`
 from tower_checks import check_every_cut, make_batch, run_stages, vectors
+from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, tiny
 
 from shards.config import ModelConfig, PreprocessConfig
 from shards.costs import weight_bytes
@@ -18,7 +19,6 @@ from shards.ranges import LayerRange, whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.tensor_shapes import model_shapes, shard_shapes
-from shards.towers import MODULES
 from shards.towers.albert import AlbertTower
 from shards.towers.kinds import VisionTower
 from shards.towers.vit import VitTower
@@ -27,33 +27,7 @@ from shards.training.export import apply_delta, write_delta
 from shards.training.settings import TrainSettings, is_trainable
 from shards.training.trainer import Trainer
 
-FAMILIES = [tower for module in MODULES for tower in getattr(module, "TOWERS", ())]
-NUM_TOKENS, MAX_TOKENS, SIDE_PX = 300, 16, 32
 CAPTIONS = [[1, *range(10, 10 + length), NUM_TOKENS - 1] for length in (1, 13, 9, 14)]
-
-# A tiny tower's fields, whatever its library calls them; a family takes those that it has.
-TINY = {
-    "image_size": SIDE_PX,
-    "patch_size": 8,
-    "max_patches": 16,
-    "width": 32,
-    "depth": 3,
-    "num_heads": 2,
-    "vocab_size": NUM_TOKENS,
-    "embedding_size": 16,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": MAX_TOKENS + 2,  # RoBERTa's positions begin at 2
-    "pad_token_id": 0,
-    "eos_token_id": NUM_TOKENS - 1,
-}
-
-
-def tiny(family):
-    """Give a tiny tower of a family."""
-    return family(**{name: value for name, value in TINY.items() if name in family.model_fields})
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.model_fields["family"].default)

@@ -1,0 +1,137 @@
+"""`embedder serve`: the query service over one store, until a signal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embedder.cli.options import ModelUri, ReadConfig, StoreUri, command
+from embedder.cli.results import PIPE_WIDTH, Result
+from embedder.cli.terminal import Terminal
+from embedder.errors import ConfigError
+from embedder.installation import require
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from embedder.serve.settings import ServeSettings
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8765
+
+
+@command
+def serve(
+    read: ReadConfig,
+    store: StoreUri = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT,
+    token_file: Annotated[Path | None, typer.Option(help="File of tokens, one a line; clients need one.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let others in without a token, from other machines.")] = (
+        False
+    ),
+    cache_dir: Annotated[Path | None, typer.Option(help="Folder of thumbnails; default: in the user's cache.")] = None,
+    cache_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of thumbnails on disk; 1 GiB.")] = None,
+    show_uris: Annotated[bool, typer.Option("--show-uris", help="Tell clients where the items' files lie.")] = False,
+    allowed_hosts: Annotated[
+        list[str] | None, typer.Option("--allowed-host", help="Name that clients call this server by; repeatable.")
+    ] = None,
+    trusted_proxies: Annotated[
+        list[str] | None, typer.Option("--trusted-proxy", help="Address of a reverse proxy before it; repeatable.")
+    ] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=VALUE", help="Set any limit, as rate_per_s=20; repeatable."),
+    ] = None,
+    model: ModelUri = None,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that always run.")] = 1,
+    max_replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that run under load.")] = 1,
+) -> Result:
+    """Serve searches, items and the search page over HTTP."""
+    run = read({"store": store, "model": model})
+    given = {
+        "store": run.required_store,
+        "model": run.model if model is not None else None,
+        "host": host,
+        "port": port,
+        "token_file": token_file,
+        "cache_dir": cache_dir,
+        "cache_bytes": cache_bytes,
+        "show_uris": show_uris,
+        "allowed_hosts": allowed_hosts,
+        "trusted_proxies": trusted_proxies,
+    }
+    settings = _settings(_limits(limits or ()) | {name: value for name, value in given.items() if value is not None})
+    _check_open(settings, no_auth=no_auth)
+    require("serve", "embedder serve")
+    if on_ray:
+        require("ray-serve", "embedder serve --ray")
+    elif max(replicas, max_replicas) > 1:
+        raise ConfigError("--replicas and --max-replicas are for --ray; add it, or start the command several times")
+
+    from embedder.serve.run_server import run_server
+
+    def tell(url: str) -> None:
+        Terminal(width=PIPE_WIDTH).print(f"serving {settings.store} at {url}", soft_wrap=True)
+
+    if on_ray:
+        from embedder.engine.cluster_address import find_cluster
+        from embedder.serve.ray_serve import Replicas, serve_on_ray
+
+        address = find_cluster(run.ray_address, run.engine)
+        serve_on_ray(settings, Replicas(replicas, max_replicas), address, tell)
+    else:
+        run_server(settings, tell)
+    return Result({"store": settings.store}, ["stopped"])
+
+
+def _limits(given: Any) -> dict[str, str]:
+    """Limits by name.
+
+    Raises:
+        ConfigError: one is not written `name=value`.
+    """
+    pairs = [(text, *text.partition("=")) for text in given]
+    for text, name, equals, _ in pairs:
+        if not (name and equals):
+            raise ConfigError(f"--limit {text}: it is not written name=value; write it as rate_per_s=20")
+    return {name.strip(): value for _, name, _, value in pairs}
+
+
+def _settings(values: dict[str, Any]) -> "ServeSettings":
+    """Settings of values.
+
+    Raises:
+        ConfigError: one is unknown, or breaks a rule.
+    """
+    from pydantic import ValidationError
+
+    from embedder.serve.settings import ServeSettings
+
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        raise _explained(error, list(ServeSettings.model_fields)) from None
+
+
+def _explained(error: "ValidationError", names: list[str]) -> ConfigError:
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    if name not in names:
+        return ConfigError(f"--limit {name}: there is no such limit; limits are {', '.join(names)}")
+    return ConfigError(f"{name} is {first['input']!r}: {first['msg']}; give another value")
+
+
+def _check_open(settings: "ServeSettings", *, no_auth: bool) -> None:
+    """Refuse to let other machines in by accident.
+
+    Raises:
+        ConfigError: the address is not local, and no tokens are asked for.
+    """
+    from embedder.serve.settings import LOOPBACK
+
+    if settings.host not in LOOPBACK and settings.token_file is None and not no_auth:
+        raise ConfigError(
+            f"--host {settings.host} lets other machines in, and no token is asked for; give --token-file FILE, "
+            "or --no-auth if they may all search and see the items"
+        )

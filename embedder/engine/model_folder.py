@@ -1,0 +1,54 @@
+"""Model folder as runs and queries open it: configuration, tokeniser and fingerprint; no weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedder.errors import ConfigError
+from embedder.media.resize import ResizeSpec
+from embedder.storage.model_download import resolve_model
+from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.fingerprint import model_fingerprint
+
+
+@dataclass(frozen=True)
+class Model:
+    """Model folder, read as far as planning needs; without a text tower it needs no tokeniser."""
+
+    uri: str
+    folder: Path
+    config: ModelConfig
+    tokenizer_json: str | None
+    fingerprint: str
+
+
+def open_model(uri: str) -> Model:
+    """Fetch the folder if it is remote, and read its configuration and tokeniser.
+
+    Raises:
+        shards.ModelError: it is no whole model folder.
+        ConfigError: its tokeniser is missing.
+    """
+    folder = resolve_model(uri)
+    config = load_model_config(folder)
+    tokenizer = folder / TOKENIZER_FILE
+    has_text = config.text is not None
+    if has_text and not tokenizer.is_file():
+        raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
+    uri = str(folder.absolute()) if Path(uri).exists() else uri
+    tokenizer_json = tokenizer.read_text(encoding="utf-8") if has_text else None
+    return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
+
+
+def resize_spec(model: Model) -> ResizeSpec:
+    """Return how the model's images are resized."""
+    preprocess, vision = model.config.preprocess, model.config.required_vision
+    return ResizeSpec(
+        image_size=preprocess.image_size,
+        mode=preprocess.resize,
+        interpolation=preprocess.interpolation,
+        reduced_decode=preprocess.reduced_decode,
+        resampler=preprocess.resampler,
+        resize_size=preprocess.resize_size,
+        patch_size=vision.patch_px or 0,
+        max_patches=vision.num_tokens - vision.num_prefix_tokens if vision.patch_px is not None else 0,
+    )

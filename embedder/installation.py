@@ -1,0 +1,84 @@
+"""Installations: the light one and its extras, and the one line that says what a missing package is for.
+
+`pip install embedder` is light: it searches, plans, asks a service, and reads stores. What computes vectors or writes
+to a store comes with an extra. Code imports such packages where it needs them; nothing but this module deals with their
+absence.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+
+from embedder.errors import EmbedderError
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "embed": (
+        "torch",
+        "torchvision",
+        "timm",
+        "transformers",
+        "ray",
+        "safetensors",
+        "deltalake",
+        "onnx",
+        "onnxscript",
+        "matplotlib",
+        "fontTools",
+        "prometheus_client",
+    ),
+    "serve": ("fastapi", "starlette", "uvicorn", "python_multipart", "prometheus_client"),
+    "s3": ("boto3", "botocore"),
+    "ray-serve": ("ray", "grpc", "watchfiles"),
+}
+"""Packages, by the names they are imported under, that each extra of pyproject.toml brings."""
+
+MAX_NAMED = 3
+
+
+class InstallationError(EmbedderError):
+    """Package that is not installed, and the extra that brings it."""
+
+
+@cache
+def missing(extra: str) -> tuple[str, ...]:
+    """Packages of an extra that can't be found here; imports none of them."""
+    return tuple(package for package in EXTRAS[extra] if find_spec(package) is None)
+
+
+def require(extra: str, where: str) -> None:
+    """Refuse before anything is begun what this installation can't do.
+
+    Args:
+        extra: the extra that is needed.
+        where: the command or function that needs it.
+
+    Raises:
+        InstallationError: a package of it is missing.
+    """
+    if lacking := missing(extra):
+        raise _refusal(extra, where, lacking)
+
+
+def explained(error: ModuleNotFoundError, where: str) -> Exception:
+    """Name the extra that brings a missing package; the error as it is where none does.
+
+    Args:
+        error: of an import.
+        where: the command or function that needs it.
+    """
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    return error if extra is None else _refusal(extra, where, missing(extra) or (package,))
+
+
+def describe() -> str:
+    """This installation in a few words: light, or the extras that are whole."""
+    extras = [extra for extra in EXTRAS if not missing(extra)]
+    return f"embedder[{','.join(extras)}]" if extras else "light: searches, plans and reads stores"
+
+
+def _refusal(extra: str, where: str, lacking: tuple[str, ...]) -> InstallationError:
+    more = f" and {len(lacking) - MAX_NAMED} more" if len(lacking) > MAX_NAMED else ""
+    return InstallationError(
+        f"{where}: needs {', '.join(lacking[:MAX_NAMED])}{more}, which this installation lacks; "
+        f"pip install 'embedder[{extra}]'"
+    )

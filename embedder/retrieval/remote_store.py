@@ -1,0 +1,252 @@
+"""Python client of a query service (`embedder serve`): the search methods of a `Store`, answered over HTTP."""
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self, overload
+from urllib.parse import quote
+
+import numpy as np
+
+from embedder.errors import ConfigError
+from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.http_client import HttpClient
+from embedder.retrieval.queries import Image, Images, Query, QueryBatch, SearchOptions, read_queries
+from embedder.retrieval.remote_hits import RemoteHits, read_hits
+from index.vectors import Floats
+
+MAX_QUERIES = 64  # of one request
+MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; one alone may be larger
+TIMEOUT_S = 30.0
+
+DEFAULT_OPTIONS = SearchOptions()
+
+
+def connect(
+    url: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S, version: str | None = None
+) -> "RemoteStore":
+    """Connect to a query service; nothing is asked of it before the first search.
+
+    Args:
+        url: its address, as http://127.0.0.1:8765.
+        token: that it asks for, where it was started with `--token-file`.
+        timeout_s: after which a request fails; until then it is repeated where the service is busy or restarts.
+        version: run id of an earlier publication to search, as in `open_store`.
+
+    Raises:
+        ConfigError: it is no address, or the token can't be one.
+    """
+    return RemoteStore(HttpClient(url, token, timeout_s), version)
+
+
+class RemoteStore:
+    """Store behind a query service, with the search methods of `Store`; safe for threads.
+
+    Each call is answered by one publication, the newest one unless `version` was given. Mistakes raise what they raise
+    in `Store`; `StoreError` is raised, too, where the service can't be reached.
+    """
+
+    def __init__(self, client: HttpClient, version: str | None = None) -> None:
+        self._client, self._version = client, version
+
+    @overload
+    def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> RemoteHits: ...
+    @overload
+    def search(
+        self,
+        query: Query | None = None,
+        options: SearchOptions | int = ...,
+        *,
+        image: Images | None = None,
+        **keywords: Any,
+    ) -> Any: ...
+    def search(
+        self,
+        query: Query | None = None,
+        options: SearchOptions | int = DEFAULT_OPTIONS,
+        *,
+        image: Images | None = None,
+        **keywords: Any,
+    ) -> Hits | Answers:
+        """Find the images and videos nearest to a text, an image or a vector, as `Store.search` does.
+
+        Args:
+            query: a text or a vector, or several.
+            options: see `SearchOptions`; a number alone is `k`.
+            image: an image to search with instead: a path or a file's content, or several as a list; it is sent.
+            keywords: fields of `SearchOptions`, over those of `options`.
+
+        Returns:
+            Hits, best first; of several queries, a list of them. `Hit.uri` is the image's address at the service where
+            it keeps the items' own to itself.
+
+        Raises:
+            ConfigError: an option can't be fulfilled, a query is empty, or an image can't be read.
+            RetrievalError: k is out of range, or a vector is none of this model.
+            StoreError: the service can't be reached, or has not what was asked for.
+        """
+        options = SearchOptions(options) if isinstance(options, int) else options
+        options = replace(options, **keywords)
+        queries = read_queries(query, image)
+        if options.hybrid and queries.kind != "text":
+            raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
+        answers = list(self._search(_as_json(queries), options))
+        for name, hits in zip(queries.names, answers, strict=True):
+            hits.query = name
+        return answers[0] if queries.is_single else Answers(answers)
+
+    def search_item(
+        self, item_id: str, options: SearchOptions | int = DEFAULT_OPTIONS, *, segment: int = 0, **keywords: Any
+    ) -> RemoteHits:
+        """Find the images and videos that look like one of the store's.
+
+        Args:
+            item_id: of the item.
+            options: see `SearchOptions`; a number alone is `k`.
+            segment: of a video, which of its segments.
+            keywords: fields of `SearchOptions`, over those of `options`.
+
+        Raises:
+            StoreError: the store has no such item, or as `search`.
+        """
+        options = SearchOptions(options) if isinstance(options, int) else options
+        (hits,) = self._search([{"item": item_id, "segment": segment}], replace(options, **keywords))
+        hits.query = item_id
+        return hits
+
+    def more(self, hits: RemoteHits) -> RemoteHits:
+        """Find the hits that follow those of an earlier search, on the publication that answered it; none at the end.
+
+        Raises:
+            StoreError: that publication can't be opened any more, or as `search`.
+        """
+        if hits.cursor is None:
+            return RemoteHits(query=hits.query)
+        (following,) = self._search([hits.asked], hits.options, cursor=hits.cursor)
+        following.query = hits.query
+        return following
+
+    def pages(self, hits: RemoteHits) -> Iterator[RemoteHits]:
+        """Hits of an earlier search, then those that follow, `k` at a time."""
+        while hits:
+            yield hits
+            hits = self.more(hits)
+
+    def encode_text(self, texts: Sequence[str]) -> Floats:
+        """Encode texts with the store's model; float32 (Q, E), L2-normalised."""
+        return self._encode("texts", texts)
+
+    def encode_image(self, images: Sequence[Image]) -> Floats:
+        """Encode images, paths or file contents, with the store's model; float32 (Q, E), L2-normalised."""
+        return self._encode("images", [{"image": _base64(image)} for image in images])
+
+    def item(self, item_id: str, *, segment: int = 0, neighbours: int = 12) -> dict[str, Any]:
+        """Row of an item, its segments, its provenance, and its neighbours as `Hits`.
+
+        Args:
+            item_id: of the item.
+            segment: of a video, which one the neighbours are of.
+            neighbours: how many of them.
+
+        Raises:
+            StoreError: the store has no such item.
+        """
+        path = f"/items/{quote(item_id, safe='')}"
+        found: dict[str, Any] = self._client.get(path, segment=segment, neighbours=neighbours, version=self._version)
+        return found | {"neighbours": read_hits(self._client, {"hits": found["neighbours"]}, found["version"])}
+
+    def facets(self, where: str | None = None) -> dict[str, Any]:
+        """Columns that conditions can name, with the counts or the range of their values.
+
+        Args:
+            where: condition that the rows counted fulfil, as in `SearchOptions`.
+        """
+        found: dict[str, Any] = self._client.get("/facets", where=where, version=self._version)
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Publication, model, index and limits of the service."""
+        found: dict[str, Any] = self._client.get("/status")
+        return found
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Publications that the service can search (`version` of `connect`)."""
+        found: list[dict[str, Any]] = self._client.get("/versions")["versions"]
+        return found
+
+    @property
+    def version(self) -> str:
+        """Name of the snapshot that is served now: the run that published it, and its index."""
+        return str(self.status()["version"])
+
+    def close(self) -> None:
+        """Close the connections; the next call opens one again."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _search(
+        self, queries: list[dict[str, Any]], options: SearchOptions, cursor: str | None = None
+    ) -> Iterator[RemoteHits]:
+        """Hits of each query, all of one publication."""
+        version = self._version
+        for some in _requests(queries):
+            asked = {"queries": some, **_of_options(options), "cursor": cursor, "version": version}
+            answer = self._client.post("/search", asked)
+            version = answer["publication"]
+            for query, found in zip(some, answer["answers"], strict=True):
+                hits = read_hits(self._client, found, answer["version"])
+                hits.asked, hits.options = query, options
+                yield hits
+
+    def _encode(self, kind: str, values: Sequence[Any]) -> Floats:
+        vectors: list[list[float]] = []
+        for some in _requests(values):
+            vectors += self._client.post("/embed", {kind: some})["vectors"]
+        return np.asarray(vectors, np.float32) if vectors else np.empty((0, self.status()["dim"] or 0), np.float32)
+
+
+def _of_options(options: SearchOptions) -> dict[str, Any]:
+    return asdict(options)
+
+
+def _as_json(queries: QueryBatch) -> list[dict[str, Any]]:
+    if queries.kind == "image":
+        return [{"image": _base64(image)} for image in queries.values]
+    if queries.kind == "vector":
+        return [{"vector": vector} for vector in queries.values.tolist()]
+    return [{"text": text} for text in queries.values]
+
+
+def _base64(image: Image) -> str:
+    """Content of an image, as JSON holds it.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if isinstance(image, bytes):
+        return base64.b64encode(image).decode()
+    try:
+        return base64.b64encode(Path(image).read_bytes()).decode()
+    except OSError as error:
+        raise ConfigError(f"{image}: {error.strerror}; give an image file that can be read") from None
+
+
+def _requests(queries: Iterable[Any]) -> Iterator[list[Any]]:
+    """Queries of one request after another."""
+    some: list[Any] = []
+    num_characters = 0
+    for query in queries:
+        length = len(query.get("image", "")) if isinstance(query, dict) else 0
+        if some and (len(some) == MAX_QUERIES or num_characters + length > MAX_IMAGE_CHARACTERS):
+            yield some
+            some, num_characters = [], 0
+        some.append(query)
+        num_characters += length
+    if some:
+        yield some

@@ -1,0 +1,98 @@
+"""The ASGI application of the query service: routes, start and end, errors, protection."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from embedder.serve import info_routes, item_routes, search_routes
+from embedder.serve.docs_page import docs_page
+from embedder.serve.errors import HANDLERS
+from embedder.serve.item_paths import WholeItemIds
+from embedder.serve.observed import ObservedApp
+from embedder.serve.openapi import describe
+from embedder.serve.protection import protect
+from embedder.serve.service import Service
+from embedder.serve.settings import ServeSettings
+
+PAGE_FOLDER = Path(__file__).parent / "page"
+PAGE_HEADERS = {"Cache-Control": "no-cache"}  # asked for again each time: an upgrade changes all files at once
+
+
+class PageFiles(StaticFiles):
+    """Files of the page."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Answer with a file, or with 304 where the browser has it."""
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def create_app(settings: ServeSettings) -> ASGIApp:
+    """Make the application of one server, with its protection.
+
+    Raises:
+        ConfigError: the token file can't be used.
+    """
+    return protected(create_routes(settings), settings)
+
+
+def protected(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
+    """Wrap the routes in limits and measurements.
+
+    Raises:
+        ConfigError: the token file can't be used.
+    """
+    return ObservedApp(protect(routes, settings))
+
+
+def create_routes(settings: ServeSettings) -> FastAPI:
+    """Make the application without its protection: its own state is `app.state.service`, while it runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            service = app.state.service = Service(settings)
+        except Exception as error:
+            app.state.problem = error
+            raise
+        try:
+            await service.start()
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(
+        title="embedder serve",
+        version=version("embedder"),
+        description="Search of the images and videos of one store.",
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        middleware=[Middleware(WholeItemIds)],
+        redoc_url=None,
+        docs_url=None,
+    )
+    for routes in (search_routes, item_routes, info_routes):
+        app.include_router(routes.router)
+    app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]  # FastAPI's own way
+    app.mount("/page", GZipMiddleware(PageFiles(directory=PAGE_FOLDER)), name="page")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE_FOLDER / "index.html", headers=PAGE_HEADERS)
+
+    return app

@@ -1,0 +1,116 @@
+"""Clips: the bytes of a video by Range, read in threads of their own as the client takes them."""
+
+import mimetypes
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from embedder.serve.errors import RequestError
+from embedder.serve.task_threads import TaskThreads
+from embedder.serve.thumbnails import unreadable
+from embedder.sources.item_ranges import open_item
+from embedder.sources.uris import name_in
+from embedder.storage.file_adapter import ByteRanges
+from embedder.storage.item_error import ItemError
+
+PIECE_BYTES = 1 << 20
+DEFAULT_TYPE = "application/octet-stream"
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Read a Range header: first byte and the one after the last; None for the whole file.
+
+    Several ranges, and units other than bytes, are answered with the whole file, as RFC 9110 allows.
+
+    Args:
+        header: value of the header.
+        size: bytes of the file.
+
+    Raises:
+        RequestError: it begins beyond the end.
+    """
+    match = RANGE.fullmatch(header.replace(" ", "")) if header else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if first:
+        start, stop = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < int(first):
+            return None
+    else:
+        start, stop = max(0, size - int(last)), size
+    if start >= stop:
+        raise RequestError(
+            416,
+            "header.Range",
+            f"{header}",
+            f"bytes from 0 to {size - 1}",
+            "ask for bytes of the file",
+            content_range=f"bytes */{size}",
+        )
+    return start, stop
+
+
+async def clip_response(
+    row: dict[str, Any],
+    headers: dict[str, str],
+    range_header: str | None,
+    *,
+    threads: TaskThreads,
+    max_bytes: int,
+    with_body: bool,
+) -> Response:
+    """Answer with the bytes of an item's file, or a range of them.
+
+    Args:
+        row: of the segment.
+        headers: of the answer.
+        range_header: of the request.
+        threads: to read in.
+        max_bytes: the most that may be held in memory.
+        with_body: false for HEAD.
+
+    Raises:
+        RequestError: the file is gone, or the range lies beyond its end.
+    """
+    try:
+        ranges = await threads.run(lambda: open_item(row["uri"], max_bytes=max_bytes))
+    except ItemError as error:
+        raise unreadable(row["item_id"], error) from None
+    try:
+        wanted = parse_range(range_header, ranges.size)
+    except RequestError:
+        ranges.close()
+        raise
+    start, stop = wanted or (0, ranges.size)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ranges.size}"
+    headers |= {"Content-Length": str(stop - start), "Accept-Ranges": "bytes"}
+    status, kind = 200 if wanted is None else 206, _content_type(row["uri"])
+    if not with_body:
+        ranges.close()
+        return Response(None, status, headers, kind)
+    return StreamingResponse(_pieces(ranges, start, stop, threads), status, headers, kind)
+
+
+def _content_type(uri: str) -> str:
+    kind = mimetypes.guess_type(name_in(uri))[0]
+    return kind if kind is not None and kind.startswith("video/") else DEFAULT_TYPE
+
+
+async def _pieces(ranges: ByteRanges, start: int, stop: int, threads: TaskThreads) -> AsyncIterator[bytes]:
+    """Read piece by piece; a file that shrinks or goes meanwhile ends the answer early, which the client sees."""
+    try:
+        while start < stop:
+            piece = await threads.run(ranges.read_at, start, min(PIECE_BYTES, stop - start))
+            if not piece:
+                return
+            yield piece
+            start += len(piece)
+    finally:
+        with suppress(OSError):
+            ranges.close()

@@ -1,0 +1,92 @@
+"""Facets: what the columns hold, for filters: the most frequent values with their counts, and ranges."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic_core import to_json
+
+from embedder.serve.publications import ServedPublication
+
+MAX_VALUES = 50
+MAX_DISTINCT = 1000  # of a column whose values are counted; beyond it, each row nearly has its own
+SAMPLE_ROWS = 20_000
+MAX_REMEMBERED = 50  # conditions of a publication
+
+
+def facets(publication: ServedPublication, where: str | None, *, timeout_s: float) -> bytes:
+    """Describe the columns of the rows that fulfil a condition; JSON of `schema.FacetsAnswer`.
+
+    Args:
+        publication: whose rows.
+        where: SQL condition, or None for all rows.
+        timeout_s: seconds in which the condition has to be evaluated.
+
+    Raises:
+        ConfigError: it is no condition over the columns.
+    """
+    if where is not None:
+        publication.remember_condition(where, timeout_s)
+    known = publication.facets.get(where)
+    if known is not None:
+        return known
+    metadata = publication.store.searcher.snapshot.metadata
+    rows = metadata.rows
+    if where is not None:
+        rows = rows.filter(pa.array(metadata.filter.matching(where)))
+    described = [
+        column
+        for name in rows.column_names
+        if name not in publication.hidden and (column := describe_column(name, rows[name])) is not None
+    ]
+    answer = to_json(
+        {"version": publication.version, "num_rows": rows.num_rows, "columns": described}, inf_nan_mode="null"
+    )
+    if len(publication.facets) < MAX_REMEMBERED:
+        publication.facets[where] = answer
+    return answer
+
+
+def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None:
+    """Describe one column; None of a type that no filter is made of (lists, bytes).
+
+    Args:
+        name: of the column.
+        column: its values.
+    """
+    kind = _kind(column.type)
+    if kind is None:
+        return None
+    described: dict[str, Any] = {"name": name, "type": kind, "num_null": column.null_count}
+    is_range = kind in ("number", "time")
+    bounds = pc.min_max(column).as_py() if is_range and len(column) > column.null_count else {"min": None, "max": None}
+    return described | {"values": _values(column)} | {end: _plain(bounds[end]) for end in ("min", "max")}
+
+
+def _kind(kind: pa.DataType) -> str | None:
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_temporal(kind):
+        return "time"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    return None
+
+
+def _values(column: pa.ChunkedArray) -> list[dict[str, Any]] | None:
+    """The most frequent values, most frequent first, equal counts by value; None where there are too many."""
+    for part in (column.slice(0, SAMPLE_ROWS), column):
+        if pc.count_distinct(part, mode="only_valid").as_py() > MAX_DISTINCT:
+            return None
+    counts = pc.value_counts(column.drop_null()).to_pylist()
+    counts.sort(key=lambda each: (-each["counts"], each["values"]))
+    if _kind(column.type) in ("number", "time") and len(counts) > MAX_VALUES:
+        return None
+    return [{"value": _plain(each["values"]), "count": each["counts"]} for each in counts[:MAX_VALUES]]
+
+
+def _plain(value: Any) -> Any:
+    """Value as JSON has it; a decimal as a number."""
+    return float(value) if type(value).__name__ == "Decimal" else value

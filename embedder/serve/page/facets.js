@@ -1,0 +1,269 @@
+/** Filters made from the columns of the store, with counts that fit what is chosen already. */
+
+import { ApiError, facets } from "./api.js";
+import { date, find, h, icon } from "./dom.js";
+import { toast } from "./notices.js";
+import { hasFilters, now, update } from "./state.js";
+import { compose, quoteName } from "./where.js";
+
+/** @typedef {import("./api.js").Facet} Facet */
+/** @typedef {import("./state.js").ColumnFilter} ColumnFilter */
+
+const OPEN_COLUMNS = 3; // the rest is folded
+const SHOWN_VALUES = 8;
+const NONE = "no value";
+// Columns of the embedder's own, which tell about the run and not about the image: they come last.
+const NAMES_OF_ITEMS = ["item_id", "content_version"];
+const OWN = [
+  "num_vectors",
+  "segment",
+  "start_s",
+  "end_s",
+  "embedded_at",
+  "run_id",
+  "model_fingerprint",
+  "preprocess_fingerprint",
+];
+
+/** @type {Promise<{num_rows: number, columns: Facet[]}>|null} */
+let whole = null;
+/** @type {Map<string, Promise<{columns: Facet[]}>>} answers for conditions */
+const counted = new Map();
+/** @type {Set<string>} columns that the reader unfolded, or folded */
+const turned = new Set();
+/** @type {Set<string>} columns of which all values are shown */
+const unfolded = new Set();
+
+/** Facets of the whole store, asked for once. */
+export function allFacets() {
+  whole ??= facets();
+  whole.catch(forgetFacets); // the next one asks again
+  return whole;
+}
+
+/** Forgets counts: another publication is served. */
+export function forgetFacets() {
+  whole = null;
+  counted.clear();
+}
+
+/** Draws the filters and the chips of those that are set. */
+export async function showFilters() {
+  drawChips();
+  const panel = find("#filters");
+  if (panel.hidden) return;
+  const state = now();
+  try {
+    const all = await allFacets();
+    const shown = useful(all.columns);
+    const counts = await Promise.all(shown.map((each) => countsFor(each)));
+    if (state === now()) draw(all.columns, shown, counts);
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (!whole) return;
+    const { columns } = await allFacets();
+    draw(columns, useful(columns), useful(columns)); // an own condition that is none: the search says why
+  }
+}
+
+/**
+ * Columns that can tell rows apart: of two values or more, and not each row its own.
+ * @param {Facet[]} columns
+ */
+export function useful(columns) {
+  const isRange = ({ type }) => type === "number" || type === "time";
+  const place = (facet) => (facet.name === "modality" ? -1 : OWN.indexOf(facet.name) + 1);
+  const numValues = (facet) => (isRange(facet) ? 1000 : (facet.values?.length ?? 0));
+  return columns
+    .filter((facet) => {
+      const { name, values, num_null: nulls, min, max } = facet;
+      if (name in now().filters) return true;
+      if (isRange(facet)) return min !== null && min !== max;
+      return (
+        !NAMES_OF_ITEMS.includes(name) && values !== null && values.length + (nulls ? 1 : 0) > 1 && values[0].count > 1
+      );
+    })
+    .sort((one, other) => place(one) - place(other) || Math.sign(numValues(one) - numValues(other) || 0));
+}
+
+/** @param {Facet} facet @returns {Promise<Facet>} with counts under the filters of the other columns */
+async function countsFor(facet) {
+  const where = compose(now(), facet.name);
+  if (!where) return facet;
+  if (!counted.has(where)) counted.set(where, facets(where));
+  const { columns } = await /** @type {Promise<{columns: Facet[]}>} */ (counted.get(where));
+  return columns.find((each) => each.name === facet.name) ?? facet;
+}
+
+/** @param {Facet[]} all @param {Facet[]} columns that are shown @param {Facet[]} counts */
+function draw(all, columns, counts) {
+  const body = find("#filter-list");
+  const focused = document.activeElement?.id;
+  body.replaceChildren(...columns.map((each, index) => section(each, counts[index], index)));
+  if (focused) document.getElementById(focused)?.focus();
+  find("#where").value = now().where;
+  find("#columns").textContent = `Columns: ${all.map((each) => quoteName(each.name)).join(", ")}`;
+  find("#reset").hidden = !hasFilters(now());
+}
+
+/** @param {Facet} facet @param {Facet} counts @param {number} index */
+function section(facet, counts, index) {
+  const body = facet.type === "number" || facet.type === "time" ? range : choices;
+  const isSet = facet.name in now().filters;
+  const isOpen = turned.has(facet.name) !== (index < OPEN_COLUMNS || isSet);
+  return h(
+    "details",
+    {
+      open: isOpen,
+      ontoggle: (/** @type {any} */ event) => {
+        if (event.target.open !== isOpen) turned.has(facet.name) ? turned.delete(facet.name) : turned.add(facet.name);
+      },
+    },
+    h("summary", {}, h("span", {}, facet.name.replaceAll("_", " ")), icon("down")),
+    h("fieldset", {}, h("legend", { class: "hidden-text" }, facet.name), ...body(facet, counts)),
+  );
+}
+
+/** @param {Facet} facet @param {Facet} counts */
+function choices(facet, counts) {
+  const chosen = now().filters[facet.name]?.values ?? [];
+  const found = new Map((counts.values ?? []).map(({ value, count }) => [String(value), count]));
+  const names = [
+    ...new Set([...(facet.values ?? []).map(({ value }) => String(value)), ...chosen.filter((each) => each !== null)]),
+  ];
+  const rows = names.map((value) => choice(facet.name, value, found.get(value) ?? 0, chosen));
+  if (facet.num_null) rows.push(choice(facet.name, null, counts.num_null ?? 0, chosen));
+  const hidden = rows.slice(SHOWN_VALUES);
+  if (hidden.length < 2 || unfolded.has(facet.name)) return rows;
+  const all = h(
+    "button",
+    {
+      type: "button",
+      class: "link small",
+      onclick: () => {
+        unfolded.add(facet.name);
+        all.replaceWith(...hidden);
+        hidden[0].querySelector("input")?.focus();
+      },
+    },
+    `${hidden.length} more`,
+  );
+  return [...rows.slice(0, SHOWN_VALUES), all];
+}
+
+/** @param {string} column @param {string|null} value @param {number} count @param {(string|null)[]} chosen */
+function choice(column, value, count, chosen) {
+  const id = `in-${column}-${value ?? ""}-${value === null}`;
+  const isChosen = chosen.includes(value);
+  const change = () => {
+    const rest = chosen.filter((each) => each !== value);
+    setColumn(column, { values: isChosen ? rest : [...rest, value] });
+  };
+  return h(
+    "label",
+    { class: count || isChosen ? "choice" : "choice none" },
+    h("input", { type: "checkbox", id, checked: isChosen, onchange: change }),
+    h("span", { class: "words", title: value ?? NONE }, value === null ? NONE : value === "" ? "(empty)" : value),
+    h("span", { class: "count" }, count.toLocaleString("en")),
+  );
+}
+
+/** @param {Facet} facet */
+function range(facet) {
+  const isTime = facet.type === "time";
+  const isDay = isTime && /^\d{4}-\d\d-\d\d$/.test(facet.min);
+  const isZoned = isTime && /(Z|[+-]\d\d:\d\d)$/.test(facet.min);
+  const set = now().filters[facet.name] ?? { min: "", max: "" };
+  const shown = (value) => (isTime ? date(value) : Number(value).toLocaleString("en", { maximumFractionDigits: 3 }));
+  const field = (end, label) =>
+    h(
+      "label",
+      { class: "end-of-range" },
+      h("span", { class: "muted small" }, label),
+      h("input", {
+        type: isDay ? "date" : isTime ? "datetime-local" : "number",
+        step: isDay ? null : isTime ? "1" : "any",
+        id: `${end}-${facet.name}`,
+        value: isZoned ? local(set[end]) : set[end],
+        placeholder: isTime ? "" : shown(facet[end]),
+        onchange: (/** @type {any} */ event) => {
+          const value = event.target.value;
+          setColumn(facet.name, { [end]: isZoned && value ? new Date(value).toISOString() : value });
+        },
+      }),
+    );
+  const ends = `${shown(facet.min)} to ${shown(facet.max)}`;
+  return [
+    h("div", { class: "range" }, field("min", "from"), field("max", "to")),
+    h("p", { class: "muted small" }, ends),
+  ];
+}
+
+/** Writes a time as `datetime-local` has it, in the reader's zone. @param {string} time */
+function local(time) {
+  if (!time) return "";
+  const parsed = new Date(time);
+  return new Date(parsed.getTime() - parsed.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
+}
+
+/** @param {string} column @param {Partial<ColumnFilter>} changes */
+function setColumn(column, changes) {
+  const filter = { ...(now().filters[column] ?? { values: [], min: "", max: "" }), ...changes };
+  const { [column]: _, ...rest } = now().filters;
+  const isSet = filter.values.length || filter.min !== "" || filter.max !== "";
+  update({ filters: isSet ? { ...rest, [column]: filter } : rest });
+}
+
+/** Draws a chip for each filter, which takes it away. */
+function drawChips() {
+  const { filters, where } = now();
+  const chips = Object.entries(filters).flatMap(([column, { values, min, max }]) => {
+    const name = column.replaceAll("_", " ");
+    const range = min !== "" && max !== "" ? `${min} to ${max}` : min !== "" ? `from ${min}` : `to ${max}`;
+    return [
+      ...values.map((value) => [
+        `${name}: ${value ?? NONE}`,
+        () => setColumn(column, { values: values.filter((each) => each !== value) }),
+      ]),
+      ...(min !== "" || max !== "" ? [[`${name}: ${range}`, () => setColumn(column, { min: "", max: "" })]] : []),
+    ];
+  });
+  if (where) chips.push([where, () => update({ where: "" })]);
+  find("#chips").replaceChildren(
+    ...chips.map(([text, remove]) =>
+      h(
+        "button",
+        { type: "button", class: "chip", "aria-label": `Remove the filter ${text}`, onclick: remove },
+        text,
+        icon("close"),
+      ),
+    ),
+  );
+  const count = find("#filter-count");
+  count.textContent = String(chips.length);
+  count.hidden = !chips.length;
+}
+
+/** Readies the filters' own buttons. */
+export function startFilters() {
+  const panel = find("#filters");
+  const toggle = find("#filter-toggle");
+  const show = (isShown) => {
+    panel.hidden = !isShown;
+    toggle.setAttribute("aria-expanded", String(isShown));
+    if (isShown) showFilters();
+  };
+  toggle.addEventListener("click", () => show(panel.hidden));
+  find("#filters-close").addEventListener("click", () => {
+    show(false);
+    toggle.focus();
+  });
+  find("#reset").addEventListener("click", () => update({ filters: {}, where: "" }));
+  find("#own").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const where = find("#where").value.trim();
+    if (where === now().where) toast("The condition is set already");
+    update({ where });
+  });
+  if (matchMedia("(min-width: 1100px)").matches && hasFilters(now())) show(true);
+}

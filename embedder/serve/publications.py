@@ -1,0 +1,261 @@
+"""Publications that are served: the newest one, which is followed, and earlier ones that requests ask for."""
+
+import itertools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.compat.locked_property import locked_cached_property
+from embedder.errors import StoreError
+from embedder.retrieval.snapshot import IdRows
+from embedder.retrieval.store_api import Store
+from embedder.retrieval.store_follower import FollowingStore
+from embedder.serve.errors import RequestError
+from embedder.serve.settings import ServeSettings
+from embedder.store.files import StoreFiles
+from embedder.store.history import find_publication, readable
+from embedder.store.layout import Published
+from embedder.store.tables import RecordTable
+from index.vectors import Floats, Rows
+
+LOG = logging.getLogger(__name__)
+
+WARM_UP_TEXT = "a photo"
+HIDDEN = ("uri",)  # unless the server shows them
+_SERIALS = itertools.count()
+
+
+class ServedPublication:
+    """One publication as requests see it; what is read of it is kept until another takes its place.
+
+    Attributes:
+        store: its snapshot.
+        version: its name, `Store.version`.
+        serial: number of this opening; a purge changes what an earlier publication of the same name holds.
+        hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.
+        facets: answers of `/facets` by condition.
+    """
+
+    def __init__(self, store: Store, *, is_current: bool, show_uris: bool) -> None:
+        self.store, self.version, self.is_current = store, store.version, is_current
+        self.hidden = () if show_uris else HIDDEN
+        self.serial = next(_SERIALS)
+        self.run_id, self.model = store.current.run_id, store.info.model_fingerprint
+        self.facets: dict[str | None, bytes] = {}
+
+    def has_condition(self, where: str) -> bool:
+        """Whether a condition was evaluated already."""
+        metadata = self.store.searcher.snapshot.metadata
+        return "filter" in vars(metadata) and metadata.filter.has_mask(where)
+
+    def remember_condition(self, where: str, timeout_s: float) -> None:
+        """Evaluate a stranger's condition, whose result the searches after it find.
+
+        Raises:
+            ConfigError: it is no condition over the columns, does more than that, or takes too long.
+        """
+        self.store.searcher.snapshot.metadata.filter.remember(where, timeout_s, self.hidden)
+
+    @property
+    def encoder(self) -> str | None:
+        """Kind of the encoder of queries; None until one was needed."""
+        encoder = vars(self.store).get("encoder")
+        return None if encoder is None else str(getattr(encoder, "kind", "torch"))
+
+    def rows_of(self, item_id: str) -> Rows:
+        """Rows of an item in the embeddings table without vectors (`Snapshot.metadata`)."""
+        return self.store.searcher.snapshot.metadata.ids.rows(item_id)
+
+    def item_row(self, item_id: str) -> dict[str, Any] | None:
+        """Row of an item in the items table; None where there is no such item."""
+        table, ids = self._items
+        rows = ids.rows(item_id)
+        return table.slice(int(rows[0]), 1).to_pylist()[0] if len(rows) else None
+
+    def segment_row(self, item_id: str, segment: int | None) -> int:
+        """Row of a segment of an item, or of its first one.
+
+        Raises:
+            RequestError: there is no such item, or no such segment.
+        """
+        rows = self.rows_of(item_id)
+        metadata = self.store.searcher.snapshot.metadata.rows
+        segments = metadata["segment"].take(pa.array(rows)).to_pylist()
+        if not segments:
+            raise no_item(item_id, self.version)
+        wanted = min(segments) if segment is None else segment
+        if wanted not in segments:
+            raise RequestError(
+                404,
+                "query.segment",
+                f"{wanted}",
+                f"a segment of the item, up to {max(segments)}",
+                "ask /items/{id} for its segments",
+            )
+        return int(rows[segments.index(wanted)])
+
+    def vector_of(self, item_id: str, segment: int | None) -> Floats:
+        """Vector of an item's segment, float32 (E,), of unit norm.
+
+        Raises:
+            RequestError: there is no such item or segment, or it has no vector that is searched.
+        """
+        snapshot = self.store.searcher.snapshot
+        row = snapshot.vector_rows[[self.segment_row(item_id, segment)]]
+        if row[0] < 0:
+            raise RequestError(
+                422, "item", f"{item_id!r} has no vector", "an item with an image", "search with another item"
+            )
+        vector = snapshot.vectors.vectors(row)[0]
+        unit: Floats = vector / np.linalg.norm(vector)  # an index that rounds gives norms of about 1
+        return unit
+
+    @property
+    def dim(self) -> int | None:
+        """Width of the vectors; None where there are none."""
+        vectors = self.store.searcher.snapshot.vectors
+        return vectors.vectors(np.zeros(1, np.int64)).shape[1] if len(vectors) else None
+
+    @locked_cached_property
+    def num_items(self) -> int:
+        """Number of input items, rejected ones included."""
+        return RecordTable(self.store.files, "items", self.store.current.items).num_rows()
+
+    @locked_cached_property
+    def _items(self) -> tuple[pa.Table, IdRows]:
+        table = self.store.items().combine_chunks()
+        return table, IdRows(table["item_id"])
+
+
+class Publications:
+    """The newest publication and some earlier ones; safe for several threads.
+
+    Attributes:
+        current: the newest publication that could be opened.
+    """
+
+    def __init__(self, settings: ServeSettings, on_change: Callable[[ServedPublication], None]) -> None:
+        """Open the newest publication, and follow what is published.
+
+        Args:
+            settings: store, model, and how often it is looked.
+            on_change: called with each later publication, once it is served.
+
+        Raises:
+            StoreError: there is no store, or nothing is published yet.
+        """
+        self._settings, self._on_change = settings, on_change
+        self._files = StoreFiles(settings.store)
+        self._earlier: OrderedDict[str, ServedPublication] = OrderedDict()
+        self._lock, self._generation = threading.Lock(), 0
+        self._following = FollowingStore(
+            self._files, settings.follow_s, settings.model, self._tell_error, self._take_over
+        )
+        self.current = self._publication(self._following.snapshot, is_current=True)
+
+    @property
+    def address(self) -> str:
+        """Name of the store; without credentials."""
+        return self._files.address
+
+    @property
+    def last_error(self) -> Exception | None:
+        """Reason why a newer publication is not served, if there is one."""
+        return self._following.last_error
+
+    def look(self) -> bool:
+        """Look for a newer publication now; returns whether there was one."""
+        return self._following.look()
+
+    def warm_up(self) -> None:
+        """Load what the first requests need; a store whose model is gone is served without its texts."""
+        store = self.current.store
+        _ = store.searcher.snapshot.metadata.ids
+        try:
+            store.encode_text([WARM_UP_TEXT])
+            store.search(WARM_UP_TEXT, k=1)
+        except Exception as error:  # noqa: BLE001  # whatever its model lacks, items, images and vectors are served
+            LOG.warning(f"texts can't be encoded: {error}")
+
+    def at(self, version: str | None) -> ServedPublication:
+        """Publication of a name, as `/versions` or an answer gives it; None for the newest.
+
+        Raises:
+            RequestError: there is none of that name, or it can't be read any more.
+        """
+        run_id = version.partition("/")[0] if version is not None else None
+        current = self.current
+        if run_id is None or run_id == current.run_id:
+            return current
+        with self._lock:
+            if run_id in self._earlier:
+                self._earlier.move_to_end(run_id)
+                return self._earlier[run_id]
+            generation = self._generation
+        opened = self._open(run_id, current)
+        with self._lock:
+            if generation == self._generation:  # else what was purged meanwhile might stay
+                self._earlier[run_id] = opened
+                while len(self._earlier) > self._settings.max_versions:
+                    self._earlier.popitem(last=False)
+        return opened
+
+    def history(self) -> list[tuple[Published, bool]]:
+        """Publications that can be read, newest first, and whether each is the one that is served."""
+        from embedder.store.history import publications
+
+        records = publications(self._files)
+        whole = readable(self._files, records)
+        return [(each, each.run_id == self.current.run_id) for each in reversed(records) if each.run_id in whole]
+
+    def close(self) -> None:
+        """Stop following."""
+        self._following.close()
+
+    def _open(self, run_id: str, current: ServedPublication) -> ServedPublication:
+        where = "version"
+        try:
+            find_publication(self._files, run_id)
+        except StoreError:
+            raise RequestError(
+                404, where, f"no publication {run_id!r}", "a publication of the store", "choose one of /versions"
+            ) from None
+        try:
+            store = Store(self._files, None, run_id)
+            store.prepare(current.store)
+        except StoreError:
+            raise RequestError(
+                410,
+                where,
+                f"{run_id} can't be read any more",
+                "a publication whose files are all there",
+                "choose one of /versions, or leave it out",
+            ) from None
+        return self._publication(store, is_current=False)
+
+    def _publication(self, store: Store, *, is_current: bool) -> ServedPublication:
+        return ServedPublication(store, is_current=is_current, show_uris=self._settings.show_uris)
+
+    def _take_over(self, store: Store) -> None:
+        """Serve a newer publication, and forget the earlier ones: a purge may have changed them."""
+        self.current = self._publication(store, is_current=True)
+        with self._lock:
+            self._generation += 1
+            self._earlier.clear()
+        LOG.info(f"serving publication {self.current.version}")
+        self._on_change(self.current)
+
+    def _tell_error(self, error: Exception) -> None:
+        LOG.warning(f"a newer publication can't be served, the old one is: {error}")
+
+
+def no_item(item_id: str, version: str) -> RequestError:
+    """Refuse an id that the publication lacks."""
+    return RequestError(
+        404, "item", f"no item {item_id!r} in {version}", "the id of an item of the store", "take ids from answers"
+    )

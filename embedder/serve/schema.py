@@ -1,0 +1,235 @@
+"""Requests and answers of the HTTP API; requests are checked with these models, answers documented."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+MAX_K = 1000
+MAX_QUERIES = 64
+MAX_TEXT_CHARACTERS = 10_000
+MAX_DIMENSIONS = 65_536
+MAX_ID_CHARACTERS = 8_192
+IMAGE_SIZES = (160, 320, 640, 1280)
+KINDS = ("text", "vector", "item", "image", "upload")
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, pattern=r"\S")]
+ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+
+
+class Strict(BaseModel):
+    """Part of a request; unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImageQuery(Strict):
+    """An image to encode: exactly one of the two."""
+
+    image: str | None = Field(None, description="the file's content in base64")
+    upload: str | None = Field(None, max_length=200, description="name of the part of the form that holds the file")
+
+    @property
+    def num_given(self) -> int:
+        """Number of the two that are given."""
+        return (self.image is not None) + (self.upload is not None)
+
+
+class Query(ImageQuery):
+    """One query: exactly one of text, vector, item, image and upload."""
+
+    text: Text | None = Field(None, description="what the images should show")
+    vector: list[FiniteFloat] | None = Field(
+        None, min_length=1, max_length=MAX_DIMENSIONS, fail_fast=True, description="of the store's model, of unit norm"
+    )
+    item: ItemId | None = Field(None, description="id of an item of the store, for what is like it")
+    segment: int = Field(0, ge=0, lt=1 << 31, description="of that item, if it is a video")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of {', '.join(KINDS)}, and not {' and '.join(given) or 'none'}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Name of the field that is given."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+
+class SearchRequest(Strict):
+    """Body of `POST /search`; the options are those of `SearchOptions`."""
+
+    queries: list[Query] = Field(min_length=1, max_length=MAX_QUERIES, fail_fast=True)
+    k: int = Field(20, ge=1, le=MAX_K, description="hits of each query")
+    where: str | None = Field(None, max_length=MAX_TEXT_CHARACTERS, description="SQL condition over the columns")
+    hybrid: bool = Field(False, description="rank by the words of captions, too; for texts only")
+    group: bool = Field(True, description="one hit for each video, else one for each segment")
+    fold: float | None = Field(None, gt=0, le=1, description="cosine from which on near-duplicates are folded")
+    min_score: float | None = Field(None, ge=-1, le=1, description="least cosine of a hit")
+    cursor: str | None = Field(None, max_length=2_000, description="of the answer before, to go on from its last hit")
+    version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
+
+
+class EmbedRequest(Strict):
+    """Body of `POST /embed`: texts or images."""
+
+    texts: list[Text] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
+    images: list[ImageQuery] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.texts is None) == (self.images is None):
+            raise ValueError("exactly one of texts and images")
+        if any(each.num_given != 1 for each in self.images or ()):
+            raise ValueError("each image has exactly one of image and upload")
+        return self
+
+
+class ErrorDetails(BaseModel):
+    """Reason of a refusal."""
+
+    where: str = Field(description="part of the request that is to blame")
+    what: str = Field(description="what was found there")
+    rule: str = Field(description="what may stand there")
+    cure: str = Field(description="what to do")
+
+
+class ErrorAnswer(BaseModel):
+    """Answer to a request that is refused."""
+
+    error: ErrorDetails
+
+
+class SegmentAnswer(BaseModel):
+    """Another segment of a hit's video."""
+
+    start_s: float | None
+    end_s: float | None
+    score: float
+
+
+class DuplicateAnswer(BaseModel):
+    """Item that was folded under a hit."""
+
+    item_id: str
+    score: float
+
+
+class LinksAnswer(BaseModel):
+    """Addresses of a hit, relative to the server's root."""
+
+    item: str
+    image: str
+    clip: str | None
+
+
+class HitAnswer(BaseModel):
+    """One image, video or segment that was found."""
+
+    item_id: str
+    segment: int
+    score: float
+    rank_score: float | None
+    words_rank: int | None
+    probability: float | None
+    modality: str
+    uri: str | None = Field(description="null unless the server shows them")
+    caption: str | None
+    start_s: float | None
+    end_s: float | None
+    segments: list[SegmentAnswer]
+    duplicates: list[DuplicateAnswer]
+    carryover: dict[str, Any]
+    links: LinksAnswer
+
+
+class QueryAnswer(BaseModel):
+    """Hits of one query, best first."""
+
+    query: dict[str, Any]
+    hits: list[HitAnswer]
+    cursor: str | None = Field(description="sent with the same query, it asks for the hits that follow")
+    note: str = Field(description="reason where there are no hits")
+
+
+class SearchAnswer(BaseModel):
+    """Answer of `POST /search`, from one publication."""
+
+    version: str
+    publication: str
+    model: str
+    took_ms: float
+    answers: list[QueryAnswer]
+
+
+class ItemAnswer(BaseModel):
+    """Answer of `GET /items/{id}`."""
+
+    item: dict[str, Any]
+    segments: list[dict[str, Any]]
+    provenance: dict[str, Any]
+    neighbours: list[HitAnswer]
+    version: str
+
+
+class ValueCount(BaseModel):
+    """Value of a column, and how many rows have it."""
+
+    value: Any
+    count: int
+
+
+class FacetColumn(BaseModel):
+    """Column to filter by."""
+
+    name: str
+    type: str = Field(description="text, number, time or boolean")
+    num_null: int
+    values: list[ValueCount] | None = Field(
+        description="the most frequent ones; null where nearly each row has its own"
+    )
+    min: Any
+    max: Any
+
+
+class FacetsAnswer(BaseModel):
+    """Answer of `GET /facets`."""
+
+    version: str
+    num_rows: int
+    columns: list[FacetColumn]
+
+
+class EmbedAnswer(BaseModel):
+    """Answer of `POST /embed`."""
+
+    model: str
+    dim: int
+    vectors: list[list[float]]
+
+
+class VersionsAnswer(BaseModel):
+    """Answer of `GET /versions`, newest first."""
+
+    versions: list[dict[str, Any]]
+
+
+class StatusAnswer(BaseModel):
+    """Answer of `GET /status`."""
+
+    name: str
+    publication: str
+    version: str
+    published_at: str
+    model: str
+    model_uri: str | None
+    dim: int | None
+    encoder: str | None
+    searched: str
+    num_items: int
+    num_vectors: int
+    index: dict[str, Any]
+    following: dict[str, Any]
+    uptime_s: float
+    limits: dict[str, Any]

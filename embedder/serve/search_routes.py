@@ -1,0 +1,304 @@
+"""Routes that search: `POST /search` and `POST /embed`."""
+
+import asyncio
+import base64
+import binascii
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.datastructures import UploadFile
+
+from embedder.errors import USER_MISTAKES
+from embedder.retrieval.queries import SearchOptions
+from embedder.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
+from embedder.serve.errors import RequestError, invalid, mistake
+from embedder.serve.openapi import body_of, errors_of
+from embedder.serve.publications import ServedPublication
+from embedder.serve.schema import (
+    MAX_QUERIES,
+    EmbedAnswer,
+    EmbedRequest,
+    ImageQuery,
+    Query,
+    SearchAnswer,
+    SearchRequest,
+)
+from embedder.serve.search_batch import Asked
+from embedder.serve.service import Service, too_large
+from index.errors import RetrievalError
+from index.vectors import Floats, check_vectors
+
+router = APIRouter(tags=["search"])
+
+JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
+REQUEST_PART = "request"
+
+MAX_COLONS = 20_000  # of the keys of a request, and in its texts
+
+Uploads = Mapping[str, bytes]
+
+
+@router.post(
+    "/search",
+    openapi_extra=body_of(SearchRequest),
+    responses={200: {"model": SearchAnswer}, **errors_of(400, 404, 410, 413, 415, 422, 503)},
+)
+async def search(request: Request) -> Response:
+    """Find the images and videos nearest to each query; all are answered by one publication.
+
+    A form (`multipart/form-data`) has this JSON in its part `request`, and images in other parts, by whose names
+    queries refer to them (`upload`).
+    """
+    began = time.perf_counter()
+    service: Service = request.app.state.service
+    body, uploads = await read_body(request, service)
+    try:
+        asked = SearchRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error, "body") from None
+    cursor = _read_cursor(asked, service)
+    try:
+        publication = await service.publication(cursor.version if cursor is not None else asked.version)
+    except RequestError as refusal:
+        if cursor is not None and refusal.status == 404:
+            refusal.status = 410
+        raise
+    options = SearchOptions(asked.k, _stripped(asked.where), asked.group, asked.fold, asked.hybrid, asked.min_score)
+    try:
+        await service.check_condition(publication, options.where)
+    except USER_MISTAKES as error:
+        raise mistake(error, "body.where") from None
+    pages = await asyncio.gather(
+        *(
+            _page(service, publication, query, f"body.queries.{number}", options, cursor, uploads)
+            for number, query in enumerate(asked.queries)
+        )
+    )
+    head = {
+        "version": publication.version,
+        "publication": publication.run_id,
+        "model": publication.model,
+        "took_ms": round(1000 * (time.perf_counter() - began), 3),
+    }
+    return Response(to_json(head)[:-1] + b',"answers":[' + b",".join(pages) + b"]}", media_type=JSON_TYPE)
+
+
+@router.post(
+    "/embed",
+    openapi_extra=body_of(EmbedRequest),
+    responses={200: {"model": EmbedAnswer}, **errors_of(400, 413, 415, 422, 503)},
+)
+async def embed(request: Request) -> Response:
+    """Encode texts or images with the store's model, as vectors of unit norm."""
+    service: Service = request.app.state.service
+    body, uploads = await read_body(request, service)
+    try:
+        asked = EmbedRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error, "body") from None
+    publication = service.publications.current
+    vectors = await asyncio.gather(
+        *(service.submit(Asked(publication, None, {}, text=text.strip())) for text in asked.texts or ()),
+        *(
+            _image_vector(service, publication, _content(image, f"body.images.{number}", uploads, service))
+            for number, image in enumerate(asked.images or ())
+        ),
+    )
+    rows = np.stack(vectors).tolist()
+    answer = {"model": publication.model, "dim": len(rows[0]), "vectors": rows}
+    return Response(to_json(answer), media_type=JSON_TYPE)
+
+
+async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]:
+    """Read the JSON of a request, and the files of its form.
+
+    Raises:
+        RequestError: it is neither JSON nor a form, or a file is too large.
+    """
+    kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+    if kind == JSON_TYPE:
+        return _with_few_keys(await request.body()), {}
+    if kind != FORM_TYPE:
+        raise RequestError(
+            415, "header.Content-Type", kind[:100] or "none", f"{JSON_TYPE} or {FORM_TYPE}", "send JSON, or a form"
+        )
+    from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException
+
+    limit = service.settings.max_body_bytes
+    try:
+        form = await request.form(max_files=MAX_QUERIES + 1, max_fields=MAX_QUERIES + 1, max_part_size=limit)
+    except (HTTPException, MultiPartException, ValueError) as error:
+        raise RequestError(
+            400,
+            "body",
+            str(getattr(error, "detail", error))[:200],
+            f"a whole {FORM_TYPE}",
+            "send a form as browsers do",
+        ) from None
+    try:
+        parts = {
+            name: await value.read() if isinstance(value, UploadFile) else value.encode(errors="surrogatepass")
+            for name, value in form.multi_items()
+        }
+    finally:
+        await form.close()
+    if REQUEST_PART not in parts:
+        raise RequestError(422, "body", "no part `request`", "a part `request` with the JSON", "add it to the form")
+    return _with_few_keys(parts.pop(REQUEST_PART)), parts
+
+
+def _with_few_keys(body: bytes) -> bytes:
+    """Refuse a million unknown keys before they are read: each would become an error, for seconds altogether."""
+    if (num_colons := body.count(b":")) > MAX_COLONS:
+        raise RequestError(
+            422, "body", f"{num_colons:,} colons", f"a JSON document with {MAX_COLONS:,} at most", "send fewer keys"
+        )
+    return body
+
+
+def _read_cursor(asked: SearchRequest, service: Service) -> Cursor | None:
+    if asked.cursor is None:
+        return None
+    if len(asked.queries) != 1:
+        raise RequestError(
+            422,
+            "body.cursor",
+            f"{len(asked.queries)} queries",
+            "one query",
+            "send the query that the cursor belongs to",
+        )
+    return read_cursor(asked.cursor, service.settings.max_depth)
+
+
+async def _page(
+    service: Service,
+    publication: ServedPublication,
+    query: Query,
+    where: str,
+    options: SearchOptions,
+    cursor: Cursor | None,
+    uploads: Uploads,
+) -> bytes:
+    """JSON of the hits of one query (`schema.QueryAnswer`), remembered or asked for."""
+    if options.hybrid and query.text is None:
+        raise RequestError(
+            422,
+            f"{where}.{query.kind}",
+            "a query that is no text",
+            "hybrid search ranks by words",
+            "search with a text",
+        )
+    content: Any = query.text.strip() if query.text is not None else query.vector or (query.item, query.segment)
+    if query.kind in ("image", "upload"):
+        content = _content(query, where, uploads, service)
+    digest = query_digest(query.kind, content, options)
+    if cursor is not None:
+        check_cursor(cursor, digest)
+    offset = cursor.offset if cursor is not None else 0
+
+    def asked(vector: Floats | None) -> Asked:
+        return Asked(
+            publication,
+            options,
+            _shown(query),
+            text=content if query.text is not None else None,
+            vector=vector,
+            profile="text" if query.kind in ("text", "vector") else "image",
+            offset=offset,
+            digest=digest,
+            max_depth=service.settings.max_depth,
+            show_uris=service.settings.show_uris,
+        )
+
+    async def ask_by_vector() -> bytes:
+        if query.vector is not None:
+            vector = _checked(publication, query.vector, f"{where}.vector")
+        elif query.item is not None:
+            vector = await service.lookups.run(publication.vector_of, query.item, query.segment)
+        else:
+            vector = await _image_vector(service, publication, content)
+        page: bytes = await service.submit(asked(vector))
+        return page
+
+    def ask() -> asyncio.Future[bytes]:
+        return service.submit(asked(None)) if query.text is not None else asyncio.ensure_future(ask_by_vector())
+
+    # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
+    key = (publication.serial, digest, offset, query.text, query.upload)
+    return await service.answers.get(key, ask)
+
+
+def _shown(query: Query) -> dict[str, Any]:
+    """Query as the answer repeats it, without bytes and numbers."""
+    if query.text is not None:
+        return {"text": query.text}
+    if query.item is not None:
+        return {"item": query.item, "segment": query.segment}
+    return {"upload": query.upload} if query.upload is not None else {query.kind: None}
+
+
+def _checked(publication: ServedPublication, values: list[float], where: str) -> Floats:
+    with np.errstate(over="ignore"):
+        vector = np.asarray(values, np.float32)
+    try:
+        check_vectors(vector[None], "vector", dim=publication.dim)
+    except RetrievalError as error:
+        raise mistake(error, where) from None
+    return vector
+
+
+def _content(query: ImageQuery, where: str, uploads: Uploads, service: Service) -> bytes:
+    """Bytes of an image that came with the request.
+
+    Raises:
+        RequestError: they are no base64, no part of the form, or too many.
+    """
+    if query.image is not None:
+        where = f"{where}.image"
+        try:
+            content = base64.b64decode(query.image, validate=True)
+        except (binascii.Error, ValueError):
+            raise RequestError(422, where, "no base64", "a file's content in base64", "encode the file") from None
+    else:
+        where, name = f"{where}.upload", query.upload or ""
+        if name not in uploads:
+            raise RequestError(
+                422,
+                where,
+                f"no part {name!r} in the form",
+                "the name of a part",
+                "send the file in a part of this name",
+            )
+        content = uploads[name]
+    limit = service.settings.max_upload_bytes
+    if len(content) > limit:
+        raise too_large(where, f"{len(content):,} bytes", f"an image of {limit:,} bytes at most")
+    return content
+
+
+async def _image_vector(service: Service, publication: ServedPublication, content: bytes) -> Floats:
+    """Vector of an uploaded image, decoded in a sandbox.
+
+    Raises:
+        RequestError: it can't be decoded, or the model has no tower for images.
+    """
+    try:
+        vectors = await service.uploads.run(
+            lambda decoder, _: publication.store.encoder.encode_image([content], decoder)
+        )
+    except (*USER_MISTAKES, ImportError) as error:  # the latter of an installation without torch
+        raise mistake(error, "image") from None
+    vector: Floats = vectors[0]
+    return vector
+
+
+def _stripped(where: str | None) -> str | None:
+    """Condition, or None where it is empty: a form's empty field is no condition."""
+    return where if where is not None and where.strip() else None

@@ -1,0 +1,152 @@
+"""State of a table at one version: its columns and files, by its log.
+
+Reads what the store's tables are: Parquet files and JSON entries, with checkpoints of one or several files. So readers
+do without deltalake, which is 130 MB and belongs to writers (`embedder.store.tables`).
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedder.store.delta_log import LOG_FOLDER, Action, read_actions
+from embedder.store.files import StoreFiles
+
+READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
+CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]
+
+_ENTRY = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+_TYPES: dict[str, pa.DataType] = {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+
+
+class LogError(Exception):
+    """Log that lacks an entry, is damaged, or that another tool wrote in a way that the store's tables don't use."""
+
+
+class TableState(NamedTuple):
+    """Table at one version.
+
+    Attributes:
+        version: its number.
+        schema: its columns.
+        adds: path of each part file -> its entry in the log.
+        transactions: run id -> 1 for each run whose commit is in the table.
+    """
+
+    version: int
+    schema: pa.Schema
+    adds: dict[str, Action]
+    transactions: dict[str, int]
+
+
+def read_state(files: StoreFiles, table: str, version: int | None = None) -> TableState | None:
+    """Replay the log of a table from its last checkpoint on.
+
+    Args:
+        files: the store.
+        table: its name.
+        version: number of the version; None: the newest.
+
+    Returns:
+        The state; None where the table has no log.
+
+    Raises:
+        LogError: there is no such version, or it can't be read.
+    """
+    entries, checkpoints = _list_log(files, table)
+    newest = max([*entries, *checkpoints], default=None)
+    if newest is None:
+        return None
+    wanted = newest if version is None else version
+    base = max((number for number in checkpoints if number <= wanted), default=-1)
+    numbers = range(base + 1, wanted + 1)
+    if wanted > newest or not entries.keys() >= set(numbers):
+        lacking = next((number for number in numbers if number not in entries), wanted)
+        raise LogError(f"the log lacks entry {lacking}")
+    try:
+        paths = [*checkpoints.get(base, ()), *(entries[number] for number in numbers)]
+        pieces = files.each(lambda path: _read_actions(files, path), paths)
+        return _replay(wanted, (action for piece in pieces for action in piece))
+    except (FileNotFoundError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise LogError(f"{type(error).__name__}: {error}") from None
+
+
+def _list_log(files: StoreFiles, table: str) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """Paths of the entries and of whole checkpoints, by their number."""
+    entries: dict[int, str] = {}
+    parts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for info in files.list(f"{table}/{LOG_FOLDER}"):
+        name = info.path.rpartition("/")[2]
+        if found := _ENTRY.fullmatch(name):
+            entries[int(found[1])] = info.path
+        elif found := _CHECKPOINT.fullmatch(name):
+            parts[int(found[1]), int(found[2] or 1)].append(info.path)
+    return entries, {number: paths for (number, total), paths in parts.items() if len(paths) == total}
+
+
+def _read_actions(files: StoreFiles, path: str) -> list[Action]:
+    """Actions of an entry or of a checkpoint, of which only the columns that matter here."""
+    if path.endswith(".json"):
+        return list(read_actions(files, path)[0])
+    rows = pq.ParquetFile(BytesIO(files.read(path))).read(CHECKPOINT_COLUMNS).to_pylist()
+    return [{kind: action for kind, action in row.items() if action is not None} for row in rows]
+
+
+def _replay(version: int, actions: Iterable[Action]) -> TableState:
+    columns, adds, transactions = "", {}, {}
+    for action in actions:
+        if "add" in action:
+            adds[action["add"]["path"]] = action["add"]
+        elif "remove" in action:
+            adds.pop(action["remove"]["path"], None)
+        elif "protocol" in action:
+            _check_protocol(action["protocol"])
+        elif "metaData" in action:
+            columns = action["metaData"]["schemaString"]
+        elif "txn" in action:
+            transactions[action["txn"]["appId"]] = action["txn"]["version"]
+    return TableState(version, pa.schema(map(_field, json.loads(columns)["fields"])), adds, transactions)
+
+
+def _check_protocol(protocol: Action) -> None:
+    features = set(protocol.get("readerFeatures") or ()) - READER_FEATURES
+    if protocol["minReaderVersion"] not in READER_VERSIONS or features:
+        names = ", ".join(sorted(features)) or f"reader version {protocol['minReaderVersion']}"
+        raise LogError(f"another tool has given it {names}, which the store's tables don't use")
+
+
+def _field(column: dict[str, Any]) -> pa.Field:
+    metadata = {key: str(value) for key, value in column["metadata"].items()} or None
+    return pa.field(column["name"], _type(column["type"]), column["nullable"], metadata)
+
+
+def _type(kind: Any) -> pa.DataType:
+    if isinstance(kind, str):
+        if found := _DECIMAL.fullmatch(kind):
+            return pa.decimal128(int(found[1]), int(found[2]))
+        return _TYPES[kind]
+    if kind["type"] == "array":
+        return pa.list_(pa.field("element", _type(kind["elementType"]), kind["containsNull"]))
+    if kind["type"] == "map":
+        return pa.map_(_type(kind["keyType"]), pa.field("value", _type(kind["valueType"]), kind["valueContainsNull"]))
+    return pa.struct(list(map(_field, kind["fields"])))

@@ -1,0 +1,353 @@
+"""A query service is asked while five versions are published: how many requests failed, mixed versions, or kept traces.
+
+    python scripts/serve_publications.py [NUM_REQUESTS [NUM_CLIENTS]]     # 10000 by 8 clients: minutes on two cores
+
+New captions, another index, another model, a purge and new captions again are published one after another, while
+clients search by text, item and image, filter, and read items, thumbnails and facets of `embedder serve`. Each answer
+must be whole and of the version that it names: captions tell the night that wrote them, and texts find what a store
+opened for that version alone finds. From the moment that the service names the version of the purge, no answer may
+have what was purged, nor any file of its cache. The last line is one JSON document.
+"""
+
+import base64
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import embedder
+from corpus import DEMO_MODEL, make_model, read_shipped, shipped_pairs, write_pairs
+from embedder.config import load_config
+from embedder.store.files import StoreFiles
+from embedder.store.lock import write_lock
+from embedder.store.purge.purge import purge
+from embedder.store.vacuum import vacuum
+from embedder.store_index.keep_index import index_choice
+from serve_bench.server import serving
+
+NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
+PURGED = 7  # number of the item; no client names it but the one that looks for it
+SIZES_PX = (160, 320)
+OPTIONS = ("--limit", "follow_s=0.2")
+VISION = {"image_size": 64, "patch_size": 16, "width": 64, "depth": 2, "num_heads": 2}
+TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+
+Hit = tuple[str, str, float]
+"""Item, caption and score."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an answer names.
+
+    Attributes:
+        version: that answered.
+        captions: of all its hits and rows.
+        text: number of the text that was searched for; None of other requests.
+        hits: of that text.
+    """
+
+    version: str
+    captions: tuple[str, ...]
+    text: int | None = None
+    hits: tuple[Hit, ...] = ()
+
+
+@dataclass
+class Requests:
+    """What the clients found."""
+
+    answers: list[Answer] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+    num_by_kind: Counter[str] = field(default_factory=Counter)
+    is_purged: bool = False
+    is_over: bool = False
+
+    @property
+    def number(self) -> int:
+        """How many there were."""
+        return sum(self.num_by_kind.values())
+
+
+def main() -> None:
+    num_requests = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    num_clients = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+    with tempfile.TemporaryDirectory(prefix="serve-publications-") as folder:
+        os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+        result = ask_and_publish(Path(folder), num_requests, num_clients)
+    print(json.dumps(result))
+    is_kept = not (result["failed"] or result["mixed"] or result["traces"])
+    sys.exit(0 if is_kept and result["versions_answering"] == result["versions"] else 1)
+
+
+def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[str, Any]:
+    """Ask and publish at the same time; gives the counts.
+
+    Args:
+        folder: to work in.
+        num_requests: at least.
+        num_clients: that ask.
+    """
+    nights = Nights(folder)
+    nights.publish(0)
+    expected = dict([answers_now(nights)])
+    requests, began_s = Requests(), time.perf_counter()
+    with (
+        serving(nights.store, folder / "serve.log", OPTIONS) as server,
+        ThreadPoolExecutor(num_clients) as threads,
+    ):
+        asked = itertools.count()
+        running = [threads.submit(Client(server.url, requests).run, asked) for _ in range(num_clients)]
+        try:
+            kept = thumbnails_of_purged(server.url)
+            publications = nights.five_publications()
+            for number, one in enumerate(publications, 1):
+                until(lambda share=number: requests.number >= num_requests * share / (len(publications) + 1))
+                one()
+                version, answers = answers_now(nights)
+                expected[version] = answers
+                with write_lock(nights.files):
+                    vacuum(nights.files, keep_days=0, keep_versions=2)
+                until(lambda version=version: get(server.url, "/status")["version"] == version)
+                requests.is_purged = requests.is_purged or one == nights.purge
+            until(lambda: requests.number >= num_requests)
+            requests.traces += traces_in(folder / "cache", kept) + traces_served(server.url)
+        finally:
+            requests.is_over = True
+        for each in running:
+            each.result()
+    return tally(requests, expected) | {"wall_s": round(time.perf_counter() - began_s, 1)}
+
+
+class Nights:
+    """A store whose captions name the night that they were written in, and what is published to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.files = folder / "store", StoreFiles(folder / "store")
+        self._items = write_pairs(folder / "items", NUM_ITEMS, shipped_pairs()[:NUM_ITEMS])
+        self._captions = {path: path.read_text(encoding="utf-8") for path in sorted(self._items.glob("*.txt"))}
+        self._model = DEMO_MODEL
+        self._other_model = make_model(folder / "other_model", VISION, TEXT)
+
+    def five_publications(self) -> list[Callable[[], object]]:
+        """What is published while the clients ask, one after another."""
+
+        def another_model() -> None:
+            self._model = self._other_model
+            self.publish(2)
+
+        def another_index() -> None:
+            embedder.build_index(self._config(), kind="hnsw", force=True)
+
+        return [lambda: self.publish(1), another_index, another_model, self.purge, lambda: self.publish(3)]
+
+    def publish(self, night: int) -> None:
+        """Write the captions of a night, and refresh the store."""
+        for path, caption in self._captions.items():
+            path.write_text(f"{caption} (night {night})", encoding="utf-8")
+        embedder.refresh(self._config(), forced=("retrieval", "vectors"))
+
+    def purge(self) -> None:
+        """Remove one item for good."""
+        with write_lock(self.files):
+            purge(self.files, [item_id(PURGED)], index_choice(self.files, self._config().index, reuse=False))
+
+    def _config(self) -> Any:
+        settings = {"model": str(self._model), "store": str(self.store), "source": [{"path": str(self._items)}]}
+        return load_config(overrides=settings | {"engine": "local", "index": {"min_recall": 0.0}})
+
+
+class Client:
+    """One client with one connection, which asks what its number says."""
+
+    def __init__(self, url: str, requests: Requests) -> None:
+        address = urlsplit(url)
+        self._connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
+        self._requests = requests
+        self._images = [content for content, _, _ in shipped_pairs()[:NUM_ITEMS]]
+        self._kinds = {
+            "text": self._text,
+            "texts": lambda number: self._search([{"text": text(number)}, {"text": text(number + 1)}]),
+            "hybrid": lambda number: self._search([{"text": text(number)}], hybrid=True, where="caption IS NOT NULL"),
+            "like an item": lambda number: self._search([{"item": item_id(other(number))}]),
+            "image": lambda number: self._search([{"image": base64.b64encode(self._images[number % 50]).decode()}]),
+            "item": self._item,
+            "thumbnail": self._thumbnail,
+            "facets": lambda number: Answer(self._json("GET", "/facets")["version"], ()),
+            "status": lambda number: Answer(self._json("GET", "/status")["version"], ()),
+        }
+
+    def run(self, asked: "itertools.count[int]") -> None:
+        """Ask one request after another until it is over; nothing that goes wrong is forgiven."""
+        while not self._requests.is_over:
+            number = next(asked)
+            kind = list(self._kinds)[number % len(self._kinds)]
+            try:
+                answer = self._kinds[kind](number)
+                if answer is not None:
+                    self._requests.answers.append(answer)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it counts
+                self._connection.close()
+                self._requests.failures.append(f"{kind}: {type(error).__name__}: {error}")
+            self._requests.num_by_kind[kind] += 1
+        self._connection.close()
+
+    def _text(self, number: int) -> Answer:
+        found = self._search([{"text": text(number)}])
+        return Answer(found.version, found.captions, number % NUM_TEXTS, found.hits)
+
+    def _search(self, queries: list[dict[str, Any]], **options: Any) -> Answer:
+        found = self._json("POST", "/search", {"queries": queries, "k": K, **options})
+        hits = [(hit["item_id"], hit["caption"], hit["score"]) for each in found["answers"] for hit in each["hits"]]
+        if len(found["answers"]) != len(queries) or not hits:
+            raise ValueError(f"{len(found['answers'])} answers, {len(hits)} hits")
+        return Answer(found["version"], tuple(caption for _, caption, _ in hits), None, tuple(hits))
+
+    def _item(self, number: int) -> Answer:
+        found = self._json("GET", f"/items/{item_id(other(number))}")
+        captions = [row["caption"] for row in [*found["segments"], *found["neighbours"]]]
+        return Answer(found["version"], tuple(captions))
+
+    def _thumbnail(self, number: int) -> None:
+        content = self._ask("GET", f"/items/{item_id(other(number))}/image?size={SIZES_PX[number % 2]}")
+        if len(content) < 100:
+            raise ValueError(f"an image of {len(content)} bytes")
+
+    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return json.loads(self._ask(method, path, body))
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        is_purged = self._requests.is_purged
+        content = None if body is None else json.dumps(body)
+        self._connection.request(method, path, content, {"Content-Type": "application/json"} if body else {})
+        answer = self._connection.getresponse()
+        found = answer.read()
+        if answer.status != 200:
+            raise ValueError(f"{answer.status} {found[:300]!r}")
+        if is_purged and item_id(PURGED).encode() in found:
+            self._requests.traces.append(f"{method} {path}: the answer has {item_id(PURGED)}")
+        return found
+
+
+def item_id(number: int) -> str:
+    return f"{number:06d}.png"
+
+
+def other(number: int) -> int:
+    """Number of an item that is not purged."""
+    return (number + (number % NUM_ITEMS == PURGED)) % NUM_ITEMS
+
+
+def text(number: int) -> str:
+    return TEXTS[number % NUM_TEXTS]
+
+
+TEXTS = read_shipped()[1][:NUM_TEXTS]
+
+
+def answers_now(nights: Nights) -> tuple[str, list[tuple[Hit, ...]]]:
+    """What is published, and what it answers to each text, as a store opened for this alone finds it."""
+    store = embedder.open_store(nights.store)
+    answers = [store.search(each, K) for each in TEXTS]
+    return store.version, [tuple((hit.item_id, hit.caption or "", hit.score) for hit in hits) for hits in answers]
+
+
+def get(url: str, path: str) -> Any:
+    """Ask for JSON by a connection of its own."""
+    status, content = read(url, path)
+    if status != 200:
+        raise ValueError(f"{path}: {status}")
+    return json.loads(content)
+
+
+def read(url: str, path: str) -> tuple[int, bytes]:
+    """Ask by a connection of its own; status and content."""
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def thumbnails_of_purged(url: str) -> list[bytes]:
+    """Thumbnails of the item that will be purged, so that the service has them in its cache."""
+    return [read(url, f"/items/{item_id(PURGED)}/image?size={size}")[1] for size in SIZES_PX]
+
+
+def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
+    """Files of the cache that hold what was purged."""
+    files = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+    if not files:
+        return ["there is no cache to look into"]
+    return [f"{path}: a thumbnail" for path, content in files.items() if any(each in content for each in kept)]
+
+
+def traces_served(url: str) -> list[str]:
+    """Addresses of what was purged that still answer."""
+    paths = [f"/items/{item_id(PURGED)}", *(f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES_PX)]
+    return [f"{path}: {status}" for path in paths if (status := read(url, path)[0]) != 404]
+
+
+def tally(requests: Requests, expected: dict[str, list[tuple[Hit, ...]]]) -> dict[str, Any]:
+    """Count what must not be, and which versions answered."""
+    mixed = [answer for answer in requests.answers if not is_of_its_version(answer, expected)]
+    versions = {answer.version for answer in requests.answers}
+    for line in [*requests.failures[:5], *map(str, mixed[:3]), *requests.traces[:5]]:
+        print(line, file=sys.stderr)
+    return {
+        "requests": requests.number,
+        "by_kind": dict(requests.num_by_kind),
+        "publications": len(expected) - 1,
+        "versions": len(expected),
+        "versions_answering": len(versions & set(expected)),
+        "failed": len(requests.failures),
+        "mixed": len(mixed),
+        "traces": len(requests.traces),
+    }
+
+
+def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]) -> bool:
+    """Whether an answer is what the version answers that it names."""
+    if answer.version not in expected:
+        return False
+    wanted = expected[answer.version]
+    night = wanted[0][0][1].rpartition(" (")[2]
+    if not all(caption.endswith(f" ({night}") for caption in answer.captions):
+        return False
+    if answer.text is None:
+        return True
+    is_same = [is_hit(*pair) for pair in zip(answer.hits, wanted[answer.text], strict=False)]
+    return all(is_same) and len(answer.hits) == len(wanted[answer.text])
+
+
+def is_hit(found: Hit, wanted: Hit) -> bool:
+    """Whether a hit is the one that is wanted in its place; two that score alike may have changed places."""
+    difference = abs(found[2] - wanted[2])
+    return difference < (1e-4 if found[0] == wanted[0] else 1e-6)
+
+
+def until(happened: Callable[[], bool], limit_s: float = 300.0) -> None:
+    """Wait for something."""
+    stop_s = time.monotonic() + limit_s
+    while not happened():
+        if time.monotonic() > stop_s:
+            sys.exit(f"serve_publications: waited {limit_s:g} s in vain")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

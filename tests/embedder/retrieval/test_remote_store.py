@@ -1,0 +1,254 @@
+"""The Python client of a query service: each search method answers as a store in process does, mistakes included."""
+
+import pickle
+import threading
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import samples
+from running_server import running
+
+import embedder
+from embedder.config import load_config
+from embedder.errors import ConfigError, StoreError
+from embedder.ingest.embed import embed
+from embedder.retrieval.remote_store import _requests
+from index.errors import RetrievalError
+
+TOKEN = "a token of more than sixteen characters".replace(" ", "-")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model, tmp_path_factory):
+    """Images, half of them with captions, and clips of several segments, in a store of a tiny model."""
+    folder = tmp_path_factory.mktemp("remote")
+    source = samples.folder(folder / "in", num_images=8, num_clips=1)
+    samples.clip(source / "clips" / "other.mp4", seconds=2.5, size=64)
+    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
+    embed(load_config(overrides=settings | {"engine": "local", "segment_s": 1.0}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    return embedder.open_store(folder / "s")
+
+
+@pytest.fixture(scope="module")
+def remote(folder):
+    with running(folder / "s", show_uris=True) as url, embedder.connect(url) as store:
+        yield store
+
+
+def as_plain(answer):
+    """Hits as plain data, with the query, the note and the version."""
+    if answer and isinstance(answer[0], list):
+        return [as_plain(hits) for hits in answer]
+    return answer.query, answer.note, answer.version, [asdict(hit) for hit in answer]
+
+
+def check_equal(found, wanted):
+    """All alike, numbers to 1e-6."""
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        check_equal(list(found.values()), list(wanted.values()))
+    elif isinstance(wanted, list | tuple):
+        assert type(found) is type(wanted) and len(found) == len(wanted)
+        for pair in zip(found, wanted, strict=True):
+            check_equal(*pair)
+    else:
+        assert found == (pytest.approx(wanted, abs=1e-6) if isinstance(wanted, float) else wanted)
+
+
+IMAGE, OTHER = samples.image_bytes(1), samples.image_bytes(2, "JPEG")
+SEARCHES = {
+    "a text": lambda store, folder: store.search("a red car"),
+    "a number of hits": lambda store, folder: store.search("a red car", 3),
+    "options": lambda store, folder: store.search("a red car", embedder.SearchOptions(k=4, group=False)),
+    "options and keywords": lambda store, folder: store.search("two cats", embedder.SearchOptions(k=4), k=2),
+    "texts": lambda store, folder: store.search(["a red car", "two cats", "a red car"], k=3),
+    "one text in a list": lambda store, folder: store.search(["a red car"], k=3),
+    "a vector": lambda store, folder: store.search(store.encode_text(["a bird"])[0], k=5),
+    "vectors": lambda store, folder: store.search(store.encode_text(["a bird", "a car"]), k=5),
+    "an image by path": lambda store, folder: store.search(image=folder / "in/pictures/0003.png", k=2),
+    "an image by bytes": lambda store, folder: store.search(image=IMAGE, k=20),
+    "images": lambda store, folder: store.search(image=[IMAGE, str(folder / "in/pictures/0003.png"), OTHER]),
+    "words of captions": lambda store, folder: store.search("an old man reads", hybrid=True, k=6),
+    "a condition": lambda store, folder: store.search("a red car", where="modality = 'video'"),
+    "segments": lambda store, folder: store.search("a red car", where="modality = 'video'", group=False),
+    "near-duplicates": lambda store, folder: store.search("a red car", fold=0.5),
+    "a least score": lambda store, folder: store.search("a red car", min_score=0.0),
+    "nothing by score": lambda store, folder: store.search("a red car", min_score=1.0),
+    "nothing by condition": lambda store, folder: store.search(["a", "b"], where="item_id = 'none'"),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_each_search_gives_what_a_store_gives(name, local, remote, folder):
+    found, wanted = (SEARCHES[name](store, folder) for store in (remote, local))
+    check_equal(as_plain(found), as_plain(wanted))
+    assert isinstance(found, type(wanted))
+
+
+def test_encoding_gives_what_a_store_gives(local, remote, folder):
+    texts, images = ["a red car", "two cats " * 30], [IMAGE, folder / "in/pictures/0003.png"]
+    for found, wanted in (
+        (remote.encode_text(texts), local.encode_text(texts)),
+        (remote.encode_image(images), local.encode_image(images)),
+        (remote.encode_text([]), local.encode_text([])),
+    ):
+        assert found.dtype == wanted.dtype and found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_more_queries_than_a_request_takes_are_answered_in_their_order(local, remote):
+    texts = [f"number {number}" for number in range(150)]
+    check_equal(as_plain(remote.search(texts, k=1)), as_plain(local.search(texts, k=1)))
+
+
+def test_requests_are_bounded_by_number_and_by_the_size_of_images():
+    assert [len(each) for each in _requests(range(130))] == [64, 64, 2]
+    large = {"image": "x" * (5 << 20)}
+    assert [len(each) for each in _requests([large, large, {"image": "x"}, {"image": "x" * (99 << 20)}])] == [1, 2, 1]
+    assert list(_requests([])) == []
+
+
+def test_pages_go_on_to_the_last_hit(local, remote):
+    pages = list(remote.pages(remote.search("a red car", k=3, group=False)))
+    assert {len(page) for page in pages[:-1]} == {3}
+    assert {page.query for page in pages} == {"a red car"}
+    check_equal([asdict(hit) for page in pages for hit in page],
+                [asdict(hit) for hit in local.search("a red car", k=99, group=False)])  # fmt: skip
+    assert remote.more(pages[-1]) == []
+
+
+def test_items_like_one_of_the_store(local, remote):
+    (hit, *_) = remote.search("a red car", k=1, where="modality = 'video'")
+    alike = remote.search_item(hit.item_id, 3, segment=hit.segment)
+    assert (alike[0].item_id, alike[0].score) == (hit.item_id, pytest.approx(1, abs=1e-5))
+    item = remote.item(hit.item_id, segment=hit.segment, neighbours=3)
+    assert item["item"]["item_id"] == hit.item_id
+    assert [each["segment"] for each in item["segments"]] == [0, 1, 2]
+    assert len(item["neighbours"]) == 3 and item["neighbours"][0].image(32).size == (32, 32)
+
+
+def test_what_a_store_has_beside_searches(local, remote):
+    columns = {column["name"] for column in remote.facets()["columns"]}
+    assert {"caption", "modality"} <= columns
+    assert remote.facets("modality = 'video'")["num_rows"] == 6
+    assert remote.version == remote.status()["version"] == local.version
+    assert [each["run_id"] for each in remote.versions()] == [local.current.run_id]
+
+
+def test_images_are_those_of_a_store(local, remote):
+    found, wanted = (store.search("a red car", k=10) for store in (remote, local))
+    assert {"image", "video"} < {hit.modality for hit in found}
+    for hit, same in zip(found, wanted, strict=True):
+        image, other = (np.asarray(each.image(64), np.int16) for each in (hit, same))
+        assert image.shape == other.shape
+        assert np.abs(image - other).mean() < 12  # the service compresses, and scales in two steps
+    thumbnails = found.thumbnails()
+    assert [each.shape for each in thumbnails] == [(160, 160, 3)] * 10
+    assert found._repr_html_().count("<img") == 10
+
+
+def test_files_of_videos_come_whole_and_images_as_the_service_makes_them(remote, folder):
+    hits = {hit.modality: hit for hit in remote.search("a red car", k=10)}
+    video = hits["video"]
+    assert video.read() == (folder / "in" / video.item_id).read_bytes()
+    assert remote.search(image=hits["image"].read(), k=1)[0].item_id == hits["image"].item_id
+
+
+def test_an_image_that_is_gone_is_none(folder, tiny_model, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=3)
+    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
+    embed(load_config(overrides=settings | {"engine": "local"}))
+    with running(tmp_path / "s", cache_dir=tmp_path / "cache") as url, embedder.connect(url) as remote:
+        hits = remote.search("a red car", k=3)
+        (source / hits[1].item_id).unlink()
+        assert [each is None for each in hits.thumbnails()] == [False, True, False]
+        with pytest.raises(embedder.retrieval.hits.FetchError):
+            hits[1].image()
+        assert hits[0].uri.startswith(f"{url}/items/"), "the service keeps the addresses of files to itself"
+
+
+MISTAKES = {
+    "k below 1": ({"query": "a", "k": 0}, RetrievalError, "k is 0"),
+    "k too large": ({"query": "a", "k": 5000}, RetrievalError, "body.k"),
+    "an empty text": ({"query": "  "}, ConfigError, "queries.0.text"),
+    "an unknown column": ({"query": "a", "where": "prise < 3"}, ConfigError, "prise"),
+    "an empty condition": ({"query": "a", "where": " "}, ConfigError, "write a condition"),
+    "no query": ({}, ConfigError, "give one of the two"),
+    "words of an image": ({"image": IMAGE, "hybrid": True}, ConfigError, "search with a text"),
+    "a short vector": ({"query": np.ones(3, np.float32)}, RetrievalError, "vector"),
+    "a vector with NaN": ({"query": np.full(24, np.nan, np.float32)}, RetrievalError, "vector"),
+    "no image": ({"image": b"no image"}, ConfigError, "give a JPEG"),
+    "no file": ({"image": "nowhere.png"}, ConfigError, "nowhere.png"),
+    "an unknown option": ({"query": "a", "colour": "blue"}, TypeError, "colour"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_raises_what_it_raises_in_a_store_in_one_line(name, local, remote):
+    arguments, kind, message = MISTAKES[name]
+    with pytest.raises(kind, match="^[^\n]*$") as caught:
+        remote.search(**arguments)
+    assert message in str(caught.value)
+    if name != "k too large":  # a store has no such limit
+        with pytest.raises(kind):
+            local.search(**arguments)
+
+
+def test_an_unknown_item_or_version_is_a_store_error(remote):
+    with pytest.raises(StoreError, match="no item 'none'"):
+        remote.item("none")
+    with pytest.raises(StoreError, match="nothing"):
+        embedder.connect(remote._client.url, version="nothing").search("a")
+
+
+def test_an_earlier_publication_is_searched_by_its_run(tiny_model, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=4)
+    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
+    config = load_config(overrides=settings | {"engine": "local"})
+    embed(config)
+    first = embedder.open_store(tmp_path / "s")
+    (source / "pictures" / "0000.png").write_bytes(samples.image_bytes(77))
+    embedder.refresh(config)
+    with running(tmp_path / "s", show_uris=True) as url:
+        found = embedder.connect(url, version=first.current.run_id).search(["a red car", "cats"], k=4)
+        check_equal(as_plain(found), as_plain(first.search(["a red car", "cats"], k=4)))
+        newest = embedder.connect(url).search("a red car", k=4)
+        check_equal(as_plain(newest), as_plain(embedder.open_store(tmp_path / "s").search("a red car", k=4)))
+        assert newest.version != found[0].version
+
+
+def test_threads_share_one_client(local, remote):
+    queries = [f"number {number % 7}" for number in range(40)]
+    wanted = {query: [hit.item_id for hit in local.search(query, k=5)] for query in set(queries)}
+    found = []
+
+    def ask(query):
+        found.append((query, [hit.item_id for hit in remote.search(query, k=5)]))
+
+    threads = [threading.Thread(target=ask, args=(query,)) for query in queries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 40 and all(hits == wanted[query] for query, hits in found)
+
+
+def test_a_token_lets_in_and_another_is_a_mistake(folder, tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    with running(folder / "s", token_file=path) as url:
+        hits = embedder.connect(url, token=TOKEN).search("a red car", k=2)
+        assert hits[0].image(32).size == (32, 32)
+        for token in (None, TOKEN[::-1]):
+            with pytest.raises(ConfigError, match="(?i)token") as caught:
+                embedder.connect(url, token=token).search("a red car")
+            assert TOKEN[::-1] not in str(caught.value)
+        copy = pickle.loads(pickle.dumps(embedder.connect(url, token=TOKEN)))
+        assert [hit.item_id for hit in copy.search("a red car", k=2)] == [hit.item_id for hit in hits]

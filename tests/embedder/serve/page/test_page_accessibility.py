@@ -1,0 +1,55 @@
+"""The search page for everyone: axe-core finds nothing in any state of it, light and dark."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from page_store import VIDEO_ID
+from playwright.sync_api import expect
+
+FILTERS = "#filters .choice"
+STATES = {
+    "start": ("", ".topic img"),
+    "results": ("?q=car&in.group=trees", ".tile.settled.loaded"),
+    "filters": ("?q=car&in.group=trees", FILTERS),
+    "nothing": ("?q=car&where=price+%3C+-1", ".message h2"),
+    "error": ("?q=car&where=prise+%3C+1", "[role=alert]"),
+    "image": ("?q=car&item=shop%3Apictures%2F004", "#item .near"),
+    "video": (f"?q=car&item={VIDEO_ID}", "#item .moment"),
+    "like this": ("?like=shop%3Apictures%2F004", ".tile.settled.loaded"),
+    "side by side": ("?q=car", "#right .tile.settled.loaded"),
+    "help": ("?q=car", "#help[open]"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(open_page, url, scheme):
+    found = {}
+    page = open_page(url, color_scheme=scheme, reduced_motion="reduce")
+    for name, (address, ready) in STATES.items():
+        page.goto(f"{url}/{address}")
+        page.wait_for_selector("html[data-ready]")
+        if name == "filters" and page.is_hidden("#filters"):
+            page.click("#filter-toggle")
+        if name == "side by side":
+            page.click("#compare-toggle")
+            page.select_option("#right-version", index=1)
+        if name == "help":
+            page.click("#help-open")
+        expect(page.locator(ready).first).to_be_visible()
+        violations = Axe().run(page).response["violations"]
+        if violations:
+            found[name] = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations]
+    assert not found
+
+
+@pytest.mark.parametrize("chosen, scheme", [("dark", "light"), ("light", "dark")])
+def test_a_chosen_theme_goes_before_the_system_s(open_page, url, chosen, scheme):
+    page = open_page(url, color_scheme=scheme)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(colour)
+    while page.get_attribute("#theme", "aria-label") != f"Theme: {chosen}":
+        page.click("#theme")
+    after = page.evaluate(colour)
+    assert after != before
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate(colour) == after

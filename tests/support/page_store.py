@@ -1,0 +1,80 @@
+"""A store that the search page is tried on: images of several shapes with columns beside them, and a video."""
+
+import datetime
+from io import BytesIO
+from pathlib import Path
+
+import clips
+import pyarrow as pa
+import pyarrow.parquet as pq
+import samples
+
+from embedder.config import RunConfig, load_config
+from embedder.ingest.embed import embed
+
+NUM_IMAGES = 60
+SHAPES = ((240, 160), (160, 240), (200, 200), (320, 140))
+GROUPS = ("boats", "trees", "O'Brien's \"best\"")
+MARKUP = "<script>document.title = 'attacked'</script><img src=x onerror=\"document.title='attacked'\">"
+MARKUP_SKU = "a b/ü'\"&?#%<i>"
+MARKUP_ID = f"shop:{MARKUP_SKU}"
+VIDEO_SECONDS, SEGMENT_S = 6, 2.0
+VIDEO_ID = "clips:film.webm"
+TAKEN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
+
+
+def write_catalogue(path: Path, num_images: int = NUM_IMAGES) -> None:
+    """Write a table of images; the third has markup in its caption and whatever an id may hold."""
+    numbers = range(num_images)
+    ids = [f"pictures/{number:03d}" for number in numbers]
+    captions = [f"{samples.SENTENCES[number % len(samples.SENTENCES)]} {number}" for number in numbers]
+    ids[2], captions[2] = MARKUP_SKU, MARKUP
+    table = pa.table(
+        {
+            "sku": ids,
+            "photo": pa.array([_image(number) for number in numbers], pa.binary()),
+            "title": captions,
+            "group": [GROUPS[number % 3] for number in numbers],
+            "price": pa.array([0.5 * number for number in numbers], pa.float64()),
+            "is_new": [None if number % 7 == 0 else number % 2 == 0 for number in numbers],
+            "taken": pa.array([TAKEN + datetime.timedelta(days=number) for number in numbers]),
+        }
+    )
+    pq.write_table(table, path)
+
+
+def make_page_store(folder: Path, model: Path) -> RunConfig:
+    """Embed the table and the video.
+
+    Args:
+        folder: for sources and store.
+        model: folder of the model.
+    """
+    (folder / "clips").mkdir()
+    write_catalogue(folder / "catalogue.parquet")
+    colours = [((40 * second) % 256, 90, 255 - 40 * second) for second in range(VIDEO_SECONDS) for _ in range(10)]
+    clips.write(folder / "clips" / "film.webm", colours, codec="libvpx", kind="webm", size=(160, 90))
+    columns = {"id": "sku", "image": "photo", "caption": "title"}
+    carryover = ["group", "price", "is_new", "taken"]
+    sources = [
+        {"path": str(folder / "catalogue.parquet"), "name": "shop", "columns": columns, "carryover": carryover},
+        {"path": str(folder / "clips"), "name": "clips"},
+    ]
+    config = load_config(
+        overrides={
+            "model": str(model),
+            "store": str(folder / "store"),
+            "source": sources,
+            "engine": "local",
+            "segment_s": SEGMENT_S,
+            "no_progress_timeout_s": 60,
+        }
+    )
+    embed(config)
+    return config
+
+
+def _image(number: int) -> bytes:
+    file = BytesIO()
+    samples.make_image(number, *SHAPES[number % len(SHAPES)]).save(file, "PNG")
+    return file.getvalue()
