@@ -69,7 +69,7 @@ class Paced:
         actors_ms_per_call: CPU of the replicas' processes.
         tasks_ms_per_call: CPU of processes that decode and write.
         ray_ms_per_call: CPU of Ray's own processes.
-        in_flight: most calls given to one replica and not finished.
+        in_flight: most calls that one replica could hold unfinished.
         seconds: turns, calls and the loop's CPU seconds of each second.
     """
 
@@ -152,8 +152,7 @@ class Window:
         *_, stage, _ = executor._topology
         num_calls = stage.metrics.num_tasks_finished
         pool = stage._actor_pool
-        running = pool._running_actors.values()
-        self.in_flight = max([self.in_flight, *(state.num_tasks_in_flight for state in running)])
+        self.in_flight = max(self.in_flight, pool.max_tasks_in_flight_per_actor())
         if self.begin_s is None:
             if num_calls and not pool.num_pending_actors():
                 self.begin_s = time.monotonic()

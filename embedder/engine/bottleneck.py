@@ -193,11 +193,11 @@ class OperatorHistory:
 
 
 def _since_up(samples: "Sequence[Sample]") -> "list[Sample]":
-    """Leave out the samples before each stage was up once; a first one may be done by then, and gone."""
+    """Leave out the samples before each stage was up once; one may be done, and gone, before a sample sees it up."""
     seen: set[str] = set()
     for index, sample in enumerate(samples):
         stages = [state for state in sample.operators if state.name.startswith("stage")]
-        seen.update(stage.name for stage in stages if num_running(stage))
+        seen.update(stage.name for stage in stages if num_running(stage) or stage.num_calls)
         if len(seen) == len(stages):
             return list(samples[index:])
     return []

@@ -116,6 +116,15 @@ def test_a_run_of_seconds_names_no_bottleneck():
     assert history.uses()[1] == "stage 0"
 
 
+def test_a_stage_that_was_done_before_a_sample_saw_it_counts_as_up():
+    """Its replicas are gone by then; what comes after it is still at work."""
+    history = OperatorHistory()
+    history.add(sample(0, num_replicas=0, tasks=(1, 0, 0)))
+    for time_s in range(2, 20, 2):
+        history.add(sample(time_s, work_s=(0, 0, time_s), num_replicas=0, tasks=(0, 0, 1), queued=(0, 0, 9)))
+    assert history.uses()[1] == "write"
+
+
 def test_a_replica_that_starts_again_computes_nothing():
     uses = operator_uses([sample(0, num_replicas=2, restarting=1), sample(4, work_s=(0, 4, 0), num_replicas=2)])
     assert uses[1].busy_share == 1.0, "one of the two replicas was there"
