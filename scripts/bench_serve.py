@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--queries", type=int, default=2000, help="asked in process")
     parser.add_argument("--folder", type=Path, help="keep the stores that are made there, and use them again")
-    parser.add_argument("--serve-option", action="append", default=[], help="of `embedder serve`, as --max-batch=64")
+    parser.add_argument(
+        "--serve-option", action="append", default=[], help="of `embedder serve`, as --limit=max_batch=64"
+    )
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-serve-"))
     try:

@@ -1,13 +1,13 @@
 """The planned cut against each tower in thirds, where a stage or the data is uneven: predicted, and measured in turn.
 
-    python scripts/compare_cuts.py [SETTING] [SECONDS]     # first-half, middle-half or captions; 30 s a run
-    python scripts/compare_cuts.py tiny 0                  # a minute: shows that it runs, measures nothing
+    python scripts/compare_cuts.py [SETTING] [SECONDS [TURNS]]     # first-half, middle-half or captions; 30 s a run
+    python scripts/compare_cuts.py tiny 0 1                        # a minute: shows that it runs, measures nothing
 
 first-half   the first of three stages may use half a core (a CPU quota); the model has the default's conv stem
 middle-half  the second one may; a ViT of 10 layers has its thirds at 3, 4 and 3
 captions     nine of ten items are captions alone; all stages are equal
 
-Runs take turns, thirds and planned, twice each; the best of each counts: about four minutes on two quiet cores.
+Runs take turns, thirds and planned, TURNS (2) each; the best of each counts: about four minutes on two quiet cores.
 
 On paper: three stages on two cores can't be faster than the cores, 2 / (CPU seconds of an item). Thirds of equal layers
 give each stage a third of them, so with a stage on half a core they reach 0.5 / (1/3) = 1.5 where all cores together
@@ -44,7 +44,6 @@ from shards.ranges import LayerRange, ShardSpec
 
 PROMISE = 1.3
 NUM_STAGES = 3
-NUM_TURNS = 2
 
 # Stops a process whenever it is ahead of its part of the time; unused time is kept for a tenth of a second at most.
 QUOTA = """
@@ -85,11 +84,12 @@ TEXT = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "first-half"
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    num_turns = int(sys.argv[3]) if len(sys.argv) > 3 else 2
     setting = SETTINGS[name]
     with tempfile.TemporaryDirectory(prefix="compare-cuts-") as root, warm_ray():
         # The pipeline makes its actors of this class; Ray sends it to them by value.
         pipeline.StageActor = limited_actor(setting.shares)
-        result = compare(setting, Path(root), seconds)
+        result = compare(setting, Path(root), seconds, num_turns)
     print(json.dumps({"setting": name, "shares": setting.shares, **result}))
 
 
@@ -105,13 +105,14 @@ def limited_actor(shares: Sequence[float]) -> type[StageActor]:
     return LimitedStageActor
 
 
-def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
+def compare(setting: Setting, root: Path, seconds: float, num_turns: int) -> dict[str, object]:
     """Measure the costs, cut twice, run each cut in turn.
 
     Args:
         setting: model, items, and the part of a core that each stage may use.
         root: to work in.
         seconds: of a run, as predicted.
+        num_turns: runs of each cut.
     """
     folder = make_model(root / "model", setting.vision, TEXT)
     sample = write_items(root / "sample", 100, setting.items)
@@ -133,7 +134,7 @@ def compare(setting: Setting, root: Path, seconds: float) -> dict[str, object]:
     source = write_items(root / "in", num_items, setting.items)
     measured: dict[str, list[float]] = {name: [] for name in cuts}
     embedder.embed(config)  # starts the processes of tasks
-    for turn, name in itertools.product(range(NUM_TURNS), cuts):
+    for turn, name in itertools.product(range(num_turns), cuts):
         settings = {"batch_size": 8, "plan": str(root / f"{name}.json")}
         report = embedder.embed(configured(folder, source, root / f"store-{name}-{turn}", **settings)[0])
         measured[name].append(report.items_per_s)

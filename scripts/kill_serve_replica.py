@@ -9,13 +9,11 @@ the replica when it was killed may fail, and only for the first half. The last l
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -24,11 +22,10 @@ from urllib.parse import urlsplit
 import psutil
 
 import embedder
-from harness import EMBEDDER, CommandFailedError, descendants, environment, kill_all, title
-from serve_bench.server import free_port, is_ready
+from harness import descendants, title
+from serve_bench.server import Server, serving
 from serve_bench.stores import Texts
 
-START_TIMEOUT_S = STOP_TIMEOUT_S = 120.0
 REPLICA = "ServeReplica"  # in the title that Ray gives a replica's process
 K = 5
 RAY = ("--ray", "--replicas", "2", "--max-replicas", "2")
@@ -75,19 +72,22 @@ def kill_one(store: str, folder: Path, num_requests: int, num_clients: int) -> d
         num_requests: at least.
         num_clients: that ask at the same time.
     """
-    with serving_on_ray(store, folder / "serve.log") as (url, process):
+    with serving(store, folder / "serve.log", RAY) as server:
+        until(lambda: len(replicas_of(server)) >= 2)
         found, numbers = Found(), itertools.count()
         kinds = itertools.cycle((ask_once, ask_again))
-        threads = [threading.Thread(target=next(kinds), args=(url, found, numbers)) for _ in range(max(num_clients, 2))]
+        threads = [
+            threading.Thread(target=next(kinds), args=(server.url, found, numbers)) for _ in range(max(num_clients, 2))
+        ]
         for thread in threads:
             thread.start()
         try:
             until(lambda: found.number >= num_requests / 2)
-            replicas = replicas_of(process)
+            replicas = replicas_of(server)
             killed_s = time.monotonic()
             replicas[0].kill()
             until(lambda: found.number >= num_requests)
-            until(lambda: len(replicas_of(process)) == len(replicas))
+            until(lambda: len(replicas_of(server)) == len(replicas))
         finally:
             found.is_over = True
             for thread in threads:
@@ -106,38 +106,9 @@ def kill_one(store: str, folder: Path, num_requests: int, num_clients: int) -> d
     }
 
 
-@contextmanager
-def serving_on_ray(store: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start `embedder serve --ray` with two replicas; gives its address and its process.
-
-    Raises:
-        CommandFailedError: it ended, or took too long to be ready.
-    """
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [*EMBEDDER, "serve", "--store", store, "--port", str(port), *RAY]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
-    stop_s = time.monotonic() + START_TIMEOUT_S
-    try:
-        while not (is_ready(url) and len(replicas_of(process)) >= 2):
-            if process.poll() is not None or time.monotonic() > stop_s:
-                raise CommandFailedError(f"{' '.join(command)} is not ready: {log.read_text()[-2000:]}")
-            time.sleep(0.2)
-        yield url, process
-    finally:
-        started = descendants(process.pid)
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        kill_all(started)
-
-
-def replicas_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def replicas_of(server: Server) -> list[psutil.Process]:
     """Processes of the replicas."""
-    return [each for each in descendants(process.pid) if REPLICA in title(each)]
+    return [each for each in descendants(server.process.pid) if REPLICA in title(each)]
 
 
 def ask_once(url: str, found: Found, numbers: "itertools.count[int]") -> None:

@@ -19,6 +19,7 @@ For correctness: skipped outside of the versions alone, each with a fallback tha
     ray_claim                           of two runs that start on a cluster, one waits
     ray_start.bind_to_loopback          Ray listens on this machine alone
     ray_start.light_start               SIGTERM stays with its handler while Ray starts
+    ray_start.messages_to_log           what Ray tells of its cluster isn't printed between a report's lines
     ray_gcs.refusal_of                  a wrong token, version or machine is told before Ray attaches
     ray_callbacks.DrainOnStop           a stopped run keeps what is finished
     ray_callbacks.EndStagesOnFailure    a stage that hangs gives its CPUs back

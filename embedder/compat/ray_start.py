@@ -1,14 +1,18 @@
 """Ray's start on this machine: bound to it, with SIGTERM left alone, and without processes that a run never needs.
 
-Source: ray 2.60 `_private/parameter.py`, `_private/node.py`, `_private/utils.py`, `_private/services.py`.
+Source: ray 2.60 `_private/parameter.py`, `_private/node.py`, `_private/utils.py`, `_private/services.py`,
+`_private/worker.py`.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partialmethod
+from typing import Any
 
 from shards.compat import Tested, is_tested, saves_time
 
+LOG = logging.getLogger(__name__)
 TESTED: Tested = (("ray", "==2.60.*"),)
 
 
@@ -23,6 +27,28 @@ def bind_to_loopback() -> None:
         import ray
 
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def messages_to_log() -> None:
+    """Log what Ray tells of its cluster, as the loss of a node; it would print that on standard output.
+
+    Needed where standard output is read by a program, so never switched off. Outside of the tested versions a report
+    in JSON may stand between lines of Ray.
+    """
+    if is_tested("Ray's messages in the log", TESTED, "Ray may print lines on standard output"):
+        from ray._private import worker
+
+        worker.print_to_stdstream = _log_message
+
+
+def _log_message(data: dict[str, Any], ignore_prefix: bool) -> None:
+    """Log a message of Ray's as one line.
+
+    Args:
+        data: with its lines.
+        ignore_prefix: whether Ray would name the process; a message of the cluster has none.
+    """
+    LOG.info("Ray: " + " ".join(" ".join(data["lines"]).split()))
 
 
 @contextmanager

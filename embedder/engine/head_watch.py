@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -33,8 +33,15 @@ class HeadWatch:
         is_lost: whether it was given up.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, before_exit: Callable[[str], None] = lambda reason: None) -> None:
+        """Prepare the watch.
+
+        Args:
+            address: of the head.
+            before_exit: called with the reason where the process has to be ended without a way back to the caller.
+        """
         self.is_lost = False
+        self._before_exit = before_exit
         self._answered = threading.Event()
         self._address = address
         self._stop = threading.Event()
@@ -109,7 +116,10 @@ class HeadWatch:
         given_up_s = time.monotonic()
         while self._interrupts and not self._stop.is_set():
             if time.monotonic() - given_up_s > END_S:
-                os.write(2, f"embedder: {self._message}\n".encode())
-                os._exit(1)
+                try:
+                    self._before_exit(self._message)
+                finally:
+                    os.write(2, f"embedder: {self._message}\n".encode())
+                    os._exit(1)
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             self._stop.wait(AGAIN_S)

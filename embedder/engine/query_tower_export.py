@@ -10,10 +10,11 @@ from pathlib import Path
 
 from embedder.engine.model_folder import Model, open_model
 from embedder.errors import ConfigError, EmbedderError, StoreError
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.query_towers import (
-    cache_folder,
+    TOWERS_FOLDER,
     cached_folder,
     delete_towers,
     has_towers,
@@ -109,8 +110,8 @@ def _exported(info: StoreInfo, model: Model) -> Path:
     Raises:
         ModelError: none of its towers can be exported.
     """
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".query-towers-", dir=cache_folder().parent) as name:
+    cache_folder(TOWERS_FOLDER).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".query-towers-", dir=cache_folder(TOWERS_FOLDER).parent) as name:
         folder = Path(name) / "towers"
         folder.mkdir()
         failures = _export(model.folder, folder)

@@ -3,14 +3,14 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedder.compat import worker_options
 from embedder.compat.ray_gcs import refusal_of
-from embedder.compat.ray_start import bind_to_loopback, light_start, replaced
+from embedder.compat.ray_start import bind_to_loopback, light_start, messages_to_log, replaced
 from embedder.config import ClusterConfig
 from embedder.engine import hardware
 from embedder.engine.cluster_address import check_answer
@@ -40,6 +40,7 @@ def ray_session(
     *,
     access: "Access | None" = None,
     ship_package: bool = True,
+    before_exit: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Available]:
     """Make Ray ready, check the nodes of a cluster, and yield the resources that it has.
 
@@ -49,6 +50,7 @@ def ray_session(
         object_store_bytes: shared memory for what waits between the steps, in a Ray that is started here.
         access: what the nodes of a cluster must reach.
         ship_package: whether this package may be sent to nodes that lack it.
+        before_exit: called with the reason where the head is lost and no error reaches the caller any more.
 
     Raises:
         ConfigError: no cluster answers at the address, or a node of it can't take part.
@@ -58,7 +60,7 @@ def ray_session(
     import ray
 
     mine = not ray.is_initialized()
-    watch = HeadWatch(address) if address is not None else None
+    watch = HeadWatch(address, before_exit) if address is not None else None
     with watch.watching() if watch else nullcontext():
         try:
             if mine:
@@ -163,6 +165,7 @@ def start_ray(
     _set_environment(address)
     import ray
 
+    messages_to_log()
     if address is None:
         bind_to_loopback()
         place: dict[str, Any] = {

@@ -153,7 +153,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
     with interim_publications(inputs, run, chosen, work):
-        outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s)
+        outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s, observer.lost)
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
     return end_run(inputs, observer, outcome, work, current, verdicts, read_before)

@@ -82,6 +82,7 @@ def execute(
     to_embed: pa.Table,
     show_progress: ShowProgress = no_progress,
     stop_at_s: float | None = None,
+    before_exit: Callable[[str], None] = lambda reason: None,
 ) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
@@ -93,6 +94,7 @@ def execute(
         to_embed: listed items.
         show_progress: display of the progress.
         stop_at_s: Unix time at which no further items are begun.
+        before_exit: called with the reason where the process is ended and no error reaches the caller any more.
     """
     choice = choose_engine(config, plan, to_embed.num_rows, hardware.num_cpus(), hardware.num_gpus())
     if to_embed.num_rows == 0:
@@ -101,7 +103,8 @@ def execute(
     stop = StopRequest(run.request_stop, config.stop_timeout_s)
     store_bytes = object_store_bytes(sum(handed_on_bytes(model, plan)), rows_per_batch(config))
     operators = OperatorHistory()
-    with _engine(choice.engine, config, store_bytes, access_of(config, model, run, to_embed)) as engine:
+    access = access_of(config, model, run, to_embed)
+    with _engine(choice.engine, config, store_bytes, access, before_exit) as engine:
         available = engine.available
         fleet = FleetWatch(on_cluster=engine.on_cluster)
         plan = plan_for_fleet(config, model, plan, available)
@@ -162,7 +165,9 @@ def access_of(config: RunConfig, model: Model, run: Run, to_embed: pa.Table) -> 
 
 
 @contextmanager
-def _engine(name: str, config: RunConfig, store_bytes: int, access: "Access | None") -> Iterator[ReadyEngine]:
+def _engine(
+    name: str, config: RunConfig, store_bytes: int, access: "Access | None", before_exit: Callable[[str], None]
+) -> Iterator[ReadyEngine]:
     """Make an engine ready.
 
     Args:
@@ -170,6 +175,7 @@ def _engine(name: str, config: RunConfig, store_bytes: int, access: "Access | No
         config: the run.
         store_bytes: shared memory of a Ray that is started here.
         access: what the nodes of a cluster must reach.
+        before_exit: see `execute`.
     """
     if name == "local":
         from embedder.engine.local import embed_locally
@@ -182,7 +188,12 @@ def _engine(name: str, config: RunConfig, store_bytes: int, access: "Access | No
 
     ship = config.cluster.ship_package
     session = ray_session(
-        config.ray_address, config.no_progress_timeout_s, store_bytes, access=access, ship_package=ship
+        config.ray_address,
+        config.no_progress_timeout_s,
+        store_bytes,
+        access=access,
+        ship_package=ship,
+        before_exit=before_exit,
     )
     with session:
         from embedder.compat.operator_stats import sampled_to

@@ -95,6 +95,11 @@ class RunObserver:
         """Keep the run's report, published or not, for the summary."""
         self.report = report.model_dump(mode="json")
 
+    def lost(self, reason: str) -> None:
+        """Report a run whose process ends at once, without an error that would reach `observe_run`."""
+        if not self._has_ended:
+            self.ended(1, reason)
+
     def ended(self, exit_code: int, message: str) -> None:
         """Write the end of the run to the log, the runs file, the metrics and, after a failure, send notifications.
 

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from embedder.storage.atomic_write import atomic_write
+from embedder.storage.user_cache import cache_folder
 from shards.errors import ModelError
 from shards.planning.costs import JsonText
 
@@ -44,10 +44,4 @@ def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
 
 def _path(kind: type[JsonText], key: Mapping[str, object]) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / f"{kind.__name__}-{digest[:16]}.json"
-
-
-def cache_folder() -> Path:
-    """Folder of the cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "embedder" / "costs"
+    return cache_folder("costs") / f"{kind.__name__}-{digest[:16]}.json"

@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.retrieval.flat_index import largest
+from embedder.storage.user_cache import cache_folder
 from embedder.store.tables import RecordTable
-from embedder.store_index.versions import MAX_KEPT_COPIES, cache_folder, drop_copies
+from embedder.store_index.versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
 from index.atomic_folder import hash_files, whole_folder
 from index.errors import RetrievalError
 from index.vectors import Mask, Rows
@@ -103,7 +104,7 @@ def open_words(table: RecordTable, captions: pa.ChunkedArray) -> CaptionWords:
 
     # A hash of the content: no two part files of a store have one name.
     content = [TOKENS, bm25s.__version__, table.files.address, table.paths()]
-    folder = cache_folder() / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
+    folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
     bm25 = _load(folder)
     if bm25 is None:
         bm25 = build_bm25(captions)

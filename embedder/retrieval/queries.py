@@ -1,7 +1,7 @@
 """Queries of a search: texts, images or vectors, one or several at once; and its options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +74,34 @@ class QueryBatch:
         if self.kind == "vector":
             return ["" if self.is_single else f"vector {number}" for number in range(len(self.values))]
         return ["an image" if isinstance(value, bytes) else str(value) for value in self.values]
+
+
+def read_search(
+    query: Query | None, image: Images | None, options: SearchOptions | int, keywords: dict[str, Any]
+) -> tuple[QueryBatch, SearchOptions]:
+    """Bring the queries and options of a search, given in any form, into one.
+
+    Args:
+        query: texts or vectors, one or several.
+        image: images, one or several.
+        options: of the search; a number alone is `k`.
+        keywords: fields of `SearchOptions`, over those of `options`.
+
+    Raises:
+        ConfigError: an option is out of range or doesn't suit the queries, or there is no query.
+        RetrievalError: k is below 1, or an array is neither one vector nor a table of vectors.
+        TypeError: there is no option of that name.
+    """
+    options = read_options(options, keywords)
+    queries = read_queries(query, image)
+    if options.hybrid and queries.kind != "text":
+        raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
+    return queries, options
+
+
+def read_options(options: SearchOptions | int, keywords: dict[str, Any]) -> SearchOptions:
+    """Return options with the fields in `keywords` over theirs; a number alone is `k`."""
+    return replace(SearchOptions(options) if isinstance(options, int) else options, **keywords)
 
 
 def read_queries(query: Query | None, image: Images | None) -> QueryBatch:

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, overload
 from urllib.parse import quote
@@ -12,7 +12,7 @@ import numpy as np
 from embedder.errors import ConfigError
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.http_client import HttpClient
-from embedder.retrieval.queries import Image, Images, Query, QueryBatch, SearchOptions, read_queries
+from embedder.retrieval.queries import Image, Images, Query, QueryBatch, SearchOptions, read_options, read_search
 from embedder.retrieval.remote_hits import RemoteHits, read_hits
 from index.vectors import Floats
 
@@ -86,11 +86,7 @@ class RemoteStore:
             RetrievalError: k is out of range, or a vector is none of this model.
             StoreError: the service can't be reached, or has not what was asked for.
         """
-        options = SearchOptions(options) if isinstance(options, int) else options
-        options = replace(options, **keywords)
-        queries = read_queries(query, image)
-        if options.hybrid and queries.kind != "text":
-            raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
+        queries, options = read_search(query, image, options, keywords)
         answers = list(self._search(_as_json(queries), options))
         for name, hits in zip(queries.names, answers, strict=True):
             hits.query = name
@@ -110,8 +106,7 @@ class RemoteStore:
         Raises:
             StoreError: the store has no such item, or as `search`.
         """
-        options = SearchOptions(options) if isinstance(options, int) else options
-        (hits,) = self._search([{"item": item_id, "segment": segment}], replace(options, **keywords))
+        (hits,) = self._search([{"item": item_id, "segment": segment}], read_options(options, keywords))
         hits.query = item_id
         return hits
 

@@ -16,9 +16,9 @@ from embedder.engine.encode_queries import BaseQueryEncoder
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.query_tower_export import preprocessing_of
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import StoreError
 from embedder.retrieval.hits import Answers, Hits
-from embedder.retrieval.queries import Images, Query, QueryBatch, SearchOptions, read_queries
+from embedder.retrieval.queries import Images, Query, QueryBatch, SearchOptions, read_search
 from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
@@ -124,11 +124,7 @@ class Store:
             index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
             TypeError: there is no option of that name.
         """
-        options = SearchOptions(options) if isinstance(options, int) else options
-        options = replace(options, **keywords)
-        queries = read_queries(query, image)
-        if options.hybrid and queries.kind != "text":
-            raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
+        queries, options = read_search(query, image, options, keywords)
         answers = self.searcher.search_batch(
             self._vectors(queries),
             options,

@@ -5,11 +5,11 @@ import base64
 import binascii
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.datastructures import UploadFile
 
@@ -42,6 +42,7 @@ REQUEST_PART = "request"
 MAX_COLONS = 20_000  # of the keys of a request, and in its texts
 
 Uploads = Mapping[str, bytes]
+Body = TypeVar("Body", bound=BaseModel)
 
 
 @router.post(
@@ -57,11 +58,7 @@ async def search(request: Request) -> Response:
     """
     began = time.perf_counter()
     service: Service = request.app.state.service
-    body, uploads = await read_body(request, service)
-    try:
-        asked = SearchRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error, "body") from None
+    asked, uploads = await _read(SearchRequest, request, service)
     cursor = _read_cursor(asked, service)
     try:
         publication = await service.publication(cursor.version if cursor is not None else asked.version)
@@ -97,11 +94,7 @@ async def search(request: Request) -> Response:
 async def embed(request: Request) -> Response:
     """Encode texts or images with the store's model, as vectors of unit norm."""
     service: Service = request.app.state.service
-    body, uploads = await read_body(request, service)
-    try:
-        asked = EmbedRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error, "body") from None
+    asked, uploads = await _read(EmbedRequest, request, service)
     publication = service.publications.current
     vectors = await asyncio.gather(
         *(service.submit(Asked(publication, None, {}, text=text.strip())) for text in asked.texts or ()),
@@ -113,6 +106,24 @@ async def embed(request: Request) -> Response:
     rows = np.stack(vectors).tolist()
     answer = {"model": publication.model, "dim": len(rows[0]), "vectors": rows}
     return Response(to_json(answer), media_type=JSON_TYPE)
+
+
+async def _read(model: type[Body], request: Request, service: Service) -> tuple[Body, Uploads]:
+    """Read a request, and the files of its form.
+
+    Args:
+        model: of its JSON.
+        request: with a body.
+        service: whose limits hold.
+
+    Raises:
+        RequestError: as `read_body`, or a field is wrong.
+    """
+    body, uploads = await read_body(request, service)
+    try:
+        return model.model_validate_json(body), uploads
+    except ValidationError as error:
+        raise invalid(error, "body") from None
 
 
 async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]:

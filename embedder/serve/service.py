@@ -15,8 +15,9 @@ from embedder.serve.publications import Publications, ServedPublication
 from embedder.serve.search_batch import Answer, Asked, BatchSearcher
 from embedder.serve.settings import ServeSettings
 from embedder.serve.task_threads import TaskThreads
-from embedder.serve.thumbnail_cache import ThumbnailCache, default_folder
+from embedder.serve.thumbnail_cache import ThumbnailCache
 from embedder.serve.thumbnails import DecoderThreads, Thumbnails
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 
 
@@ -140,7 +141,7 @@ class Service:
 
     def _cache_folder(self) -> Any:
         name = blake2b(StoreFiles(self.settings.store).address.encode(), digest_size=8).hexdigest()
-        return (self.settings.cache_dir or default_folder()) / name
+        return (self.settings.cache_dir or cache_folder("thumbnails")) / name
 
     def _close(self) -> None:
         self.publications.close()

@@ -1,7 +1,6 @@
 """Thumbnails on disk, within a number of bytes; those of items that left the store go with its next publication."""
 
 import logging
-import os
 import shutil
 import threading
 from collections import OrderedDict
@@ -21,12 +20,6 @@ class Key(NamedTuple):
 
     item_id: str
     name: str
-
-
-def default_folder() -> Path:
-    """Folder for thumbnails in the user's cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "embedder" / "thumbnails"
 
 
 class ThumbnailCache:

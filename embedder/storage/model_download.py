@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
+from embedder.storage.user_cache import cache_folder
 from shards.config import CONFIG_FILE, find_model_folder, load_model_config
 from shards.errors import ModelError
 from shards.ranges import ShardSpec, whole_model
@@ -148,7 +149,7 @@ def _download_hub_shard(hub_id: str, shard: ShardSpec) -> Path:
 
 
 def _download_prefix(uri: str, allowed: Sequence[str], shard: ShardSpec | None) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedder" / "models"
+    cache = cache_folder("models")
     try:
         if shard is not None:
             return download_shard(open_place(uri), uri, cache, shard)

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from embedder.errors import StoreError
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.layout import StoreInfo
 
@@ -64,7 +64,7 @@ class QueryTowers:
         """Folder of this machine that holds the files, or will."""
         if self.files.folder is not None:
             return self.files.folder / towers_path(self.info)
-        return cache_folder() / self.manifest_sha256[:32]
+        return cache_folder(TOWERS_FOLDER) / self.manifest_sha256[:32]
 
     def path(self, name: str) -> Path:
         """Give the path of a file, fetched where it has to be, after a look at its hash.
@@ -143,7 +143,7 @@ def upload_towers(files: StoreFiles, info: StoreInfo, folder: Path) -> None:
 
 def cached_folder(info: StoreInfo) -> Path | None:
     """Folder of this machine that holds all files of a model's query towers, made or fetched before; or None."""
-    for path in cache_folder().glob(f"*/{MANIFEST_FILE}"):
+    for path in cache_folder(TOWERS_FOLDER).glob(f"*/{MANIFEST_FILE}"):
         manifest = _parse(path.read_bytes())
         if manifest is None or (manifest.model_fingerprint, manifest.preprocess_fingerprint) != (
             info.model_fingerprint,
@@ -158,7 +158,7 @@ def cached_folder(info: StoreInfo) -> Path | None:
 
 def keep_in_cache(folder: Path) -> Path:
     """Move a folder with a manifest among this machine's copies, where its name is the manifest's hash."""
-    kept = cache_folder() / hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()[:32]
+    kept = cache_folder(TOWERS_FOLDER) / hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()[:32]
     if kept.is_dir():  # fetched in parts
         shutil.rmtree(kept, ignore_errors=True)
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def keep_in_cache(folder: Path) -> Path:
 
 def drop_copies(num_kept: int = 0) -> None:
     """Delete this machine's copies but those used last."""
-    copies = [path for path in cache_folder().glob("*") if path.is_dir()]
+    copies = [path for path in cache_folder(TOWERS_FOLDER).glob("*") if path.is_dir()]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in copies[num_kept:]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -199,12 +199,6 @@ def _tower_files(files: StoreFiles) -> Iterator[tuple[FileInfo, tuple[str, str]]
     for info in files.list(TOWERS_FOLDER):
         if match := _TOWER_FILE.fullmatch(info.path):
             yield info, (match["model"], match["preprocess"])
-
-
-def cache_folder() -> Path:
-    """Folder of this machine with copies of query towers."""
-    root: Any = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "embedder" / "query_towers"
 
 
 def _describe(path: Path) -> TowerFile:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedder.errors import StoreError
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.errors import RetrievalError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from index.search import Index
 
 INDEX_FOLDER = "index"
+COPIES_FOLDER = "indexes"  # in the user's cache
 MAX_KEPT_COPIES = 4
 
 Build = Callable[[Path], Manifest]
@@ -119,7 +121,7 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
         raise StoreError(
             f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
         ) from None
-    folder = cache_folder() / hashlib.sha256(manifest).hexdigest()[:32]
+    folder = cache_folder(COPIES_FOLDER) / hashlib.sha256(manifest).hexdigest()[:32]
     if folder.is_dir():
         os.utime(folder)
         return folder, False
@@ -139,8 +141,8 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
 
 def drop_copies(num_kept: int = 0) -> None:
     """Delete this machine's copies of indexes but those used last: they hold ids, purged ones too."""
-    sweep_leftovers(cache_folder())
-    copies = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
+    sweep_leftovers(cache_folder(COPIES_FOLDER))
+    copies = [path for path in cache_folder(COPIES_FOLDER).glob("*") if path.is_dir() and not path.name.startswith(".")]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in copies[num_kept:]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -154,9 +156,3 @@ def _next_number(files: StoreFiles) -> int:
 
 def _path(number: int, name: str) -> str:
     return f"{INDEX_FOLDER}/{number:06d}/{name}"
-
-
-def cache_folder() -> Path:
-    """Folder of this machine with copies of indexes."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "embedder" / "indexes"

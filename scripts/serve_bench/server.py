@@ -15,7 +15,7 @@ import psutil
 from harness import EMBEDDER, CommandFailedError, descendants, environment, kill_all
 
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 120.0  # Ray Serve's replicas end one after the other
 
 
 class Server:

@@ -17,8 +17,8 @@ def tally_of(*arguments, timeout_s):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_at_several_steps_end_in_the_same_store():
-    """Six kills; the thirty of the script, at every step and in every kind of process, take a quarter of an hour."""
-    tally = tally_of(6, 0, timeout_s=1700)
-    assert tally["kills"] >= 4 and tally["comparisons"] >= 1
-    assert len(tally["kills_by"]) >= 3
+    """Three kills; the thirty of the script, at every step and in every kind of process, take a quarter of an hour."""
+    tally = tally_of(3, 0, timeout_s=1700)
+    assert tally["kills"] >= 2 and tally["comparisons"] >= 1
+    assert len(tally["kills_by"]) >= 2
     assert tally["states_seen"] >= 2, "the reader saw the state before and the one after"

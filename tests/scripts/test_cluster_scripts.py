@@ -140,4 +140,10 @@ def seen_at(address, environment):
     """The nodes that a driver sees."""
     program = NODES_SEEN.replace('"auto"', repr(address))
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_json(done.stdout)
+
+
+def printed_json(output):
+    """The JSON that a program printed; Ray may print lines of its own before and after it."""
+    (line,) = (line for line in output.splitlines() if line.startswith("["))
+    return json.loads(line)

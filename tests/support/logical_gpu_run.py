@@ -6,6 +6,7 @@ python logical_gpu_run.py REQUEST.json    prints one line of JSON
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,7 +25,14 @@ FOLDER = "EMBEDDER_TEST_NOTES"
 
 def note(**values):
     """Write a file; processes of all kinds do."""
-    Path(os.environ[FOLDER], f"{uuid4().hex}.json").write_text(json.dumps(values))
+    path = Path(os.environ[FOLDER], f"{uuid4().hex}.json")
+    path.with_suffix(".part").write_text(json.dumps(values))
+    path.with_suffix(".part").rename(path)
+
+
+def notes():
+    """The notes so far."""
+    return [json.loads(path.read_text()) for path in Path(os.environ[FOLDER]).glob("*.json")]
 
 
 def rows_of(table):
@@ -42,7 +50,12 @@ def noted_decode(listing, **arguments):
 
 
 class NotedStage(StageActor):
-    """A stage, with a note of its place and of each table that it is handed."""
+    """A stage, with a note of its place and of each table that it is handed; it begins when all its replicas are up.
+
+    Few pictures would be done before a slow machine has started them.
+    """
+
+    num_replicas = 0  # of each stage, in this run and those before it
 
     def __init__(self, spec, run=None):
         super().__init__(spec, run)
@@ -51,6 +64,10 @@ class NotedStage(StageActor):
         note(step=spec.index, gpus=ray.get_gpu_ids(), pid=os.getpid(), node=node, threads=self._spec.num_threads)
 
     def __call__(self, table):
+        stop_s = time.monotonic() + 120
+        while sum(each.get("step") == self._index and "gpus" in each for each in notes()) < self.num_replicas:
+            assert time.monotonic() < stop_s, f"stage {self._index} has fewer than {self.num_replicas} replicas"
+            time.sleep(0.1)
         note(step=self._index, rows=rows_of(table))
         return super().__call__(table)
 
@@ -97,7 +114,10 @@ def main():
     for node in ray.nodes():
         note(node=node["NodeID"], type=node["Labels"].get("type"))
     does = {"command": ended, "predict": predicted}
-    results = [does[kind](options) for kind, options in request["runs"]]
+    results = []
+    for kind, options, num_replicas in request["runs"]:
+        NotedStage.num_replicas += num_replicas
+        results.append(does[kind](options))
     ray.shutdown()
     if cluster is not None:
         cluster.shutdown()  # else Ray's note of its address stays, for any program that starts Ray here

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +71,9 @@ def test_outside_of_their_versions_ray_s_patches_are_skipped_and_what_follows_is
     assert draining.execution_callbacks() == []
     assert patched_names() == set()
     ray_start.bind_to_loopback()
+    ray_start.messages_to_log()
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 4
+    assert len(said) == 5
     assert said[0].endswith("; a run that is stopped or fails waits for Ray")
     assert said[1].endswith("; a run shows no operators and no bottleneck")
 
@@ -102,6 +104,18 @@ def patched_names(*, inside=True):
     with ray_start.light_start():
         during = now()
     return {name for name, value in (during if inside else now()).items() if value is not before[name]}
+
+
+def test_what_ray_tells_of_its_cluster_is_logged_as_a_line_and_not_printed(shared_ray, caplog, capfd):
+    from ray._private import utils, worker
+
+    with caplog.at_level(logging.INFO):
+        utils.publish_error_to_driver("lost", "a node is lost:\n\t(2) of a network", worker.global_worker.gcs_client)
+        stop_s = time.monotonic() + 30
+        while "Ray: a node is lost: (2) of a network" not in caplog.messages and time.monotonic() < stop_s:
+            time.sleep(0.05)
+    assert "Ray: a node is lost: (2) of a network" in caplog.messages
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_switch_goes_to_processes_and_ends_with_its_block(monkeypatch):

@@ -124,7 +124,7 @@ import signal, sys, threading
 from embedder.engine import head_watch
 for name, seconds in (("INTERVAL_S", 0.05), ("LOST_AFTER_S", 0.3), ("AGAIN_S", 0.1), ("END_S", 0.3)):
     setattr(head_watch, name, seconds)
-with head_watch.HeadWatch("127.0.0.1:9").watching():
+with head_watch.HeadWatch("127.0.0.1:9", print).watching():
     signal.pthread_sigmask(signal.SIG_BLOCK, {head_watch.SIGNAL})  # as if native code never returned
     threading.Event().wait(100)
 """
@@ -134,6 +134,7 @@ def test_a_process_that_no_signal_interrupts_is_ended_with_the_reason():
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("embedder: the head of the cluster, 127.0.0.1:9, has not answered")
+    assert f"embedder: {done.stdout}" == done.stderr, "the caller was told before the end"
 
 
 def test_in_another_thread_the_loss_is_told(head, said):

@@ -38,7 +38,7 @@ def on_logical_gpus(tmp_path):
         command = [sys.executable, str(PROGRAM), str(request)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1]), [json.loads(path.read_text()) for path in notes.iterdir()]
+        return json.loads(done.stdout.splitlines()[-1]), [json.loads(path.read_text()) for path in notes.glob("*.json")]
 
     return run
 
@@ -49,11 +49,11 @@ def shared_out(num_gpus, num_stages):
     return [stage.num_gpus for stage in stages]
 
 
-def command(source, model, store, *options):
-    """The arguments of a run on Ray whose blocks hold few items."""
+def command(source, model, store, *options, replicas=1):
+    """A run on Ray whose blocks hold few items, and which has so many replicas of each stage."""
     arguments = ["embed", source, "--model", model, "--store", store, "--engine", "ray", "--json"]
     arguments += ["--set", "decode.items_per_task=5", *options]
-    return ["command", [str(argument) for argument in arguments]]
+    return ["command", [str(argument) for argument in arguments], replicas]
 
 
 def on_cpus(shares):
@@ -106,6 +106,7 @@ def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model
     assert "2 GPU(s): stage 0 on cpu (1 GPU), stage 1 on cpu (0.5 GPU)" in ended["stderr"]
 
 
+@pytest.mark.slow
 def test_three_stages_share_one_gpu_and_one_without_a_driver_is_told_in_a_line(
     make_run, tiny_model, tmp_path, on_logical_gpus
 ):
@@ -129,6 +130,7 @@ def test_three_stages_share_one_gpu_and_one_without_a_driver_is_told_in_a_line(
     assert not (tmp_path / "other" / "CURRENT.json").exists()
 
 
+@pytest.mark.slow
 def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_model, tmp_path, on_logical_gpus):
     pictures = []
     for seed in range(10):
@@ -138,7 +140,7 @@ def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_
     assert shares == [1, 1]
     stages = [{"num_gpus": share, "device": "cpu", "num_threads": 1} for share in shares]
     options = {"rows": pictures, "model": str(tiny_model), "options": {"num_stages": 2, "stage": stages}}
-    (found,), notes = on_logical_gpus(4, ["predict", options])
+    (found,), notes = on_logical_gpus(4, ["predict", options, 2])
     replicas = gpus_of(notes)
     assert [step for step, _ in replicas] == [0, 0, 1, 1], "on all GPUs"
     assert len({tuple(gpus) for _, gpus in replicas}) == 4, "a GPU each"
@@ -149,6 +151,7 @@ def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_
     assert np.allclose(found["text_embedding"], texts, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, tiny_model, tmp_path, on_logical_gpus):
     source = samples.folder(tmp_path / "in", num_images=40, num_clips=2)
     _, local = embedded(make_run(source, store=str(tmp_path / "local")))
@@ -162,8 +165,8 @@ def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, 
     on_types = ["--device", "cpu", "--set", "stage=[{num_gpus = 1}, {num_gpus = 1}]"]
     on_all = ["--device", "cpu", "--stages", 2]
     runs = [
-        command(source, tiny_model, tmp_path / "typed", *options, *on_types),
-        command(source, tiny_model, tmp_path / "whole", *on_all),
+        command(source, tiny_model, tmp_path / "typed", *options, *on_types, replicas=2),
+        command(source, tiny_model, tmp_path / "whole", *on_all, replicas=3),
     ]
     (typed, whole), notes = on_logical_gpus(0, *runs, nodes=nodes)
     assert (typed["code"], whole["code"]) == (0, 0), typed["stderr"] + whole["stderr"]

@@ -54,7 +54,7 @@ class Views:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("throttled", ["decode", *STAGES, "write"])
+@pytest.mark.parametrize("throttled", ["decode", "stage 1", "write"])
 def test_the_throttled_operator_is_named(throttled, make_run, tmp_path, ray_cluster, monkeypatch):
     class SlowSink(PartSink):
         def write(self, blocks, context):

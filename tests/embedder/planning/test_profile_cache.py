@@ -6,10 +6,11 @@ import pytest
 import samples
 
 from embedder.engine.model_folder import open_model
-from embedder.planning import cache, profile
+from embedder.planning import profile
 from embedder.planning.cache import cached
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
+from embedder.storage.user_cache import cache_folder
 from shards.planning.costs import DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES
 from shards.ranges import whole_model
@@ -36,11 +37,11 @@ def test_a_measurement_is_taken_once_for_each_key():
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"decode_s_per_image": "much"}'])
 def test_a_broken_file_is_measured_again_and_replaced(damage):
     cached(HostCosts, {}, lambda: COSTS)
-    (path,) = cache.cache_folder().iterdir()
+    (path,) = cache_folder("costs").iterdir()
     path.write_bytes(damage)
     assert cached(HostCosts, {}, lambda: COSTS) == COSTS
     assert cached(HostCosts, {}, never) == COSTS
-    assert [entry.suffix for entry in cache.cache_folder().iterdir()] == [".json"]
+    assert [entry.suffix for entry in cache_folder("costs").iterdir()] == [".json"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ from embedder.retrieval.bm25 import CaptionWords, build_bm25, words_in
 from embedder.retrieval.hybrid import reciprocal_rank_fusion
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
-from embedder.store_index.versions import cache_folder, drop_copies
+from embedder.storage.user_cache import cache_folder
+from embedder.store_index.versions import COPIES_FOLDER, drop_copies
 
 CAPTIONS = ["a red car", "the sea", None, "STRASSE im Regen", "a blue boat on the sea", "", "车"]
 
@@ -117,7 +118,7 @@ def test_bm25_prefers_rare_words_and_short_captions():
 
 
 def kept() -> list:
-    return sorted(cache_folder().glob("words-*"))
+    return sorted(cache_folder(COPIES_FOLDER).glob("words-*"))
 
 
 def test_the_next_process_builds_nothing(store, monkeypatch):
@@ -157,7 +158,7 @@ def test_purging_drops_it(store):
 
 def test_purging_drops_what_a_killed_build_left(store):
     hybrid(store, "sea")
-    leftover = cache_folder() / ".building-words-0"
+    leftover = cache_folder(COPIES_FOLDER) / ".building-words-0"
     leftover.mkdir()
     drop_copies()
     assert not leftover.exists()
@@ -193,4 +194,4 @@ def test_several_build_at_once(store):
         thread.join()
     assert found == [ids(hybrid(store, "sea boat"))] * 4
     assert len(kept()) == 1
-    assert [path for path in cache_folder().iterdir() if path.name.startswith(".")] == []
+    assert [path for path in cache_folder(COPIES_FOLDER).iterdir() if path.name.startswith(".")] == []

@@ -101,7 +101,7 @@ def source(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "num_stages"), [("local", 1), ("local", 3), pytest.param("ray", 3, marks=pytest.mark.slow)]
+    ("engine", "num_stages"), [("local", 1), ("local", 3), pytest.param("ray", 2, marks=pytest.mark.slow)]
 )
 def test_a_run_gives_the_vectors_of_the_library(make_run, model, source, engine, num_stages):
     folder, expected = model

@@ -19,12 +19,13 @@ from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.query_tower_export import export_query_towers, preprocessing_of
 from embedder.errors import ConfigError
 from embedder.retrieval.store_api import open_store
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.purge.audit import is_free_text
-from embedder.store.query_towers import cache_folder, find_towers, towers_path
+from embedder.store.query_towers import TOWERS_FOLDER, find_towers, towers_path
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
@@ -191,7 +192,7 @@ def test_in_a_bucket_a_tower_is_fetched_once_and_again_where_the_copy_is_damaged
         assert np.abs(store.encode_text(["w5 w6 w7"]) - expected(models[0])).max() < 1e-5
     names = sorted(path.rpartition("/")[2] for path in fetched)
     assert names == ["config.json", "text.onnx", "text.onnx.data", "tokenizer.json"]
-    (weights,) = cache_folder().rglob("text.onnx.data")
+    (weights,) = cache_folder(TOWERS_FOLDER).rglob("text.onnx.data")
     weights.write_bytes(weights.read_bytes()[::-1])
     store = open_store(files.address)
     assert np.abs(store.encode_text(["w5 w6 w7"]) - expected(models[0])).max() < 1e-5

@@ -1,0 +1,14 @@
+"""Folders of this machine that hold what could be made or fetched again."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`), which may not exist yet.
+
+    Args:
+        name: of what it holds.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "embedder" / name
