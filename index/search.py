@@ -18,6 +18,7 @@ from index.version_files import read_contents, read_index
 
 # An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
+THREAD_MS = 2.0  # of a search for each thread
 
 
 class Index:
@@ -70,7 +71,7 @@ class Index:
             among: bool (rows,), whether a row may be found; None for all.
             profile: kind of the queries; texts and images need different search parameters.
             parameters: search parameters instead of the manifest's.
-            num_threads: threads of FAISS; None for all cores.
+            num_threads: threads of FAISS; None for as many as pay, up to all cores.
 
         Returns:
             Neighbours of width min(k, rows that may be found).
@@ -96,8 +97,10 @@ class Index:
                 scan, row_us = self._scan(profile)
                 if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
                     return _ordered(*scan(queries_QE, k, selector))
-            search_params = parameters if among is None else widen_search_params(parameters, num_allowed / len(self))
-            scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
+            share = 1.0 if among is None else num_allowed / len(self)
+            search_params = parameters if among is None else widen_search_params(parameters, share)
+            with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
+                scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
             is_short = (rows < 0).any(axis=1)
             if is_short.any():  # k results come back whenever k exist
                 scores[is_short], rows[is_short] = faiss_search.search_exactly(
@@ -108,6 +111,11 @@ class Index:
     def vectors(self, rows: Rows) -> Floats:
         """Fetch the vectors of some rows, (n, E) float32, as the index stores them: rounded to its codes."""
         return faiss_search.vectors(self._index, rows)
+
+    def _num_threads(self, num_searches: float) -> int:
+        """Threads that pay for searches as long as the manifest's: FAISS's spin while they wait, and so take cores."""
+        most: int = faiss.omp_get_max_threads()
+        return max(1, min(most, int(num_searches * self.manifest.latency_ms / THREAD_MS)))
 
     def _as_queries(self, queries: Any) -> Floats:
         if isinstance(queries, np.ndarray) and np.issubdtype(queries.dtype, np.floating):

@@ -50,7 +50,7 @@ class Searcher:
             RetrievalError: a vector is not one of the model, or the index is damaged or of another model.
         """
         among = self.snapshot.among(options.where)
-        num_rows = int((self.snapshot.vectors.is_live if among is None else among).sum())
+        num_rows = len(self.snapshot.vectors) if among is None else int(np.count_nonzero(among))
         if num_rows == 0:
             return [Hits(note=self._why_none(options)) for _ in queries]
 

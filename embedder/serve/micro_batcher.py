@@ -1,7 +1,8 @@
 """Micro-batches: requests that come at nearly the same time are computed together, in worker threads.
 
-A batch is closed when it is full, or when its oldest request has waited long enough. One that comes alone does not
-wait: the wait applies only while the batches before had several requests, or others are being computed.
+A batch holds what came while the one before it was computed. It is closed when it is full, or when its oldest request
+has waited long enough, which by default is at once. One that comes alone does not wait: the wait applies only while the
+batches before had several requests, or others are being computed.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """The parts of a running service: publications, queue, caches, threads; what the routes work with."""
 
 import asyncio
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -85,6 +86,8 @@ class Service:
         await self.lookups.run(self.publications.warm_up)
         self._show_publication(self.publications.current)
         self._reading = asyncio.create_task(self.versions.run(self._purge_thumbnails, self.publications.current))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no later collection looks through it, for tens of milliseconds
         self.is_ready = True
 
     async def close(self) -> None:

@@ -20,7 +20,9 @@ class ServeSettings(BaseModel):
     max_versions: int = Field(2, ge=1, description="earlier publications that are held open")
     max_batch: int = Field(32, ge=1, description="queries that are encoded and searched together")
     max_queue: int = Field(512, ge=1, description="queries that may wait; beyond it, 503")
-    max_wait_ms: float = Field(3.0, ge=0, description="milliseconds that a query waits for others")
+    max_wait_ms: float = Field(
+        0.0, ge=0, description="milliseconds that a query waits for others, beyond the computation of those before it"
+    )
     num_workers: int = Field(
         1, ge=1, description="batches computed at the same time, each on all cores; as many of long searches"
     )

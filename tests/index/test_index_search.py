@@ -1,12 +1,14 @@
 """Results of a search: the exact answer where the index is exact, k results whenever k exist, and clear refusals."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 from index_samples import DIM, Build, make_ids, make_vectors
 
+from index import faiss_build, faiss_search
 from index.constraints import Constraints
 from index.errors import RetrievalError
 from index.search import open_index
@@ -94,6 +96,24 @@ def test_a_search_leaves_the_thread_count_of_faiss_as_it_was(build: Build) -> No
     before = faiss.omp_get_max_threads()
     open_index(out).search(make_vectors(1), 1, num_threads=before + 3)
     assert faiss.omp_get_max_threads() == before
+
+
+def test_a_short_search_starts_no_threads_and_a_long_one_does(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = build(make_vectors(3000), kind="ivf")
+    index = open_index(out)
+    index.manifest = index.manifest.model_copy(update={"latency_ms": 0.1})
+    search, seen = faiss_search.search, []
+
+    def noting(*arguments: Any) -> Any:
+        seen.append(faiss.omp_get_max_threads())
+        return search(*arguments)
+
+    monkeypatch.setattr(faiss_search, "search", noting)
+    with faiss_build.threads(8):
+        for num_queries in (1, 30, 50, 500):
+            index.search(make_vectors(num_queries), 5)
+        index.search(make_vectors(500), 5, num_threads=3)
+    assert seen == [1, 1, 2, 8, 3]
 
 
 def test_float64_queries_are_taken_and_no_query_gives_no_hit(build: Build) -> None:

@@ -17,7 +17,7 @@ from embedder.engine.datasink import PartSink
 
 STAGES = ("stage 0", "stage 1", "stage 2")
 NUM_ITEMS = {"decode": 400, "write": 160}
-NUM_ITEMS_OF_STAGE = 500
+NUM_ITEMS_OF_STAGE = 300
 
 
 def model_with_heavy_stage(folder, heavy):
@@ -54,7 +54,7 @@ class Views:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("throttled", ["decode", "stage 1", "write"])
+@pytest.mark.parametrize("throttled", ["decode", *STAGES, "write"])
 def test_the_throttled_operator_is_named(throttled, make_run, tmp_path, ray_cluster, monkeypatch):
     class SlowSink(PartSink):
         def write(self, blocks, context):
