@@ -29,7 +29,7 @@ from harness import EMBEDDER, environment, show
 from shards.config import load_model_config
 from shards.plan import plan_shards
 
-STAGE_CORES, DECODE_CORES = 0.3, 0.2
+STAGE_CORES, DECODE_CORES = 0.22, 0.2
 MEGAPIXELS, NUM_ORIGINALS, NUM_ITEMS = (4000, 3000), 4, 6000
 STAGE_NODE, ROWS = 1, 16
 WAIT_S, PERIOD_S = 300.0, 1.0

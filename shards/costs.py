@@ -39,7 +39,13 @@ class TowerCosts:
 
 
 def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
-    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`; none without a tower."""
+    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`; none without a tower.
+
+    Args:
+        config: the model.
+        side: `vision` or `text`.
+        num_tokens: length of a caption, in tokens; of no account for images.
+    """
     tower = config.towers.get(side)
     if tower is None:
         return TowerCosts(0.0, 0.0, 0.0, 0)

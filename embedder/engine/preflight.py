@@ -29,8 +29,10 @@ LOG = logging.getLogger(__name__)
 
 ANSWER_S = 60.0  # of a node that starts a process and fetches this package first, and may be busy with other jobs
 VISIBLE_S = 3.0  # in which a file that another node wrote must be seen; network file systems remember listings
-FULL = 0.95  # of a disk: Ray spills nothing beyond it
+FULL = 0.95  # of a disk: Ray spills nothing beyond it (`local_fs_capacity_threshold`)
 MIB = 1 << 20
+LEAST_FREE = 2048 * MIB  # on a disk that is full by its share: the logs of Ray's processes need some, too
+SPILL_CURE = f"free space: Ray spills nothing to a disk that is {FULL:.0%} full; or start it with another --temp-dir"
 LEAST_SHARED = 75 * MIB  # Ray's smallest object store
 
 Answer = TypeVar("Answer")
@@ -83,6 +85,8 @@ def check_cluster(
     for node, of_node in facts.items():
         found = code_problems(node.name, of_node, wanted)
         problems += found + space_problems(node.name, of_node)
+        if warning := spill_warning(node.name, of_node):
+            LOG.warning(warning)
         able += [] if found else [node]
     other_code = [node for node in able if facts[node]["code"] != here["code"]]
     if other_code and ship:
@@ -132,10 +136,8 @@ def wanted_versions(here: NodeFacts, nodes: Iterable[NodeFacts]) -> dict[str, st
 def space_problems(name: str, facts: NodeFacts) -> list[Problem]:
     """Judge the disk for spilling and the shared memory of a node. Pure."""
     problems = []
-    if facts["disk_free"] < (1 - FULL) * facts["disk_total"]:
-        found = f"{facts['disk_free'] // MIB:,} of {facts['disk_total'] // MIB:,} MiB free"
-        cure = f"free space: Ray spills nothing to a disk that is {FULL:.0%} full; or start it with another --temp-dir"
-        problems.append(Problem(name, "disk for spilling", found, cure))
+    if _is_full(facts) and not _has_room(facts):
+        problems.append(Problem(name, "disk for spilling", _disk_space(facts), SPILL_CURE))
     # Where shared memory is smaller than the object store, Ray has put that on a disk.
     is_used = facts["shared_total"] >= facts["object_store"]
     if is_used and facts["shared_free"] < min(LEAST_SHARED, facts["object_store"]):
@@ -143,6 +145,27 @@ def space_problems(name: str, facts: NodeFacts) -> list[Problem]:
         cure = f"delete what others left in {node_probe.SHARED_MEMORY}, or enlarge it (Docker: --shm-size)"
         problems.append(Problem(name, "shared memory", found, cure))
     return problems
+
+
+def spill_warning(name: str, facts: NodeFacts) -> str | None:
+    """Word what a run risks on a node whose disk is full by its share, with much space left; None elsewhere. Pure."""
+    if not (_is_full(facts) and _has_room(facts)):
+        return None
+    found = f"node {name}, disk for spilling: {_disk_space(facts)}; a run that has to spill there ends"
+    return f"{found}; {SPILL_CURE}"
+
+
+def _is_full(facts: NodeFacts) -> bool:
+    return facts["disk_free"] < (1 - FULL) * facts["disk_total"]
+
+
+def _has_room(facts: NodeFacts) -> bool:
+    """Whether all of the object store would fit on the disk: only Ray's threshold keeps it from being spilled."""
+    return facts["disk_free"] >= max(facts["object_store"], LEAST_FREE)
+
+
+def _disk_space(facts: NodeFacts) -> str:
+    return f"{facts['disk_free'] // MIB:,} of {facts['disk_total'] // MIB:,} MiB free"
 
 
 def access_problems(access: Access, nodes: Sequence[Node]) -> list[Problem]:

@@ -4,14 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.staticfiles import StaticFiles
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp
 
 from embedder.serve import info_routes, item_routes, search_routes
@@ -20,22 +16,10 @@ from embedder.serve.errors import HANDLERS
 from embedder.serve.item_paths import WholeItemIds
 from embedder.serve.observed import ObservedApp
 from embedder.serve.openapi import describe
+from embedder.serve.page_files import PageFiles
 from embedder.serve.protection import protect
 from embedder.serve.service import Service
 from embedder.serve.settings import ServeSettings
-
-PAGE_FOLDER = Path(__file__).parent / "page"
-PAGE_HEADERS = {"Cache-Control": "no-cache"}  # asked for again each time: an upgrade changes all files at once
-
-
-class PageFiles(StaticFiles):
-    """Files of the page."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """Answer with a file, or with 304 where the browser has it."""
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(PAGE_HEADERS)
-        return response
 
 
 def create_app(settings: ServeSettings) -> ASGIApp:
@@ -85,14 +69,12 @@ def create_routes(settings: ServeSettings) -> FastAPI:
     for routes in (search_routes, item_routes, info_routes):
         app.include_router(routes.router)
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]  # FastAPI's own way
-    app.mount("/page", GZipMiddleware(PageFiles(directory=PAGE_FOLDER)), name="page")
+    page = PageFiles()
+    for path in ("/", "/page/{name}"):
+        app.add_route(path, page.answer, ["GET"], include_in_schema=False)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi()))
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(PAGE_FOLDER / "index.html", headers=PAGE_HEADERS)
 
     return app

@@ -9,6 +9,7 @@ MAX_QUERIES = 64
 MAX_TEXT_CHARACTERS = 10_000
 MAX_DIMENSIONS = 65_536
 MAX_ID_CHARACTERS = 8_192
+MAX_CURSOR_CHARACTERS = 1_000_000  # one of 100,000 hits, the largest `max_depth`, has 667,000
 IMAGE_SIZES = (160, 320, 640, 1280)
 KINDS = ("text", "vector", "item", "image", "upload")
 
@@ -67,7 +68,9 @@ class SearchRequest(Strict):
     group: bool = Field(True, description="one hit for each video, else one for each segment")
     fold: float | None = Field(None, gt=0, le=1, description="cosine from which on near-duplicates are folded")
     min_score: float | None = Field(None, ge=-1, le=1, description="least cosine of a hit")
-    cursor: str | None = Field(None, max_length=2_000, description="of the answer before, to go on from its last hit")
+    cursor: str | None = Field(
+        None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
+    )
     version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
 
 

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from embedder.errors import USER_MISTAKES
 from embedder.retrieval.hits import Hit, Hits
 from embedder.retrieval.queries import SearchOptions
-from embedder.serve.cursors import make_cursor
+from embedder.serve.cursors import Cursor, count_seen, following, make_cursor
 from embedder.serve.errors import mistake
 from embedder.serve.metrics import Metrics
 from embedder.serve.publications import ServedPublication
@@ -38,9 +38,9 @@ class Asked:
         text: the query in words, stripped.
         vector: float32 (E,), where it is no text.
         profile: kind of the vector.
-        offset: hits of the pages before.
+        seen: names of the hits of the pages before, as a cursor has them.
         digest: of query and options, for the cursor.
-        max_depth: last hit that a cursor reaches.
+        max_depth: most hits that a cursor names.
         show_uris: whether hits have them.
     """
 
@@ -50,10 +50,15 @@ class Asked:
     text: str | None = None
     vector: Floats | None = None
     profile: Profile = "text"
-    offset: int = 0
+    seen: bytes = b""
     digest: str = ""
     max_depth: int = 0
     show_uris: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Number of hits to search for: those of the pages before, and this one's."""
+        return count_seen(self.seen) + (self.options.k if self.options is not None else 0)
 
     @property
     def takes_long(self) -> bool:
@@ -61,7 +66,7 @@ class Asked:
         options = self.options
         if options is None:
             return False
-        return options.hybrid or options.fold is not None or options.k + self.offset > USUAL_DEPTH
+        return options.hybrid or options.fold is not None or self.depth > USUAL_DEPTH
 
 
 Answer = Floats | bytes
@@ -84,8 +89,8 @@ class BatchSearcher:
             if asked.options is None:
                 answers[number] = vectors.get(number, answers[number])
             elif number in vectors:
-                depth = replace(asked.options, k=asked.options.k + asked.offset)
-                groups[id(asked.publication), depth, asked.text is None, asked.profile].append(number)
+                options = replace(asked.options, k=asked.depth)
+                groups[id(asked.publication), options, asked.text is None, asked.profile].append(number)
         for (_, options, *_), numbers in groups.items():
             found = together(partial(self._search, options=options), [(batch[each], vectors[each]) for each in numbers])
             for number, answer in zip(numbers, found, strict=True):
@@ -146,7 +151,7 @@ def _page(asked: Asked, hits: Hits, *, is_text: bool) -> bytes:
         raise TypeError("a query without options has no hits")
     store = asked.publication.store
     has_probability = is_text and store.info.searched == "image"
-    stop = asked.offset + options.k
+    new, names = following(hits, asked.seen, options)
     shown = [
         as_answer(
             hit,
@@ -154,10 +159,10 @@ def _page(asked: Asked, hits: Hits, *, is_text: bool) -> bytes:
             show_uris=asked.show_uris,
             probability=store.encoder.probability(hit.score) if has_probability else None,
         )
-        for hit in hits[asked.offset : stop]
+        for hit in new
     ]
-    goes_on = len(hits) >= stop and stop < asked.max_depth
-    cursor = make_cursor(asked.publication.version, stop, asked.digest) if goes_on else None
+    goes_on = len(new) == options.k and asked.depth < asked.max_depth
+    cursor = make_cursor(Cursor(asked.publication.version, asked.digest, asked.seen + names)) if goes_on else None
     answer = {"query": asked.shown, "hits": shown, "cursor": cursor, "note": hits.note}
     return to_json(answer, inf_nan_mode="null", bytes_mode="base64")
 

@@ -212,7 +212,7 @@ async def _page(
     digest = query_digest(query.kind, content, options)
     if cursor is not None:
         check_cursor(cursor, digest)
-    offset = cursor.offset if cursor is not None else 0
+    seen = cursor.seen if cursor is not None else b""
 
     def asked(vector: Floats | None) -> Asked:
         return Asked(
@@ -222,7 +222,7 @@ async def _page(
             text=content if query.text is not None else None,
             vector=vector,
             profile="text" if query.kind in ("text", "vector") else "image",
-            offset=offset,
+            seen=seen,
             digest=digest,
             max_depth=service.settings.max_depth,
             show_uris=service.settings.show_uris,
@@ -242,7 +242,7 @@ async def _page(
         return service.submit(asked(None)) if query.text is not None else asyncio.ensure_future(ask_by_vector())
 
     # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
-    key = (publication.serial, digest, offset, query.text, query.upload)
+    key = (publication.serial, digest, query_digest(seen), query.text, query.upload)
     return await service.answers.get(key, ask)
 
 

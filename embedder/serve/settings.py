@@ -27,7 +27,7 @@ class ServeSettings(BaseModel):
         1, ge=1, description="batches computed at the same time, each on all cores; as many of long searches"
     )
     answer_cache_bytes: int = Field(64 << 20, ge=0, description="answers that are kept until the next publication")
-    max_depth: int = Field(10_000, ge=1, description="hits of one query that cursors reach")
+    max_depth: int = Field(10_000, ge=1, le=100_000, description="hits of one query that cursors reach")
     cache_dir: Path | None = Field(None, description="folder of thumbnails; by default in the user's cache")
     cache_bytes: int = Field(1 << 30, ge=0, description="bytes of thumbnails on disk")
     num_decoders: int = Field(2, ge=1, description="sandboxes that make thumbnails and read uploads, each")

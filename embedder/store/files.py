@@ -201,7 +201,13 @@ class StoreFiles:
         return len(data)
 
     def write_table(self, path: str, content: pa.Table, **options: Any) -> int:
-        """Write or replace the file atomically by a Parquet file; returns its size in bytes."""
+        """Write or replace the file atomically by a Parquet file; returns its size in bytes.
+
+        Args:
+            path: in the store.
+            content: the rows.
+            options: of `pyarrow.parquet.write_table`.
+        """
         return self.write(path, parquet_bytes(content, **options))
 
     def upload(self, source: Path, path: str) -> None:

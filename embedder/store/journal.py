@@ -66,7 +66,13 @@ def read_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> l
 
 
 def entry_names(files: StoreFiles, run_id: str, session: str) -> set[str]:
-    """Return the names of the entries that a session of a run has written; one listing, nothing is read."""
+    """Return the names of the entries that a session of a run has written; one listing, nothing is read.
+
+    Args:
+        files: the store.
+        run_id: of the run.
+        session: that wrote them, as their names begin.
+    """
     names = (info.path.rpartition("/")[2] for info in files.list(journal_folder(run_id)))
     return {name.removesuffix(".json") for name in names if name.startswith(f"{session}-") and name.endswith(".json")}
 

@@ -134,7 +134,13 @@ def write_manifest(folder: Path, info: StoreInfo) -> None:
 
 
 def upload_towers(files: StoreFiles, info: StoreInfo, folder: Path) -> None:
-    """Copy a folder with a manifest into the store, the manifest last."""
+    """Copy a folder with a manifest into the store, the manifest last.
+
+    Args:
+        files: the store.
+        info: of the store; names the model whose towers they are.
+        folder: local, of `write_manifest`.
+    """
     manifest = _parse((folder / MANIFEST_FILE).read_bytes())
     for name in (*(manifest.files if manifest else ()), MANIFEST_FILE):
         files.confirm_lease()

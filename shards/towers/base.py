@@ -277,15 +277,34 @@ class Tower(ModelSection):
 
     @abstractmethod
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Embed the inputs; normalised pixels (F, 3, H, W) or token ids (N,), to (F, L, D)."""
+        """Embed the inputs; normalised pixels (F, 3, H, W) or token ids (N,), to (F, L, D).
+
+        Args:
+            module: what `build` made, whole or pruned.
+            values: (F, 3, H, W) or (N,).
+            layout: of the inputs, as `layout` made it.
+        """
 
     @abstractmethod
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run a range of layers; (F, L, D) to (F, L, D)."""
+        """Run a range of layers; (F, L, D) to (F, L, D).
+
+        Args:
+            module: what `build` made, whole or pruned.
+            layers: those to run; the module has them.
+            x_FLD: activations, in the compute dtype.
+            layout: of the inputs, as `layout` made it.
+        """
 
     @abstractmethod
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run norm and pooling in float32; (F, L, D) to (F, D)."""
+        """Run norm and pooling in float32; (F, L, D) to (F, D).
+
+        Args:
+            module: what `build` made, whole or pruned.
+            x_FLD: activations behind the last layer.
+            layout: of the inputs, as `layout` made it.
+        """
 
     @abstractmethod
     def reference(

@@ -162,7 +162,8 @@ class NaFlexTower(TimmVisionTower):
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Lay out the position table channel by channel, as transformers does.
 
-        Of a table whose channels lie side by side, torch 2.15 computes wrong positions of images one patch wide.
+        For images one patch wide, torch 2.15 resizes such a table otherwise than the filters say, and timm's own layout
+        as they say. Checkpoints of SigLIP 2 are compared with transformers, so all are computed as it does.
         """
         del device
         if module.embeds is not None and module.embeds.pos_embed is not None:

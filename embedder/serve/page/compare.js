@@ -1,4 +1,4 @@
-/** Two publications side by side: which results only one of them has, and how the others moved. */
+/** Two publications side by side, of one model or two: which results only one of them has, how the others moved. */
 
 import { versions } from "./api.js";
 import { date, find, h } from "./dom.js";
@@ -7,8 +7,15 @@ import { now, update } from "./state.js";
 /** @typedef {import("./api.js").Hit} Hit */
 /** @typedef {{text: string, kind: "only"|"up"|"down"|""}} Mark */
 
+const MODEL_CHARACTERS = 8; // of a fingerprint, which names a model
+
 /** @type {Promise<Record<string, any>[]>|null} */
 let known = null;
+
+/** Name of a model. @param {string} fingerprint */
+export function modelName(fingerprint) {
+  return `model ${fingerprint.slice(0, MODEL_CHARACTERS)}`;
+}
 
 /** Publications that can be asked, the latest first. */
 export function allVersions() {
@@ -53,6 +60,15 @@ export function summary(left, right) {
 }
 
 /**
+ * Warns of two models, as their scores are not on one scale.
+ * @param {string} left fingerprint
+ * @param {string} right fingerprint
+ */
+function twoModels(left, right) {
+  return left === right ? "" : `; ${modelName(left)} and ${modelName(right)}: compare ranks, not scores`;
+}
+
+/**
  * Marks the results of both sides and says it in a line.
  * @param {import("./results.js").Results} left
  * @param {import("./results.js").Results} right
@@ -61,7 +77,9 @@ export function compareSides(left, right) {
   const isWhole = left.page && right.page;
   left.grid.mark(isWhole ? differences(left.grid.hits, right.grid.hits) : new Map());
   right.grid.mark(isWhole ? differences(right.grid.hits, left.grid.hits) : new Map());
-  find("#summary").textContent = isWhole ? summary(left.grid.hits, right.grid.hits) : "";
+  find("#summary").textContent = isWhole
+    ? summary(left.grid.hits, right.grid.hits) + twoModels(left.page.model, right.page.model)
+    : "";
 }
 
 /**
@@ -92,7 +110,7 @@ export async function showVersions(isOpen) {
 
 /** @param {Record<string, any>} each @param {string} latest */
 function option(each, latest) {
-  const model = each.model ? ` · ${each.model.slice(0, 8)}` : "";
+  const model = each.model ? ` · ${modelName(each.model)}` : "";
   const time = each.published_at ?? each.at;
   const name = `${time ? date(time) : each.run_id}${model}${each.run_id === latest ? " · latest" : ""}`;
   return h("option", { value: each.run_id }, name);

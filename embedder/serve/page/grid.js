@@ -20,7 +20,7 @@ const shapes = new Map();
 export class Grid {
   /**
    * @param {HTMLElement} root a list
-   * @param {{open: (hit: Hit) => void, more: (hit: Hit) => void, version: () => string}} hooks
+   * @param {{open: (hit: Hit) => void, more: (hit: Hit) => void, version: () => string, side: string}} hooks
    */
   constructor(root, hooks) {
     this.root = root;
@@ -108,7 +108,7 @@ export class Grid {
       "a",
       {
         class: "tile-link",
-        href: write({ ...now(), item: hit.item_id, at: hit.segment }),
+        href: write({ ...now(), item: hit.item_id, side: this.hooks.side, at: hit.segment }),
         tabIndex: index === this.current ? 0 : -1,
         onclick: (/** @type {MouseEvent} */ event) => {
           if (event.ctrlKey || event.metaKey || event.shiftKey) return;

@@ -1,7 +1,7 @@
 /** The search page: shows what the address says, and keeps the address at what is shown. */
 
 import { resumeSession, status } from "./api.js";
-import { compareSides, forgetVersions, showVersions, startCompare } from "./compare.js";
+import { compareSides, forgetVersions, modelName, showVersions, startCompare } from "./compare.js";
 import { find, h, plural } from "./dom.js";
 import { forgetFacets, showFilters, startFilters } from "./facets.js";
 import { startKeys, startTheme } from "./keys.js";
@@ -19,10 +19,12 @@ const STATUS_EVERY_MS = 60_000;
 
 /** @typedef {import("./api.js").Hit} Hit */
 
-const hooks = {
+/** @param {string} side */
+const hooksOf = (side) => ({
+  side,
   open: (/** @type {Hit} */ hit) => {
     commit();
-    update({ item: hit.item_id, at: hit.segment });
+    update({ item: hit.item_id, side, at: hit.segment });
   },
   more: (/** @type {Hit} */ hit) => update({ q: "", image: "", like: hit.item_id, segment: hit.segment }),
   changed: showCount,
@@ -34,9 +36,9 @@ const hooks = {
           "Remove the filters",
         )
       : null,
-};
-const left = new Results(find("#left .results"), hooks);
-const right = new Results(find("#right .results"), hooks);
+});
+const left = new Results(find("#left .results"), hooksOf(""));
+const right = new Results(find("#right .results"), hooksOf("right"));
 let served = "";
 
 /** Body of the search that a state asks for. @param {import("./state.js").State} state */
@@ -95,7 +97,7 @@ function showCount() {
     ["#left", left],
     ["#right", right],
   ])
-    find(`${side} .side-model`).textContent = results.page ? `model ${results.page.model.slice(0, 8)}` : "";
+    find(`${side} .side-model`).textContent = results.page ? modelName(results.page.model) : "";
 }
 
 /** Looks for a new publication, and offers it quietly. */
@@ -148,9 +150,9 @@ onChange((state, before) => {
 
 /** Results among which an item was found, and the publication that has it. @param {string} id */
 function context(id) {
-  const { version, vs } = now();
-  const isRight =
-    vs && !left.grid.hits.some((hit) => hit.item_id === id) && right.grid.hits.some((hit) => hit.item_id === id);
+  const { version, vs, side } = now();
+  const has = (/** @type {Results} */ { grid }) => grid.hits.some((hit) => hit.item_id === id);
+  const isRight = vs && (side === "right" || (!has(left) && has(right)));
   return isRight ? { hits: right.grid.hits, version: vs } : { hits: left.grid.hits, version };
 }
 

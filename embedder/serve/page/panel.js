@@ -49,8 +49,8 @@ export function startPanel(given) {
 
 /** Opens, changes or closes the panel as the state says. */
 export async function showPanel() {
-  const { item: id, at } = now();
-  const key = JSON.stringify([id, now().version, now().vs]);
+  const { item: id, at, version: asked, vs, side } = now();
+  const key = JSON.stringify([id, asked, vs, side]);
   if (!id) {
     if (dialog.open) {
       dialog.close();
@@ -83,7 +83,7 @@ export async function showPanel() {
 }
 
 export function closePanel() {
-  update({ item: "", at: 0 });
+  update({ item: "", side: "", at: 0 });
 }
 
 /** Says which of the results is shown. */
@@ -215,7 +215,7 @@ function step(direction) {
 
 function moreLikeThis() {
   const { item: like, at: segment } = now();
-  update({ q: "", image: "", like, segment, item: "", at: 0 });
+  update({ q: "", image: "", like, segment, item: "", side: "", at: 0 });
 }
 
 async function copyLink() {

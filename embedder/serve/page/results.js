@@ -17,7 +17,7 @@ export class Results {
   /**
    * @param {HTMLElement} root
    * @param {{open: (hit: Hit) => void, more: (hit: Hit) => void, changed: () => void,
-   *   empty: () => HTMLElement|null}} hooks
+   *   empty: () => HTMLElement|null, side: string}} hooks
    */
   constructor(root, hooks) {
     this.hooks = hooks;

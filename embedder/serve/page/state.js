@@ -14,10 +14,11 @@
  * @property {string} version publication to search in; empty for the latest
  * @property {string} vs publication beside it; empty for none
  * @property {string} item id of the item that the panel shows
+ * @property {string} side "right" where it was opened among the results of the publication beside
  * @property {number} at its segment
  */
 
-const TEXTS = ["q", "like", "image", "where", "version", "vs", "item"];
+const TEXTS = ["q", "like", "image", "where", "version", "vs", "item", "side"];
 const NUMBERS = ["segment", "at"];
 
 /** @type {Set<(now: State, before: State) => void>} */
@@ -103,7 +104,7 @@ export function onChange(listener) {
  * @param {State} state
  */
 export function searchKey(state) {
-  return write({ ...state, item: "", at: 0 });
+  return write({ ...state, item: "", side: "", at: 0 });
 }
 
 /** @param {State} state */

@@ -16,6 +16,7 @@ from embedder.engine.preflight import (
     read_token,
     refusal,
     space_problems,
+    spill_warning,
     visit,
     wanted_versions,
 )
@@ -77,6 +78,19 @@ def test_a_disk_that_ray_does_not_spill_to_and_full_shared_memory_are_told():
     (shared,) = space_problems("n1", facts(shared_free=70 << 20))
     assert shared.what == "shared memory" and "--shm-size" in shared.cure
     assert space_problems("n1", facts(shared_free=0, shared_total=64 << 20)) == [], "Ray's store lies on a disk then"
+
+
+def test_a_full_disk_with_room_for_the_object_store_is_a_warning():
+    large = facts(disk_free=4 * GIB, disk_total=100 * GIB, object_store=3 * GIB)
+    assert space_problems("n1", large) == []
+    warning = spill_warning("n1", large)
+    assert warning.startswith("node n1, disk for spilling: 4,096 of 102,400 MiB free; ") and "95% full" in warning
+    assert "--temp-dir" in warning and len(warning.splitlines()) == 1
+    for changed in ({"object_store": 5 * GIB}, {"disk_free": 2 * GIB - 1, "object_store": GIB}):
+        small = {**large, **changed}
+        assert [each.what for each in space_problems("n1", small)] == ["disk for spilling"]
+        assert spill_warning("n1", small) is None, "it is refused"
+    assert spill_warning("n1", facts()) is None and spill_warning("n1", facts(disk_free=GIB // 20)) is None
 
 
 def test_what_a_node_is_asked_first_needs_nothing_of_this_package_there():

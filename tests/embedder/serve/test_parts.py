@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.serve.clips import parse_range
-from embedder.serve.cursors import make_cursor, read_cursor
+from embedder.serve.cursors import NAME_BYTES, Cursor, make_cursor, read_cursor
 from embedder.serve.errors import RequestError
 from embedder.serve.facets import MAX_DISTINCT, describe_column
 from embedder.serve.item_paths import item_path
@@ -59,10 +59,17 @@ def test_a_range_beyond_the_end_is_refused(header):
 
 
 def test_a_cursor_comes_back_as_it_was():
-    assert read_cursor(make_cursor("run/index 1", 20, "d"), 100) == ("run/index 1", 20, "d")
+    cursor = Cursor("run/index 1", "d", bytes(NAME_BYTES * 100))
+    assert read_cursor(make_cursor(cursor), 100) == cursor
 
 
-@pytest.mark.parametrize("text", ["", "ä", "W10=", "eyJ9", make_cursor("v", 101, "d"), make_cursor("v", 0, "d")])
+def cursor_of(num_bytes):
+    return make_cursor(Cursor("v", "d", bytes(num_bytes)))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ä", "W10=", "eyJ9", cursor_of(NAME_BYTES * 101), cursor_of(0), cursor_of(NAME_BYTES + 1)]
+)
 def test_what_is_no_cursor_is_refused(text):
     with pytest.raises(RequestError):
         read_cursor(text, 100)
