@@ -37,7 +37,7 @@ from embedder.store.part_writer import LAST_TASK, write_part
 from embedder.store.runs import Run
 from shards.errors import ModelError
 
-MAX_ERROR_CHARACTERS = 200  # of what Ray says
+MAX_ERROR_CHARACTERS = 300  # of what Ray says
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
@@ -99,14 +99,21 @@ def as_ours(error: Exception) -> Exception:
         )
         failure.details = str(error)  # all that Ray keeps of what a constructor raised
         return failure
-    return RunFailedError(
+    failure = RunFailedError(
         f"Ray lost a process that the run needs ({type(error).__name__}: "
-        f"{_first_line(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
+        f"{_sentences(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
     )
+    failure.details = str(error)
+    return failure
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def _sentences(error: Exception) -> str:
+    """What happened and why, without Ray's indented list of ids between the two."""
+    return " ".join(line for line in str(error).strip().split("\n") if line and not line.startswith("\t"))
 
 
 def _last_line(error: Exception) -> str:

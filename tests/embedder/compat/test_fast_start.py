@@ -106,7 +106,7 @@ def patched_names(*, inside=True):
     return {name for name, value in (during if inside else now()).items() if value is not before[name]}
 
 
-def test_what_ray_tells_of_its_cluster_is_logged_as_a_line_and_not_printed(shared_ray, caplog, capfd):
+def test_what_ray_tells_of_its_cluster_is_logged_as_a_line_and_not_printed(ray_cluster, caplog, capfd):
     from ray._private import utils, worker
 
     with caplog.at_level(logging.INFO):

@@ -52,6 +52,20 @@ def test_a_process_that_ray_gives_up_ends_the_run_in_one_line(ray_cluster):
     assert "\n" not in str(error)
 
 
+def test_the_death_of_an_actor_is_told_with_its_reason(ray_cluster):
+    @ray_cluster.remote(num_cpus=0.1)
+    class Dies:
+        def work(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    error = failure_of(lambda: ray_cluster.get(Dies.remote().work.remote()))
+    assert type(error) is RunFailedError and "\n" not in str(error)
+    assert "(ActorDiedError: The actor died unexpectedly before finishing this task. The actor is dead because" in str(
+        error
+    )
+    assert "actor_id" not in str(error) and "actor_id" in error.details
+
+
 def test_a_bug_keeps_its_traceback(ray_cluster):
     from ray.exceptions import RayTaskError
 
