@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.clips import clip_response
 from embedder.serve.errors import RequestError
+from embedder.serve.etags import is_known
 from embedder.serve.openapi import errors_of
 from embedder.serve.publications import ServedPublication, no_item
 from embedder.serve.schema import MAX_ID_CHARACTERS, ItemAnswer
@@ -57,7 +58,7 @@ async def image(
     middle_s = None if None in times else sum(times) / 2
     frame = Frame(item_id, row["uri"], row["content_version"], middle_s, size)
     headers = {"ETag": f'"{frame.digest}"', "Cache-Control": f"private, max-age={MAX_AGE_S}"}
-    if _is_known(request, headers["ETag"]):
+    if is_known(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     content = await service.thumbnails.get(frame, keep=publication.is_current)
     return Response(content, headers=headers, media_type=CONTENT_TYPE)
@@ -84,7 +85,7 @@ async def clip(request: Request, item_id: ItemId, segment: Segment = None, versi
     headers = {"ETag": etag, "Cache-Control": f"private, max-age={MAX_AGE_S}"}
     times = (("X-Moment-Start", row["start_s"]), ("X-Moment-End", row["end_s"]))
     headers |= {name: f"{time_s:.3f}" for name, time_s in times if time_s is not None}
-    if _is_known(request, etag):
+    if is_known(request, etag):
         return Response(status_code=304, headers=headers)
     given = request.headers.get("range")
     if request.headers.get("if-range", etag) != etag:
@@ -174,9 +175,3 @@ def _neighbours(
     hits = publication.store.searcher.search_batch(np.stack([vector]), options, profile="image")[0]
     others = [hit for hit in hits if hit.item_id != item_id]
     return [as_answer(hit, publication, show_uris=show_uris) for hit in others[:num_neighbours]]
-
-
-def _is_known(request: Request, etag: str) -> bool:
-    """Whether the client has this content."""
-    known = request.headers.get("if-none-match", "")
-    return known == "*" or etag in {each.strip().removeprefix("W/") for each in known.split(",")}

@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from embedder.serve.etags import is_known
+
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 MIN_COMPRESSED_BYTES = 1024  # a smaller file is one packet either way
@@ -55,8 +57,7 @@ class PageFiles:
         sent = file.compressed if takes_gzip and file.compressed is not None else file.plain
         # Asked for again each time, as an upgrade changes all files at once.
         headers = {"Cache-Control": "no-cache", "ETag": sent.etag, "Vary": "Accept-Encoding"}
-        known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
-        if sent.etag in known:
+        if is_known(request, sent.etag):
             return Response(status_code=304, headers=headers)
         if sent is file.compressed:
             headers["Content-Encoding"] = "gzip"
