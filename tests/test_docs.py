@@ -104,6 +104,7 @@ def folder(tmp_path_factory):
     run.write_text('model = "model"\nstore = "runs/demo/store"\n[[source]]\npath = "in"\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.chdir(folder)  # in a checkout whose demo was run, `runs/demo/store` exists below the root, too
         embedded(load_config(run, {"engine": "local"}))
         yield folder
 
