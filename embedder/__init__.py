@@ -12,6 +12,7 @@ Everything else is private. Importing this package loads neither torch nor Ray: 
 used. Messages are logged by the standard `logging`, below the loggers `embedder`, `shards` and `index`.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     """Import a public name from its module when it is first used."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'embedder' has no attribute {name!r}")
+        message = f"module 'embedder' has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])  # so that Python tells what was meant
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:
@@ -67,3 +69,8 @@ def __getattr__(name: str) -> Any:
 
         raise explained(error, f"embedder.{name}") from None
     return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    """Public names, those included whose modules are not imported yet."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -13,6 +13,8 @@ packed tensor, the offsets are the lengths. All other columns pass through witho
 
 import pyarrow as pa
 
+from embedder.installation import MISSING_EXTRA
+
 # Prefix of carried columns, so that none of them collides with a column of the pipeline.
 CARRIED = "carried:"
 
@@ -42,8 +44,8 @@ IMAGE_GRID = pa.field("image_grid", TENSOR)
 """int32 (3,): frames, patch rows and patch columns."""
 
 UNREADABLE_KIND, OTHER_FILE = "UnreadableKind", "OtherFile"
-LEFT_OUT = (UNREADABLE_KIND, OTHER_FILE)
-"""Error types of items that are not broken: media of a kind that this version can't read, or no media at all.
+LEFT_OUT = (UNREADABLE_KIND, OTHER_FILE, MISSING_EXTRA)
+"""Error types of items that are not broken: media of a kind that this version or installation can't read, or no media.
 Such an item's state is `left_out`; it is not counted as a reject."""
 
 # Columns that the decode step adds to a listing. `modality` is null in a row that only reports on its item;

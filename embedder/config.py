@@ -3,14 +3,13 @@
 Devices and dtypes are strings, and no default reads the machine: `"auto"` is resolved when the run starts.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from embedder.config_paths import follow_file
+from embedder.config_toml.load import load
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -18,11 +17,33 @@ Engine = Literal["auto", "ray", "local"]
 Device = Literal["auto", "cpu", "cuda"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
 
+NUM_STAGES = 3
+MIN_RECALL = 0.9
+OF_TRAINING = (
+    "architecture",
+    "cache_bytes",
+    "captions_per_picture",
+    "checkpoint_every_s",
+    "concept",
+    "log_every_steps",
+    "num_workers",
+    "out",
+    "tag_sets",
+    "texts",
+    "tokenizer",
+    "train",
+    "validation",
+)
+"""Keys of the configuration of a training run; what else that has is a key of some table here."""
+
 
 class ConfigSection(BaseModel):
     """Base of all sections: frozen, and strict about unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Keys that belong to another kind of configuration, and what is said of each."""
 
 
 class Columns(ConfigSection):
@@ -37,7 +58,12 @@ class SourceConfig(ConfigSection):
     """Source of items: a folder, a table or tars."""
 
     path: str = Field(description="folder, file, glob or URI (local, s3://, gs://)")
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]+$", description="stands before each item_id: `name:id`")
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="stands before each item_id: `name:id`",
+        json_schema_extra={"rule": "letters, digits, . _ and - only"},
+    )
     kind: SourceKind = Field("auto", description="files, table (Parquet, CSV, JSONL, Delta) or webdataset (tars)")
     columns: Columns = Columns()
     carryover: tuple[str, ...] = Field((), description="columns copied untouched into the embeddings table")
@@ -112,13 +138,55 @@ class DecodeConfig(ConfigSection):
     items_per_task: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="items of one decode task, which pass from stage to stage together"
     )
+    animations: Literal["first_frame", "clip"] = Field(
+        "first_frame",
+        description="animated GIF, PNG, WebP and AVIF: their first frame, or all of it, cut as a video is; "
+        "holds for what is embedded from then on",
+    )
+
+
+class WebConfig(ConfigSection):
+    """Limits on images and videos that a table names by http:// and https:// addresses."""
+
+    allow_private: bool = Field(
+        False, description="connect to private, loopback and link-local addresses, too: servers of your network"
+    )
+    parallel: int = Field(16, ge=1, le=256, description="downloads at the same time, of each decode task")
+    parallel_per_host: int = Field(4, ge=1, le=256, description="of these, at most to one host")
+    timeout_s: float = Field(
+        60.0, gt=0, le=86_400, description="seconds for one item: its connections, redirects, waits and further tries"
+    )
+    idle_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="seconds without a byte after which a connection is given up"
+    )
+    max_tries: int = Field(
+        4, ge=1, le=20, description="attempts at one item where a failure may pass: 429, 5xx, a reset"
+    )
+    max_redirects: int = Field(5, ge=0, le=20, description="redirects that are followed, each checked as an address is")
+    revalidate: bool = Field(
+        False, description="ask each address at each listing whether it has changed; else its row is compared"
+    )
+    use_proxy: bool = Field(
+        False, description="connect through HTTP_PROXY and HTTPS_PROXY; the proxy then decides what may be reached"
+    )
+    user_agent: str = Field(
+        "embedder",
+        pattern=r"^[!-~]([ -~]{0,198}[!-~])?$",
+        description="name that servers are told; some want a contact",
+        json_schema_extra={"rule": "up to 200 characters of ASCII, without a space at its ends"},
+    )
 
 
 class OnFailure(ConfigSection):
     """Notifications of a failed run; both get the run's one-line JSON record."""
 
     command: tuple[str, ...] = Field((), description="program and arguments; the record comes on standard input")
-    webhook: str | None = Field(None, pattern=r"^https?://", description="address to POST the record to")
+    webhook: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="address to POST the record to",
+        json_schema_extra={"rule": "an address that begins with http:// or https://"},
+    )
     timeout_s: float = Field(30.0, gt=0, le=600, description="seconds until the command or the webhook is given up")
 
 
@@ -130,7 +198,13 @@ class IndexConfig(ConfigSection):
     memory_bytes: int | None = Field(None, ge=1, description="most memory, without its ids")
     latency_ms: float | None = Field(None, gt=0, description="most milliseconds of one query on one thread")
     recall: float = Field(0.95, gt=0, le=1, description="share of the exact ten nearest that it should find")
-    min_recall: float = Field(0.9, ge=0, le=1, description="recall@10 below which no index is published")
+    min_recall: float = Field(
+        default_factory=lambda known: min(MIN_RECALL, known.get("recall", 1.0)),
+        ge=0,
+        le=1,
+        description="recall@10 below which no index is published; left out: 0.9, or `recall` where that is less",
+        json_schema_extra={"default": "0.9, at most recall"},
+    )
     max_drop: float = Field(0.02, ge=0, le=1, description="recall@10 that may be lost to the last published index")
 
     @field_validator("kind")
@@ -163,11 +237,16 @@ class ClusterConfig(ConfigSection):
 class RunConfig(ConfigSection):
     """Settings of one run."""
 
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        OF_TRAINING, "of a training run: give the file to `embedder train`"
+    )
+
     model: str | None = Field(None, description="model folder: local, s3:// or hub id")
     store: str | None = Field(None, description="folder or URI that holds the results")
     source: tuple[SourceConfig, ...] = ()
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
     decode: DecodeConfig = DecodeConfig()
+    web: WebConfig = WebConfig()
     plan: str | None = Field(None, description="a plan file made by `embedder plan --out`; else planned at the start")
     dtype: Dtype = Field(
         "float32", description="compute dtype; int8 holds for the weights alone. Embeddings are float32"
@@ -176,7 +255,12 @@ class RunConfig(ConfigSection):
     device: Device = Field(
         "auto", description="of stages: cuda on a GPU that Ray lends, cpu without one; auto takes a GPU if there is any"
     )
-    num_stages: int = Field(3, ge=1, description="shards that the model is cut into")
+    num_stages: int = Field(
+        default_factory=lambda known: len(known.get("stage", ())) or NUM_STAGES,
+        ge=1,
+        description="shards that the model is cut into; left out: as many as there are [[stage]], or 3",
+        json_schema_extra={"default": "3, or the number of [[stage]]"},
+    )
     batch_size: int | Literal["auto"] = Field("auto", description="rows of a stage's batches")
     rows_per_part: int = Field(512, ge=1, description="rows of one part file; also the step of progress")
     segment_s: float = Field(5.0, gt=0, description="length of one video segment, in seconds")
@@ -214,6 +298,9 @@ class RunConfig(ConfigSection):
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {}, description="price of an hour of one device, by its type: CPU (a core), L4, A100"
     )
+    currency: str | None = Field(
+        None, pattern=r"^\S{1,8}$", description="currency of all prices, as EUR; costs are told in it"
+    )
     log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
     runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
     metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")
@@ -234,7 +321,7 @@ class RunConfig(ConfigSection):
                 )
         check_source_names(self.source)
         if self.batch_size != "auto" and self.batch_size < 1:
-            raise ValueError(f'batch_size is {self.batch_size}; write "auto" or a number of rows from 1 up')
+            raise ValueError(f'batch_size = {self.batch_size}: write "auto" or a number of rows from 1 up')
         return self
 
     @property
@@ -265,9 +352,6 @@ class RunConfig(ConfigSection):
         return self.model
 
 
-SomeConfig = TypeVar("SomeConfig", bound=ConfigSection)
-
-
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
 ) -> RunConfig:
@@ -279,76 +363,7 @@ def load_config(
         settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
 
     Raises:
-        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
+        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule; of several such
+            mistakes each has a line.
     """
-    return load_as(RunConfig, path, overrides, settings)
-
-
-def load_as(
-    kind: type[SomeConfig],
-    path: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    settings: Iterable[str] = (),
-) -> SomeConfig:
-    """Read a configuration: the file first, then the command line's options, then its `--set key=value`.
-
-    Relative paths follow the file where they stand in it, and the working directory where the command line gives them.
-
-    Args:
-        kind: class of the configuration.
-        path: a TOML file, or none.
-        overrides: values of options by key; those that are None are left out.
-        settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
-
-    Raises:
-        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
-    """
-    where = str(path) if path else "the command line"
-    tree = follow_file(_read_toml(Path(path)), Path(path)) if path else {}
-    tree |= {key: value for key, value in (overrides or {}).items() if value is not None}
-    for setting in settings:
-        _apply_setting(tree, setting)
-    try:
-        return kind.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {describe(error)}") from None
-
-
-def describe(error: ValidationError) -> str:
-    """Describe each broken rule in one clause: the key, the value, the rule."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'configuration'} = {_short(item['input'])}: "
-        f"{item['msg'].removeprefix('Value error, ')}"
-        for item in error.errors()
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: this is no valid TOML ({error}); correct that line") from None
-
-
-def _apply_setting(tree: dict[str, Any], setting: str) -> None:
-    """Set one `key=value` in the tree; a value that is no TOML is taken as a string."""
-    key, separator, text = setting.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"--set {setting!r}: write it as key=value, for example --set dtype=bfloat16")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"--set {setting!r}: {parent!r} is not a section")
-    tree[leaf] = value
+    return load(RunConfig, path, overrides, settings).config

@@ -1,5 +1,6 @@
 """Paths of a configuration file, which are relative to the file's folder."""
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -59,8 +60,8 @@ def _followed(value: str, key: str, folder: Path, file: Path) -> str:
     here = str(Path.cwd() / value)
     if here != followed and key not in LOGS and _is_there(here):
         raise ConfigError(
-            f"{file}: {key} = {value!r} means {followed}, as paths in a file follow the file, and nothing is there; "
-            f"there is {here}, below the working directory: write that path in full, or "
+            f"{file}: {key} = {json.dumps(value, ensure_ascii=False)} means {followed}, as paths in a file follow the "
+            f"file, and nothing is there; there is {here}, below the working directory: write that path in full, or "
             + ("name another to make a new one" if key in RESULTS else "move it beside the file")
         )
     return value if key == "model" and _HUB_ID.fullmatch(value) else followed

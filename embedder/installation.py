@@ -26,12 +26,15 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "prometheus_client",
     ),
     "serve": ("fastapi", "starlette", "uvicorn", "python_multipart", "prometheus_client"),
+    "formats": ("pillow_heif", "pillow_jxl", "rawpy"),
     "s3": ("boto3", "botocore"),
     "ray-serve": ("ray", "grpc", "watchfiles"),
 }
 """Packages, by the names they are imported under, that each extra of pyproject.toml brings."""
 
 MAX_NAMED = 3
+MISSING_EXTRA = "MissingExtra"
+"""Error type of an item whose decoder an extra brings that is not installed."""
 
 
 class InstallationError(EmbedderError):

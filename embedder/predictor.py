@@ -1,11 +1,11 @@
 """Embed any Ray dataset with columns of images and captions: adds two columns of embeddings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, TENSOR
@@ -15,9 +15,11 @@ from embedder.engine.job import check_int8, decode_spec, make_plan, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import cluster
 from embedder.engine.resources import allocate
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, EmbedderError, check_argument
 from embedder.installation import require
+from embedder.media.given_inputs import file_or_content
 from embedder.media.sniff import sniff
+from embedder.quantities import counted
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 PREDICT_CURE = "smaller blocks of the dataset need less memory (Dataset.repartition)"
 ADDED = ("image_embedding", "text_embedding", "embedding_error")
+IMAGE_TYPES = "binary (files), string (URIs), struct<bytes: binary, path: string>, or a tensor of uint8 (H, W, 3)"
+CAPTION_TYPES = "string"
+OBJECTS = "ray.data.arrow_pickled_object"  # of values that Arrow has no type for; each row of them is looked at
 
 
 class BatchPredictor:
@@ -56,7 +61,8 @@ class BatchPredictor:
         """Add `image_embedding` and `text_embedding` (list<float>, L2-normalised; null where a row lacks the side).
 
         All other columns come back untouched. A row that can't be embedded keeps its place, with the reason in
-        `embedding_error`. Lazy, as all of Ray Data: nothing runs before the result is read.
+        `embedding_error`. Lazy, as all of Ray Data: nothing runs before the result is read. The dataset's schema is
+        checked at once; where Ray Data doesn't know it, the first rows are computed for it.
 
         Args:
             dataset: rows with images, captions, or both.
@@ -64,7 +70,9 @@ class BatchPredictor:
             caption: column with captions. It may be missing, but not both.
 
         Raises:
-            ConfigError: the stages ask for more CPUs or GPUs than the cluster has, or int8 doesn't help here.
+            ArgumentTypeError: the dataset is none of Ray Data, or a column's name is no text.
+            ConfigError: neither column is there, one is of a type that isn't taken, or one has a name that is added;
+                the stages ask for more CPUs or GPUs than the cluster has, or int8 doesn't help here.
         """
         require("embed", "BatchPredictor.predict")
         import ray
@@ -73,6 +81,11 @@ class BatchPredictor:
 
         if not ray.is_initialized():
             raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
+        expected = "a dataset of Ray Data, as ray.data.from_items makes one"
+        check_argument("BatchPredictor.predict: dataset", dataset, ray.data.Dataset, expected)
+        schema = dataset.schema()
+        if schema is not None:
+            check_columns(dict(zip(schema.names, schema.types, strict=True)), image, caption)
         plan = make_plan(self.config, self.model)
         allocation = allocate(self.config, cluster(), plan.stages)
         check_int8(self.config, self.model)
@@ -93,7 +106,7 @@ class BatchPredictor:
 
 @lru_cache(maxsize=1)
 def _decoder_for(spec: DecodeSpec) -> tuple[ItemDecoder, Fetcher]:
-    return ItemDecoder(spec), Fetcher()
+    return ItemDecoder(spec), Fetcher(spec.web)
 
 
 def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
@@ -106,11 +119,11 @@ def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: st
         caption: column with captions.
 
     Raises:
-        ConfigError: neither column is there, or the dataset has a column of a name that would be added.
+        ConfigError: as of `check_columns`.
         RunFailedError: the rows have killed several processes.
     """
-    _check_columns(table, image, caption)
-    with limit_deaths(lambda: f"decoding {table.num_rows} rows of the dataset", PREDICT_CURE):
+    check_columns(dict.fromkeys(table.schema.names), image, caption)  # a block of other types costs its rows alone
+    with limit_deaths(lambda: f"decoding {counted(table.num_rows, 'row')} of the dataset", PREDICT_CURE):
         yield from _decoded(table, spec, image, caption)
 
 
@@ -121,7 +134,9 @@ def _decoded(table: pa.Table, spec: DecodeSpec, image: str, caption: str) -> Ite
         with measure("decode", decoder.cpu_s) as measurement:
             images = _cells(part, image)
             captions = _cells(part, caption)
-            rows = [_decode_row(decoder, fetcher, *cells) for cells in zip(images, captions, strict=True)]
+            addresses = [each for each in images if isinstance(each, str)]
+            with fetcher.ahead(addresses, max_bytes=spec.limits.max_file_bytes):
+                rows = [_decode_row(decoder, fetcher, *cells) for cells in zip(images, captions, strict=True)]
             part = part.rename_columns([CARRIED + name for name in part.schema.names])
             for column in [column for column in spec.columns if column.type == TENSOR or column.name == "error"]:
                 cells = [row.get(column.name) for row in rows]
@@ -140,16 +155,61 @@ def show_columns(table: pa.Table) -> pa.Table:
     return table.select([*own, *added]).rename_columns([*[name.removeprefix(CARRIED) for name in own], *ADDED])
 
 
-def _check_columns(table: pa.Table, image: str, caption: str) -> None:
-    names = table.schema.names
-    if image not in names and caption not in names:
+def check_columns(columns: Mapping[str, Any], image: str, caption: str) -> None:
+    """Check that a dataset has the columns that are needed, of types that are taken, and room for those added.
+
+    Args:
+        columns: Arrow type of each column by its name; anything else where it is not known before the rows are read.
+        image: column with images.
+        caption: column with captions.
+
+    Raises:
+        ArgumentTypeError: a column's name is no text.
+        ConfigError: neither column is there, one is of another type, or the dataset has a column that would be added.
+    """
+    for key, name in (("image", image), ("caption", caption)):
+        check_argument(f"BatchPredictor.predict: {key}", name, str, "the name of a column")
+    if image not in columns and caption not in columns:
+        shown = ", ".join(f"{name}: {kind}" for name, kind in columns.items())
         raise ConfigError(
-            f"the dataset has columns {names}, neither {image!r} nor {caption!r}; "
-            "name them: predict(dataset, image=..., caption=...)"
+            f"the dataset has the columns {shown}, and neither {image!r} ({IMAGE_TYPES}) nor {caption!r} "
+            f"({CAPTION_TYPES}); name them: predict(dataset, image=..., caption=...)"
         )
-    taken = [name for name in ADDED if name in names]
+    problems = [
+        f"column {name!r} is {columns[name]}; expected {expected}"
+        for name, expected, is_taken in ((image, IMAGE_TYPES, _holds_images), (caption, CAPTION_TYPES, _holds_texts))
+        if isinstance(columns.get(name), pa.DataType) and not is_taken(columns[name])
+    ]
+    if problems:
+        raise ConfigError(
+            f"the dataset's {'; its '.join(problems)}; convert it, or name another: "
+            "predict(dataset, image=..., caption=...)"
+        )
+    taken = [name for name in ADDED if name in columns]
     if taken:
         raise ConfigError(f"the dataset has columns {taken} already; drop or rename them before predict")
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        shape = getattr(kind, "shape", None)  # of a tensor
+        if shape is None:
+            return kind.extension_name == OBJECTS or _holds_images(kind.storage_type)
+        is_shape = len(shape) == 2 or (len(shape) == 3 and shape[2] in (None, 1, 3, 4))
+        return is_shape and bool(kind.value_type == pa.uint8())
+    if pa.types.is_struct(kind):
+        return bool({"bytes", "path"} & {field.name for field in kind})
+    is_kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in is_kinds) or _holds_texts(kind)
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.extension_name == OBJECTS or _holds_texts(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _holds_texts(kind.value_type)
+    is_kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(is_kind(kind) for is_kind in is_kinds)
 
 
 def _cells(table: pa.Table, name: str) -> list[Any]:
@@ -157,36 +217,42 @@ def _cells(table: pa.Table, name: str) -> list[Any]:
     if name not in table.schema.names:
         return [None] * table.num_rows
     column = table[name]
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return [array for chunk in column.chunks for array in chunk.to_numpy_ndarray()]
     if isinstance(column.type, pa.ExtensionType):
         return [array for chunk in column.chunks for array in chunk.to_numpy(zero_copy_only=False)]
     return list(column.to_pylist())
 
 
-def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> Values:
+def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: Any) -> Values:
     """Decode one row into pixels, token ids and error; a row is one image, so a video is an error."""
+    problem = None
+    if caption is not None and not isinstance(caption, str):
+        found = f"found {type(caption).__name__} as a caption, which is {CAPTION_TYPES}"
+        caption, problem = None, ItemProblem("decode", "NotAText", found)
     try:
         content = _content(decoder, fetcher, image, caption)
     except FetchError as error:
         content = ItemContent(caption=caption, problem=ItemProblem("read", error.error_type, error.message))
-    (row,) = decoder.rows(content)
+    (row,) = decoder.rows(replace(content, problem=content.problem or problem))
     if "error" in row:
         row["error"] = f"{row['error_type']}: {row['error']}"
     return row
 
 
 def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> ItemContent:
-    if isinstance(image, np.ndarray):
-        from embedder.media.contact_sheet import encode_png
-
-        image = encode_png(image)
     if isinstance(image, dict):  # Hugging Face datasets keep images as {bytes, path}
         image = image.get("bytes") or image.get("path")
-    if isinstance(image, str):
+    if isinstance(image, str) and image:
         with fetcher.fetch(image, max_bytes=decoder.spec.limits.max_file_bytes) as fetched:
             image = fetched.content.read_bytes() if isinstance(fetched.content, Path) else fetched.content
-    if not image:
+    message = "a row holds one image; videos go through `embedder embed`"
+    try:
+        content = b"" if image is None or isinstance(image, str) else file_or_content(image)
+    except EmbedderError as error:
+        content, message = None, str(error)
+    if content == b"":
         return ItemContent("text", None, caption)
-    if sniff(image[:4096]) == "image":
-        return ItemContent("image", image, caption)
-    problem = ItemProblem("decode", "NotAPicture", "a row holds one image; videos go through `embedder embed`")
-    return ItemContent(caption=caption, problem=problem)
+    if isinstance(content, bytes) and sniff(content[:4096]) == "image":
+        return ItemContent("image", content, caption)
+    return ItemContent(caption=caption, problem=ItemProblem("decode", "NotAPicture", message))

@@ -20,7 +20,7 @@ from index.manifest import Manifest
 from index.queries import CAPTIONS, sampled_queries, split_queries
 from index.recall import find_ground_truth
 from index.step_timer import StepTimer
-from index.vectors import Floats, VectorTable, collect_vectors
+from index.vectors import Floats, VectorTable, collect_vectors, vectors_text
 from index.version_files import TunedIndex, VersionContents, VersionOrigin, write_version
 
 LOG = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _build_best(
     """
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
-        LOG.info(f"building {design} of {table.num_vectors:,} vectors")
+        LOG.info(f"building {design} of {vectors_text(table.num_vectors)}")
         with timer.step("build"):
             index = fill(design, table, choice.projection(design))
         meter = Meter(index, design, table.take)
@@ -131,6 +131,6 @@ def _build_best(
             return built
         missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
     raise RetrievalError(
-        f"index: of {table.num_vectors:,} vectors {'; '.join(missed)}: none keeps the constraints as on the sample; "
-        "loosen recall, latency or memory, or name a design with kind"
+        f"index: of {vectors_text(table.num_vectors)}, {'; '.join(missed)}: none keeps the constraints as on the "
+        "sample; loosen recall, latency or memory, or name a design with kind"
     )

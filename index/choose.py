@@ -23,7 +23,7 @@ from index.errors import RetrievalError
 from index.manifest import DesignTrial
 from index.queries import RecallQueries, sampled_queries
 from index.recall import GroundTruth, find_ground_truth
-from index.vectors import Floats, VectorTable
+from index.vectors import Floats, VectorTable, vectors_text
 
 NUM_TRIED = 50_000
 _SAMPLE_SEED = 2
@@ -140,7 +140,7 @@ def choose(
     untried = DesignChoice((), (), directions)
     trials: list[DesignTrial] = []
     for place, design in enumerate(candidates.values()):
-        LOG.info(f"measuring {design} on {sample.num_vectors:,} vectors ({place + 1} of {len(candidates)})")
+        LOG.info(f"measuring {design} on {vectors_text(sample.num_vectors)} ({place + 1} of {len(candidates)})")
         projection = untried.projection(design)
         trials.append(_measure(design, sample, projection, ground_truth, table.num_vectors, constraints))
         if design.is_exact and not measure_all and keeps(trials[0], constraints, constraints.exact_latency_ms):

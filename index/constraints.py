@@ -120,13 +120,14 @@ def _broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | No
 
 def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
     nearest = min(trials, key=lambda trial: len(_broken(trial, constraints, constraints.latency_ms)))
-    asked = [f"recall {constraints.recall}"]
+    asked = [f"recall = {constraints.recall:g}"]
     if constraints.latency_ms is not None:
-        asked.append(f"{constraints.latency_ms} ms")
+        asked.append(f"latency_ms = {constraints.latency_ms:g}")
     if constraints.memory_bytes is not None:
-        asked.append(f"{constraints.memory_bytes / 2**20:,.1f} MiB")
+        asked.append(f"memory_bytes = {constraints.memory_bytes} ({constraints.memory_bytes / 2**20:,.1f} MiB)")
+    kept = f"none of {len(trials)} designs keeps" if len(trials) > 1 else "the only design does not keep"
     return (
-        f"index: none of {len(trials)} designs keeps {', '.join(asked)}; the nearest, {nearest.design}, has recall "
+        f"index: {kept} {', '.join(asked)}; the nearest, {nearest.design}, has recall "
         f"{nearest.recall_at_10:.3f}, {nearest.expected_latency_ms:.2f} ms and "
         f"{nearest.expected_bytes / 2**20:,.1f} MiB: loosen the constraint that it breaks"
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from index.designs import HNSW_EF_CONSTRUCTION, Design
 from index.errors import RetrievalError
-from index.vectors import Floats, Rows, VectorTable, keep_best
+from index.vectors import Floats, Rows, VectorTable, keep_best, vectors_text
 
 VERSION: str = faiss.__version__
 TRAINING_SEED = 0
@@ -62,7 +62,7 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
     """
     index = _make(design, table.dim, projection)
     if not index.is_trained:
-        with _failures_named(design, f"train it on {table.num_vectors:,} vectors"):
+        with _failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
             index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
     return index
 

@@ -46,13 +46,13 @@ def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where:
     found = f"{where}: the new index ({manifest.design}) has recall@10 {manifest.recall_at_10:.3f}"
     cure = "build another with `embedder index build`, or lower the limit in the configuration"
     if manifest.recall_at_10 < gate.min_recall - _ROUNDING:
-        raise GateRefusedError(f"{found}, and {gate.min_recall} is the least that is published; {cure}")
+        raise GateRefusedError(f"{found}, less than min_recall = {gate.min_recall:g} allows; {cure}")
     kinds = (manifest.recall_query_kind, manifest.model_fingerprint)
     if previous is None or kinds != (previous.recall_query_kind, previous.model_fingerprint):
         return
     drop = previous.recall_at_10 - manifest.recall_at_10
     if drop > gate.max_drop + _ROUNDING:
         raise GateRefusedError(
-            f"{found}, {drop:.3f} below the {previous.recall_at_10:.3f} of the one that is published, and "
-            f"{gate.max_drop} is the most that is allowed; {cure}"
+            f"{found}, {drop:.3f} below the {previous.recall_at_10:.3f} of the one that is published, more than "
+            f"max_drop = {gate.max_drop:g} allows; {cure}"
         )

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from index.errors import RetrievalError
-from index.vectors import Mask, Rows
+from index.vectors import Mask, Rows, vectors_text
 
 KEY_NAMES = ("item_id", "segment")
 # Equal key and run mean an equal vector. Null where the caller has no runs; such rows never count as equal.
@@ -48,14 +48,15 @@ def check_ids(ids: pa.Table, num_vectors: int) -> pa.Table:
     """
     missing = [name for name in KEY_NAMES if name not in ids.column_names]
     if missing:
-        raise RetrievalError(f"ids: found columns {ids.column_names}; {' and '.join(missing)} must be among them")
+        found = ", ".join(ids.column_names) or "no column"
+        raise RetrievalError(f"ids: found {found}; {' and '.join(missing)} must be among the columns")
     if ids.num_rows != num_vectors:
         raise RetrievalError(
-            f"ids: found {ids.num_rows:,} rows for {num_vectors:,} vectors; give one row per vector, in order"
+            f"ids: found {ids.num_rows:,} for {vectors_text(num_vectors)}; give one row per vector, in order"
         )
     for name in KEY_NAMES:
         if ids[name].null_count:
-            raise RetrievalError(f"ids: {ids[name].null_count:,} rows have no {name}; every vector needs one")
+            raise RetrievalError(f"ids: {name} is null {ids[name].null_count:,} times; every vector needs one")
     if "run_id" not in ids.column_names:
         ids = ids.append_column("run_id", pa.nulls(ids.num_rows, pa.string()))
     try:

@@ -1,6 +1,7 @@
 """Manifest of an index version: its origin, its measured quality, and the hashes of its files."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,6 +169,10 @@ def _check_hashes_named(path: Path, manifest: Manifest) -> None:
     named = set(manifest.sha256)
     if not REQUIRED_NAMES <= named <= REQUIRED_NAMES | OPTIONAL_NAMES:
         raise RetrievalError(
-            f"{path}: sha256 names {sorted(named)}, and must name {sorted(REQUIRED_NAMES)}, of others only "
-            f"{sorted(OPTIONAL_NAMES)}; build the index again"
+            f"{path}: sha256 names {_listed(named)}, and must name {_listed(REQUIRED_NAMES)}, of others only "
+            f"{_listed(OPTIONAL_NAMES)}; build the index again"
         )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

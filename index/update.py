@@ -16,7 +16,7 @@ from index.ids import check_ids
 from index.manifest import QUERIES_NAME, Manifest, read_manifest
 from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
 from index.step_timer import StepTimer
-from index.vectors import Floats, Mask, VectorTable, collect_vectors
+from index.vectors import Floats, Mask, VectorTable, collect_vectors, vectors_text
 from index.version_files import (
     TunedIndex,
     VersionContents,
@@ -107,11 +107,13 @@ def _check_limits(contents: VersionContents, before: Manifest) -> None:
     num_rows, num_live = contents.ids.num_rows, contents.num_live
     if num_live < (1 - MAX_MASKED_SHARE) * num_rows:
         raise RebuildNeededError(
-            f"{1 - num_live / num_rows:.0%} of its rows would be masked; {MAX_MASKED_SHARE:.0%} may be"
+            f"{100 * (1 - num_live / num_rows):.0f} % of its rows would be masked; "
+            f"{100 * MAX_MASKED_SHARE:.0f} % may be"
         )
     if num_live > MAX_GROWTH * before.num_built:
         raise RebuildNeededError(
-            f"it was built for {before.num_built:,} vectors and would hold {num_live:,}: more than {MAX_GROWTH:g} times"
+            f"it was built for {vectors_text(before.num_built)} and would hold {num_live:,}: more than {MAX_GROWTH:g} "
+            "times"
         )
 
 

@@ -24,6 +24,11 @@ BLOCK_ROWS = 65_536  # 64 MiB at 256 dimensions
 NORM_TOLERANCE = 5e-3
 
 
+def vectors_text(num: int) -> str:
+    """Write a number of vectors for a message."""
+    return "1 vector" if num == 1 else f"{num:,} vectors"
+
+
 @dataclass(frozen=True)
 class VectorTable:
     """Vectors of a build, in the caller's array or in a file of raw float32 rows.

@@ -226,7 +226,8 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
     expected = (manifest.num_rows, manifest.num_vectors)
     if found != expected:
         raise RetrievalError(
-            f"{folder}: found (ids, of them to be found) = {found}, its manifest says {expected}; build the index again"
+            f"{folder}: found {found[0]:,} ids, {found[1]:,} of them to be found, and its manifest says "
+            f"{expected[0]:,} and {expected[1]:,}; build the index again"
         )
     return contents
 
@@ -258,7 +259,8 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
     found, expected = (index.ntotal, index.d), (manifest.num_rows, manifest.dim)
     if found != expected:
         raise RetrievalError(
-            f"{folder}: found (rows, dimensions) = {found}, its manifest says {expected}; build the index again"
+            f"{folder}: found {found[0]:,} rows of width {found[1]}, and its manifest says {expected[0]:,} and "
+            f"{expected[1]}; build the index again"
         )
     return index
 

@@ -4,23 +4,15 @@
 python scripts/generate_configuration_docs.py
 """
 
-import json
+import re
 from collections.abc import Iterator
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from embedder.config import RunConfig
+from embedder.config_toml.reference import Section, kinds_of, sections_of
 from embedder.training.config import TrainConfig
-from shards.ranges import LayerRange
-from shards.towers import DEFAULT_TEXT, DEFAULT_VISION, family_name
-from shards.towers.base import Tower
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 HEAD = """\
@@ -33,7 +25,22 @@ argument). Unknown keys are errors. Options of a command override the file, and 
 key may be dotted (`--set decode.timeout_s=5`). Relative paths in a file follow the file's folder; those of options and
 of `--set` follow the working directory. The folder `examples` of the repository holds files to copy.
 
-No default means that the key is not set; its meaning says what happens then.
+No default means that the key is not set; its meaning says what happens then. `embedder config --reference` prints the
+same in a terminal, and `embedder config FILE.toml` the values of one file:
+
+```
+$ embedder config run.toml --set decode.timeout_s=5
+```
+
+It writes all keys as TOML that can be run as it is, each with the line of the file it is from, `--set`, the environment
+or its default; secrets are masked. Mistakes are told all at once, each in a line of its own:
+
+```
+run.toml, line 1: dtype = "fp16": takes "float32" or "bfloat16" or "float16" or "int8"; did you mean "float16"?
+run.toml, line 4: there is no key memory_gb in [decode]; memory_bytes is in bytes: write memory_bytes = 4_000_000_000
+run.toml, line 5: decode.timeout_s = "5m": found a string; timeout_s takes a number, in seconds: write timeout_s = 300
+run.toml, line 7: [source]: each is an entry of a list: write [[source]], in double brackets
+```
 """
 RUN = """\
 ## A run
@@ -45,124 +52,47 @@ TRAINING = """\
 
 Read by `embedder train`. `[[source]]`, `[source.columns]` and `[decode]` have the keys of a run.
 """
-NAMES = {str: "string", int: "integer", float: "number", bool: "true or false", LayerRange: "[start, stop]"}
-BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
 def page() -> str:
     """The whole page."""
-    run = list(sections(RunConfig, ""))
-    known = {kind for _, kind in run}
-    training = [(name, kind) for name, kind in sections(TrainConfig, "") if not name or kind not in known]
     parts = [HEAD]
-    for head, found in ((RUN, run), (TRAINING, training)):
-        (_, top), *others = found
-        parts.append(head)
-        parts.append("\n".join(_table(top, "")))
-        for name, kinds in groupby(others, key=itemgetter(0)):
-            families = [kind for _, kind in kinds]
+    training = sections_of(TrainConfig, known=kinds_of(RunConfig))
+    for head, (top, *others) in ((RUN, sections_of(RunConfig)), (TRAINING, training)):
+        parts += [head, "\n".join(_table(top))]
+        for heading, group in groupby(others, key=attrgetter("heading")):
+            families = list(group)
             if len(families) > 1:
-                default = next(kind for kind in families if kind in (type(DEFAULT_VISION), type(DEFAULT_TEXT)))
-                parts.append(f"### `{name}`\n\nIts key `family` names one; without it: `{family_name(default)}`.\n")
-            for kind in families:
-                heading = f"### `{name}`" if len(families) == 1 else f"#### `{name}` of `{family_name(kind)}`"
-                parts.append(f"{heading}\n\n{_summary(kind)}\n")
-                parts.append("\n".join(_table(kind, name.strip("[]"))))
+                default = next(section.family for section in families if section.is_default)
+                parts.append(f"### `{heading}`\n\nIts key `family` names one; without it: `{default}`.\n")
+            for section in families:
+                title = f"#### `{heading}` of `{section.family}`" if section.family else f"### `{heading}`"
+                parts.append(f"{title}\n\n{section.summary}\n")
+                parts.append("\n".join(_table(section)))
     return "\n".join(parts)
 
 
-def sections(kind: type[BaseModel], name: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Each section below one, itself first: its heading as TOML writes it, and its model."""
-    yield name, kind
-    prefix = f"{name.strip('[]')}." if name else ""
-    for key, field in kind.model_fields.items():
-        for inner in _sections(field.annotation):
-            brackets = "[[{}]]" if get_origin(field.annotation) is tuple else "[{}]"
-            yield from sections(inner, brackets.format(prefix + key))
-
-
-def _summary(kind: type[BaseModel]) -> str:
-    return (kind.__doc__ or "").strip().partition("\n\n")[0]
-
-
-def _sections(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that a field may hold, once or as a list; several of a union; none for a plain value."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for each in get_args(annotation) for found in _sections(each)]
-
-
-def _table(kind: type[BaseModel], prefix: str) -> Iterator[str]:
+def _table(section: Section) -> Iterator[str]:
     """One row for each key."""
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
-    for key, field in kind.model_fields.items():
-        meaning = field.description or _upstream(kind, key)
-        if inner := _sections(field.annotation):
-            anchor = f"{prefix}.{key}".strip(".").replace(".", "")
-            summary = _summary(inner[0]).rstrip(".") if len(inner) == 1 else "one of several families of towers"
-            meaning = f"{meaning or summary}; see [below](#{anchor})"
-        cells = (f"`{key}`", _type(field), _default(field), meaning)
+    yield "| key | type | default | unit | meaning |"
+    yield "|---|---|---|---|---|"
+    for key in section.keys:
+        anchor = re.sub(r"[\[\].]", "", key.table)
+        meaning = f"{key.meaning}; see [below](#{anchor})" if key.table else key.meaning
+        cells = (f"`{key.name}`", _marked(key.type), _default(key.default), key.unit, meaning)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
 
 
-def _upstream(kind: type[BaseModel], key: str) -> str:
-    """What a key without a description of its own means: in a tower, the same as in the library that builds it."""
-    if not issubclass(kind, Tower):
-        return ""
-    if key == "family":
-        return "names the family"
-    library_class = getattr(kind, "library_class", None)
-    return f"as in transformers' `{library_class}`" if library_class else "as in timm"
+def _marked(text: str) -> str:
+    """Text with its strings marked as code."""
+    return re.sub(r'"[^"]*"', r"`\g<0>`", text)
 
 
-def _type(field: FieldInfo) -> str:
-    bounds = [f"{sign} {_plain(getattr(rule, name))}" for rule in field.metadata for name, sign in BOUNDS
-              if getattr(rule, name, None) is not None]  # fmt: skip
-    return ", ".join([_type_name(field.annotation), *bounds])
-
-
-def _type_name(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        annotation = arguments[0]
-        origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
-    if origin in (UnionType, Union):
-        return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
-    if origin is dict:
-        return f"table of {_type_name(arguments[1])}s"
-    if origin is tuple:
-        if _sections(annotation):
-            return "tables"
-        number = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
-        return f"list of {number}{NAMES[arguments[0]]}s"
-    return "table" if _sections(annotation) else NAMES[annotation]
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return "required"
-    if isinstance(value, BaseModel) or value is None or value == {} or (value == () and _sections(field.annotation)):
-        return ""
-    return f"`{_plain(value)}`"
-
-
-def _plain(value: Any) -> str:
-    """A value as TOML writes it."""
-    match value:
-        case LayerRange():
-            return f"[{value.start}, {value.stop}]"
-        case tuple():
-            return f"[{', '.join(map(_plain, value))}]"
-        case float():
-            return f"{value:g}"
-        case int() if value >= 100_000:
-            return f"{value:_}"
-    return json.dumps(value)
+def _default(default: str) -> str:
+    """Default, marked as code where it is a value."""
+    is_words = default == "required" or (" " in default and default[0] not in '["')
+    return default if not default or is_words else f"`{default}`"
 
 
 if __name__ == "__main__":

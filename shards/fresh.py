@@ -29,7 +29,7 @@ def init_model(
     """Write a model folder with fresh weights, one tensor in memory at a time; the same seed gives the same bytes.
 
     Args:
-        config: the model; `trained` should be false.
+        config: the model; it is written as untrained, whatever it says.
         folder: the folder to write; must not exist yet, or be empty.
         seed: any integer.
         tokenizer_json: content of tokenizer.json; None writes none.
@@ -39,7 +39,7 @@ def init_model(
     Raises:
         ModelError: the folder isn't empty, or the tokeniser doesn't fit the text tower.
     """
-    folder = Path(folder)
+    folder, config = Path(folder), config.model_copy(update={"trained": False})
     if tokenizer_json is not None:
         check_tokenizer(parse_tokenizer(tokenizer_json, str(folder)), config.required_text, str(folder))
     with staged_model(folder, config, tokenizer_json) as stage:

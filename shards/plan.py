@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shards.config import ModelConfig
 from shards.costs import Dtype, cut_bytes, tower_costs, weight_bytes
@@ -13,6 +14,9 @@ from shards.planning.costs import DataMix, JsonText, estimate_costs
 from shards.planning.devices import DeviceType
 from shards.planning.problem import BOUNDLESS, PlacedStage, PlacementProblem, Pool, StageLoad, predict
 from shards.ranges import STRICT, LayerRange, ShardSpec, check_spec
+
+if TYPE_CHECKING:
+    from shards.planning.explain import Alternative
 
 # A cut whose stages all hold both towers may be slower than the best by this factor: it stays balanced when a batch has
 # more images or more captions than planned for, and operations are no better an estimate than this.
@@ -158,6 +162,19 @@ def plan_specs(
     return plan
 
 
+@dataclass(frozen=True)
+class PlacedPlan:
+    """A placed plan, and the numbers of stages beside its own.
+
+    Attributes:
+        plan: the plan.
+        alternatives: one stage less and one more, as far as the model can be cut so.
+    """
+
+    plan: ShardPlan
+    alternatives: "tuple[Alternative, ...]"
+
+
 def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
     """Cut the model and place its stages for the highest throughput.
 
@@ -171,8 +188,22 @@ def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerpr
     Raises:
         ModelError: no placement can run; the message names the nearest that can.
     """
+    return place(problem, num_stages, model_fingerprint=model_fingerprint).plan
+
+
+def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> PlacedPlan:
+    """Cut the model and place its stages as `plan_placement` does, and tell what one stage less and one more bring.
+
+    Args:
+        problem: the model, the workload, the devices and their costs.
+        num_stages: number of stages, as `shards.planning.explain.find_num_stages` gives it where it is free.
+        model_fingerprint: fingerprint of the weights that the plan is for.
+
+    Raises:
+        ModelError: no placement can run; the message names the nearest that can.
+    """
     # The solver needs NumPy; plans are read without it.
-    from shards.planning.explain import describe_alternative, explain_refusal
+    from shards.planning.explain import explain_refusal, find_alternative
     from shards.planning.solver.search import best_placement
 
     _check_num_stages(problem.config, num_stages)
@@ -180,10 +211,9 @@ def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerpr
     if placement is None:
         raise ModelError(explain_refusal(problem, num_stages))
     prediction = predict(problem, placement.stages)
-    neighbours = [
-        describe_alternative(problem, number, placement.items_per_s) for number in (num_stages - 1, num_stages + 1)
-    ]
-    return ShardPlan(
+    neighbours = [find_alternative(problem, num_stages + step, placement.items_per_s) for step in (-1, 1)]
+    alternatives = tuple(each for each in neighbours if each is not None)
+    plan = ShardPlan(
         model_fingerprint=model_fingerprint,
         stages=tuple(
             _planned(problem, stage, load) for stage, load in zip(placement.stages, prediction.loads, strict=True)
@@ -193,8 +223,9 @@ def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerpr
         costs="measured" if all(pool.costs.source == "measured" for pool in problem.pools) else "estimated",
         items_per_s=prediction.items_per_s,
         bottleneck=prediction.bottleneck,
-        reasons=tuple(reason for reason in neighbours if reason),
+        reasons=tuple(str(each) for each in alternatives),
     )
+    return PlacedPlan(plan, alternatives)
 
 
 def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
@@ -241,8 +272,8 @@ def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
     num_layers = sum(config.num_layers.values())
     if not 1 <= num_stages <= num_layers:
         raise ModelError(
-            f"{num_stages} stages: model {config.name!r} has {num_layers} layers, and each stage needs one; "
-            f"ask for 1 to {num_layers} stages"
+            f"num_stages = {num_stages}: each stage needs a layer, and model {config.name!r} has "
+            f"{num_layers}; ask for 1 to {num_layers}"
         )
 
 

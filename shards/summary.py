@@ -27,6 +27,9 @@ DELTA_FORMAT = 1
 # Layers are what is numbered first in the name of a tensor, whatever the family of its tower.
 _LAYER = re.compile(r"(vision|text)\.\D*\.(\d+)\.")
 
+_ONES = {"F64": b"\0\0\0\0\0\0\xf0\x3f", "F32": b"\0\0\x80\x3f", "F16": b"\0\x3c", "BF16": b"\x80\x3f"}
+"""The value 1 by dtype, as safetensors stores it."""
+
 
 @dataclass(frozen=True)
 class PartSummary:
@@ -51,6 +54,7 @@ class ModelSummary:
         size_bytes: bytes of all weights on disk.
         model_fingerprint: fingerprint of the weights and towers.
         tokenizer_fingerprint: fingerprint of tokenizer.json; None where there is none.
+        untrained: reason why its vectors mean nothing yet; None of a trained model.
     """
 
     folder: Path
@@ -62,6 +66,7 @@ class ModelSummary:
     size_bytes: int
     model_fingerprint: str
     tokenizer_fingerprint: str | None
+    untrained: str | None
 
 
 def describe_model(folder: str | Path) -> ModelSummary:
@@ -89,7 +94,52 @@ def describe_model(folder: str | Path) -> ModelSummary:
         size_bytes=sum(part.size_bytes for part in parts),
         model_fingerprint=model_fingerprint(folder),
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer.read_bytes()) if tokenizer.is_file() else None,
+        untrained=untrained_reason(folder),
     )
+
+
+def untrained_reason(folder: str | Path) -> str | None:
+    """Say why a model's vectors mean nothing yet: random towers, or fresh projections; None of a trained model.
+
+    Raises:
+        ModelError: the folder is no model folder.
+    """
+    sides = fresh_towers(folder)
+    if sides:
+        what = f"its {sides[0]} tower has" if len(sides) == 1 else f"its {' and '.join(sides)} towers have"
+        return f"{what} random weights, as before any training"
+    return None if load_model_config(folder).trained else "its projections are fresh"
+
+
+def fresh_towers(folder: str | Path) -> tuple[str, ...]:
+    """Find the towers that no training has touched, by their norms: libraries begin with scales of 1 and shifts of 0.
+
+    Of a trained tower one norm is read; a tower without norms counts as trained.
+
+    Raises:
+        ModelError: there are no weights, or they are broken.
+    """
+    entries = read_entries(Path(folder))
+    return tuple(side for side in ("vision", "text") if _is_fresh(entries, f"{side}."))
+
+
+def _is_fresh(entries: dict[str, TensorEntry], prefix: str) -> bool:
+    """Whether all norms of a tower are as they began; only they have weights of one dimension."""
+    names = [name for name, entry in entries.items() if name.startswith(prefix) and len(entry.shape) == 1]
+    norms = [name for name in names if name.endswith(".weight")]
+    shifts = [f"{name.removesuffix('weight')}bias" for name in norms]
+    return (
+        bool(norms)
+        and all(_holds_only(entries[name], _ONES.get(entries[name].dtype, b"")) for name in norms)
+        and all(_holds_only(entries[name], b"\0") for name in shifts if name in entries)
+    )
+
+
+def _holds_only(entry: TensorEntry, value: bytes) -> bool:
+    with entry.path.open("rb") as file:
+        file.seek(entry.start)
+        stored = file.read(entry.stop - entry.start)
+    return bool(value) and stored == value * (len(stored) // len(value))
 
 
 def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tuple[PartSummary, ...]:

@@ -1,11 +1,15 @@
-"""Checks that a tokenizer.json fits a text tower."""
+"""Checks of a tokenizer.json: that it fits a text tower, and which texts it knows a word of."""
 
 import json
+import unicodedata
 from typing import Any
 
 from shards.config import TOKENIZER_FILE
 from shards.errors import ModelError
 from shards.towers.kinds import TextTower
+
+WORD_MARKS = "\u2581\u0120#"
+"""Marks by which tokens tell that a word begins (SentencePiece, byte-level BPE) or goes on (WordPiece)."""
 
 
 def parse_tokenizer(content: str, where: str) -> Any:
@@ -58,3 +62,29 @@ def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
         raise ModelError(
             f"{where}: the tokeniser adds no [CLS] to a caption; give its {TOKENIZER_FILE} a post-processor that does"
         )
+
+
+def knows_a_word(tokenizer: Any, text: str) -> bool:
+    """Whether a tokeniser knows a word of a text, or a piece of one: a letter, a digit or a symbol.
+
+    Signs of punctuation are none. One that knows all bytes, as CLIP's, knows every word.
+
+    Args:
+        tokenizer: as `parse_tokenizer` gives it.
+        text: anything.
+    """
+    found = tokenizer.encode(text)
+    columns = zip(found.ids, found.tokens, found.attention_mask, found.special_tokens_mask, strict=True)
+    tokens = [(number, token) for number, token, is_used, is_added in columns if is_used and not is_added]
+    name = getattr(tokenizer.model, "unk_token", None)
+    unknown_id = tokenizer.token_to_id(name) if name is not None else None
+    # Unigrams tell the text itself where they know nothing of it, and have no name for it.
+    known = [token for number, token in tokens if number != unknown_id and tokenizer.id_to_token(number) == token]
+    if len(known) == len(tokens):
+        return bool(tokens)
+    return any(_is_content(character) for token in known for character in token.strip(WORD_MARKS))
+
+
+def _is_content(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category[0] in "LN" or category == "So"

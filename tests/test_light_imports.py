@@ -18,6 +18,8 @@ LIGHT = (
     "embedder",
     "embedder.cli",
     "embedder.config",
+    "embedder.config_toml.reference",
+    "embedder.training.config",
     "shards",
     "shards.config",
     "shards.plan",

@@ -1,6 +1,7 @@
 """The command `embedder`: reads options, calls one function, prints. Loads nothing heavy before a command needs it.
 
-Exit 0: done. Exit 2: the user's mistake, in one line. Exit 128 + n: broken off by signal n. Exit 1: anything else.
+Exit 0: done. Exit 2: the user's mistake, in one line; of a configuration, each in one line. Exit 128 + n: broken off by
+signal n. Exit 1: anything else.
 """
 
 import gc
@@ -10,11 +11,13 @@ import traceback
 from collections.abc import Callable
 from io import TextIOWrapper
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from embedder import __version__
 from embedder.cli import (
+    config,
     demo,
     doctor,
     embed,
@@ -32,10 +35,12 @@ from embedder.cli import (
     verify,
 )
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
+from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.engine.interrupts import SignalInterrupt, interruptible
 from embedder.errors import USER_MISTAKES, HeadLostError, RunFailedError
 from embedder.installation import InstallationError, explained
 from embedder.observability.log import messages_to
+from embedder.redaction import mask
 from embedder.storage.printable import printable
 
 # Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
@@ -62,6 +67,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     verify.verify,
     train.train,
     doctor.doctor,
+    config.config,
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -69,6 +75,21 @@ app.add_typer(model.app, name="model")
 app.add_typer(index.app, name="index")
 for command in COMMANDS:
     app.command()(command)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"embedder {__version__}\n")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def main() -> None:
@@ -85,6 +106,8 @@ def main() -> None:
             sys.exit(_show_usage_error(error))
         except typer.Abort:
             sys.exit(_fail("aborted", 1))
+        except ConfigMistakesError as error:
+            sys.exit(max(_fail(line, 2) for line in error.lines))
         except USER_MISTAKES as error:
             sys.exit(_fail(str(error), 2))
         except ModuleNotFoundError as error:
@@ -102,7 +125,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"embedder: {printable(message, MAX_LINE_CHARACTERS)}\n")
+    sys.stderr.write(f"embedder: {printable(mask(message), MAX_LINE_CHARACTERS)}\n")
     return code
 
 

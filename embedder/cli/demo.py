@@ -16,6 +16,7 @@ from embedder.cli.options import Force, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.terminal import Terminal, item_bar
 from embedder.installation import require
+from embedder.quantities import counted, duration_text
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _index_line(store: StoreFiles) -> str:
     manifest = manifest_of(store, number) if number is not None else None
     if manifest is None:
         return "no index: search compares with every vector"
-    return f"index {number}: {manifest.kind}, {manifest.num_vectors:,} vectors, built in {manifest.build_s:.1f} s"
+    vectors = counted(manifest.num_vectors, "vector")
+    return f"index {number}: {manifest.kind}, {vectors}, built in {duration_text(round(manifest.build_s, 1))}"
 
 
 def _measure(store: "Store") -> "list[Recall]":

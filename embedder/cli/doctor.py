@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.installation import describe
+from embedder.quantities import counted
 
 PACKAGES = (
     "ray",
@@ -17,6 +18,9 @@ PACKAGES = (
     "deltalake",
     "faiss-cpu",
     "pillow",
+    "pillow-heif",
+    "pillow-jxl-plugin",
+    "rawpy",
     "av",
     "obstore",
 )
@@ -35,12 +39,14 @@ def doctor(read: ReadConfig) -> Result:
     num_gpus, gpus = _gpus()
     allocation = allocate(config, Available(hardware.num_cpus(), num_gpus))
     stages = {
-        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, {stage.num_threads} thread(s), "
-        f"to compute on {stage.device}"
+        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, "
+        f"{counted(stage.num_threads, 'thread')}, to compute on {stage.device}"
         for index, stage in enumerate(allocation.stages)
     }
     data = {
         "installation": describe(),
+        **({"model": _model(config.model)} if config.model is not None else {}),
+        "images it reads": _image_formats(),
         "python": platform.python_version(),
         **versions,
         "cpus": hardware.num_cpus(),
@@ -50,6 +56,37 @@ def doctor(read: ReadConfig) -> Result:
         "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
     return Result(data, [new_table("what", "found", rows=[(name, str(value)) for name, value in data.items()])])
+
+
+def _image_formats() -> str:
+    """Formats that are read here, and what the others need."""
+    from importlib.util import find_spec
+
+    from embedder.media.formats import EXTRA_FORMATS, IMAGE_FORMATS
+
+    lacking = [each.name for each in EXTRA_FORMATS if find_spec(each.package) is None]
+    names = [each.name for each in (*IMAGE_FORMATS, *EXTRA_FORMATS) if each.name not in lacking]
+    need = f"; {', '.join(lacking)}: pip install 'embedder[formats]'" if lacking else ""
+    return ", ".join(names) + need
+
+
+def _model(uri: str) -> str:
+    """Name of the configuration's model, and whether it is trained; nothing is downloaded for that."""
+    from pathlib import Path
+
+    from embedder.storage.model_download import resolve_model
+    from shards.config import load_model_config
+    from shards.errors import ModelError
+    from shards.summary import untrained_reason
+
+    if not Path(uri).expanduser().exists():
+        return f"{uri}: not in a local folder, so it is not looked at"
+    try:
+        folder = resolve_model(uri)
+        name, untrained = load_model_config(folder).name, untrained_reason(folder)
+    except ModelError as error:
+        return str(error)
+    return f"{name}, trained" if untrained is None else f"{name}, untrained: {untrained}"
 
 
 def _version(name: str) -> str:

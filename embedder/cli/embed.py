@@ -19,6 +19,7 @@ from embedder.cli.options import (
 )
 from embedder.cli.results import Result
 from embedder.cli.terminal import item_bar
+from embedder.sources.column_keys import ColumnOptions
 
 
 @command
@@ -28,7 +29,7 @@ def embed(
     model: ModelUri = None,
     store: StoreUri = None,
     kind: Annotated[str | None, typer.Option(help="auto, files, table or webdataset.")] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column of a table that becomes item_id.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column that becomes item_id; or content, or file+row.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column with images or videos: bytes or URIs.")] = None,
     caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None,
     carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None,
@@ -44,13 +45,13 @@ def embed(
     force: Force = None,
 ) -> Result:
     """Stream embeddings into the store: creates it or goes on, then publishes."""
-    columns = {"id": id_column, "image": image_column, "caption": caption_column}
-    columns = {name: column for name, column in columns.items() if column is not None}
+    given = (id_column, image_column, caption_column)
+    columns = ColumnOptions(id=id_column, image=image_column, caption=caption_column)
     described = {"kind": kind, "carryover": carryover, "include": include, "exclude": exclude}
     overrides = {
         "model": model,
         "store": store,
-        "source": source_override(source, columns=columns, **described),
+        "source": source_override(source, columns=columns if source or any(given) else None, **described),
         "engine": engine,
         "device": device,
         "num_stages": num_stages,

@@ -8,8 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.options import ModelUri, PublishedBy, ReadConfig, StoreUri, command
-from embedder.cli.results import MIB, Result, new_table
+from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
+from embedder.quantities import MIB, counted
 from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -65,7 +66,10 @@ def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
         file.write(found.model_dump_json(indent=2).encode() + b"\n")
     lines: list[RenderableType] = [f"report: {out / REPORT_NAME}"]
     if found.index is not None:
-        title = f"{found.num_pictures:,} images, {found.queries.num_queries:,} text queries"
+        title = (
+            f"{counted(found.num_pictures, 'image')}, "
+            f"{counted(found.queries.num_queries, 'text query', 'text queries')}"
+        )
         draw_curve(out / PLOT_NAME, found.index, title)
         lines.append(f"plot: {out / PLOT_NAME}")
     return lines
@@ -75,14 +79,15 @@ def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
     """Tables and notes, for the terminal."""
     asked = found.queries
     head = (
-        f"{asked.num_queries:,} queries ({asked.source}) with {asked.num_answers:,} right items; "
-        f"{found.num_pictures:,} images of {found.num_items:,} items; in brackets, 95 % confidence intervals"
+        f"{counted(asked.num_queries, 'query', 'queries')} ({asked.source}) with "
+        f"{counted(asked.num_answers, 'right item')}; {counted(found.num_pictures, 'image')} of "
+        f"{counted(found.num_items, 'item')}; in brackets, 95 % confidence intervals"
     )
     parts: list[RenderableType] = [head, "", _quality(found)]
     if found.groups:
         parts += ["", _groups(found)]
         if len(found.groups) > MAX_GROUPS_SHOWN:
-            parts.append(f"and {len(found.groups) - MAX_GROUPS_SHOWN:,} smaller groups: see --json or --out")
+            parts.append(f"and {counted(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
     if found.index is not None:
         parts += ["", _speed(found.index), *_curve(found.index)]
     if found.encoding is not None:
@@ -139,7 +144,7 @@ def _speed(index: "IndexFigures") -> Table:
         f"{latency.queries_per_s:,.0f}",
     )
     for each in index.throughput:
-        threads = f"{each.num_threads} thread{'s' if each.num_threads > 1 else ''}"
+        threads = counted(each.num_threads, "thread")
         if each.num_threads > 1:
             table.add_row(f"one query at a time, {threads}", "", "", "", "", "", f"{each.single_queries_per_s:,.0f}")
         table.add_row(f"all in one batch, {threads}", "", "", "", "", "", f"{each.batch_queries_per_s:,.0f}")

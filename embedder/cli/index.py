@@ -7,8 +7,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.options import ReadConfig, StoreUri, command
-from embedder.cli.results import MIB, Result, new_table
+from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import write_access
+from embedder.quantities import MIB, counted, duration_text, percent, size_text
 from embedder.store.files import StoreFiles
 from index.manifest import Manifest
 
@@ -43,7 +44,9 @@ def build(
     from embedder.store_index.keep_index import build_index
 
     number, manifest = build_index(run, force=force, measure_all=explain)
-    shown: list[RenderableType] = [f"{_describe(number, manifest)}, built in {manifest.build_s:.1f} s"]
+    shown: list[RenderableType] = [
+        f"{_describe(number, manifest)}, built in {duration_text(round(manifest.build_s, 1))}"
+    ]
     if explain:
         shown.insert(0, _trials_table(manifest))
     return Result(_data(number, manifest), shown)
@@ -87,7 +90,7 @@ def status(read: ReadConfig, store: StoreUri = None) -> Result:
             str(number),
             manifest.design,
             f"{manifest.num_vectors:,}",
-            f"{manifest.num_masked / manifest.num_rows:.1%}",
+            percent(manifest.num_masked / manifest.num_rows),
             f"{manifest.recall_at_10:.3f}",
             f"{manifest.latency_ms:.2f}",
             f"{manifest.size_bytes / MIB:.1f}",
@@ -116,8 +119,8 @@ def _describe(number: int, manifest: Manifest) -> str:
     """An index version in one line."""
     recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
     return (
-        f"index {number}: {manifest.design}, {manifest.num_vectors:,} vectors x {manifest.dim}, {recall}, "
-        f"{manifest.size_bytes / MIB:.1f} MiB"
+        f"index {number}: {manifest.design}, {counted(manifest.num_vectors, 'vector')} x {manifest.dim}, {recall}, "
+        f"{size_text(manifest.size_bytes)}"
     )
 
 

@@ -9,9 +9,10 @@ import typer
 from rich.console import RenderableType
 
 from embedder.cli.options import ModelFolder, ReadConfig, command
-from embedder.cli.results import MIB, Result, new_table
+from embedder.cli.results import Result, new_table
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
+from embedder.quantities import MIB, counted
 
 if TYPE_CHECKING:
     from shards.config import ModelConfig
@@ -35,7 +36,7 @@ def model_import(
     """Turn a checkpoint into a model folder."""
     read()
 
-    from embedder.storage.model_download import model_name, resolve_checkpoint
+    from embedder.storage.model_download import model_name
     from shards.convert import import_checkpoint, import_config, import_timm_and_text
 
     if text is not None and albert is not None:
@@ -44,19 +45,56 @@ def model_import(
     if config_only:
         if joined is not None:
             raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
-        model = import_config(resolve_checkpoint(source, config_only=True), out, name=model_name(source))
+        model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
         planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
         return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
     if joined is None:
-        model = import_checkpoint(resolve_checkpoint(source), out, name=model_name(source))
+        model = import_checkpoint(_checkpoint(source), out, name=model_name(source))
     else:
-        model = import_timm_and_text(resolve_checkpoint(source), resolve_checkpoint(joined), out, embedding_dim)
+        model = import_timm_and_text(_checkpoint(source), _checkpoint(joined), out, embedding_dim)
     shown: list[RenderableType] = [f"model folder: {out}"]
     if albert is not None:
         shown.append("--albert is called --text now; the old name goes with the next release")
-    if not model.trained:
-        shown.append("its projections are fresh: search with it means nothing before training")
+    shown += _import_notes(model, out, is_joined=joined is not None)
     return Result({"out": out, "trained": model.trained}, shown)
+
+
+def _checkpoint(source: str, *, config_only: bool = False) -> Path:
+    """Find the folder of a checkpoint; of a file of weights, the error says what is missing beside it."""
+    from embedder.storage.model_download import resolve_checkpoint
+    from shards.convert import find_checkpoint
+
+    if Path(source).expanduser().is_file():
+        return find_checkpoint(source)
+    return resolve_checkpoint(source, config_only=config_only)
+
+
+def _import_notes(model: "ModelConfig", out: Path, *, is_joined: bool) -> list[str]:
+    """Lines on what an imported model can't do yet.
+
+    Args:
+        model: its configuration.
+        out: its folder.
+        is_joined: whether `--text` joined its towers.
+    """
+    from shards.summary import fresh_towers, untrained_reason
+
+    notes = []
+    if is_joined:
+        notes.append("its projections are fresh: search with it means nothing before training")
+    if fresh_towers(out) or not (is_joined or model.trained):
+        notes.append(f"{untrained_reason(out)}: search with it means nothing before training")
+    if model.text is None:
+        notes.append(
+            "it has a vision tower alone: it embeds images, and finds them by images; of a timm checkpoint, --text DIR "
+            "joins a text tower, and training makes it find images by words"
+        )
+    if model.vision is None:
+        notes.append(
+            "it has a text tower alone: it embeds captions, and finds them by words; --text DIR of an import joins it "
+            "to a timm checkpoint, and training makes it find images"
+        )
+    return notes
 
 
 @app.command("info")
@@ -112,16 +150,19 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
     sizes.append(("all", summary.num_parameters, summary.size_bytes))
     rows = [(name, f"{num:,}", f"{size_bytes / MIB:.2f}") for name, num, size_bytes in sizes]
     shown: list[RenderableType] = [
-        f"{model.name}: {'trained' if model.trained else 'untrained: search with it means nothing yet'}; "
-        f"embeddings of {model.embedding_dim}",
+        f"{model.name}: {_training(summary.untrained)}; embeddings of {model.embedding_dim}",
         f"vision: {model.vision.describe() if model.vision is not None else NO_TOWER}",
         f"text: {_describe_text(model)}",
         new_table("part", "parameters", "MiB on disk", rows=rows),
-        f"dtype on disk {', '.join(summary.dtypes)}, in {summary.num_files} file(s)",
+        f"dtype on disk {', '.join(summary.dtypes)}, in {counted(summary.num_files, 'file')}",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
     ]
     data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}
     return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
+
+
+def _training(untrained: str | None) -> str:
+    return "trained" if untrained is None else f"untrained: {untrained}, and search with it means nothing yet"
 
 
 def _describe_text(model: "ModelConfig") -> str:

@@ -1,6 +1,7 @@
 """`embedder plan`: where the model is cut and where its stages run, shown and written."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +11,18 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.options import Dtype, ModelUri, NumStages, ReadConfig, command
-from embedder.cli.results import MIB, Result, new_table
+from embedder.cli.results import Result, new_table
+from embedder.quantities import HOUR_S, KIB, MIB, counted, duration_text, figure, money, percent, rate
 
 if TYPE_CHECKING:
     from embedder.planning.answer import Answer
     from shards.plan import PlannedStage, ShardPlan
+    from shards.planning.explain import Alternative
     from shards.planning.problem import PlacementProblem
     from shards.planning.what_if import WhatIf
 
 DEFAULT_NUM_ITEMS = 1_000_000  # items of --what-if, unless an option says otherwise
+UNNAMED_CURRENCY = ' (currency = "EUR" in the configuration names the prices\' currency)'
 BAR = 24  # characters of a stage that is always busy
 
 
@@ -67,35 +71,50 @@ def plan(
     )
     run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": ray_address})
     answer = planning.plan(run, options)
-    shown = [*answer.node_types, *_answer_parts(answer, explain=explain)]
+    fixed_by = "--stages" if num_stages is not None else answer.fixed_by
+    shown = [*answer.node_types, *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=explain)]
     if devices is None and not cluster and (num_gpus := hardware.num_gpus()):
         shown.append(
-            f"for CPU cores, without the {num_gpus} GPU(s) here; to place stages on them, name them: --devices"
+            f"for CPU cores, without the {counted(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"
         )
     text = answer.plan.to_json()
     if out is not None:
         out.write_text(text, encoding="utf-8")
         shown.append(f"plan: {out}")
-    found = json.loads(text)
+    found = json.loads(text) | {
+        "num_stages_fixed_by": answer.fixed_by,
+        "alternatives": [asdict(each) for each in answer.alternatives],
+    }
     if answer.node_types:
         found["node_types"] = list(answer.node_types)
     if answer.comparison is not None:
         found["equal_parts_items_per_s"] = answer.comparison.equal_parts
     if answer.what_if is not None:
-        found["what_if"] = asdict(answer.what_if)
+        found["what_if"] = asdict(answer.what_if) | {"currency": run.currency}
     return Result(found, shown)
 
 
-def _answer_parts(answer: "Answer", *, explain: bool) -> list[RenderableType]:
-    """Everything that was asked, part by part."""
+def _answer_parts(
+    answer: "Answer", currency: str | None, *, fixed_by: str | None, explain: bool
+) -> list[RenderableType]:
+    """Everything that was asked, part by part.
+
+    Args:
+        answer: the plan, and what was asked beside it.
+        currency: of the prices.
+        fixed_by: option or key that fixes the number of stages; None where it was searched.
+        explain: whether it was asked how busy each stage is.
+    """
     cut = answer.plan
-    parts: list[RenderableType] = [_plan_table(cut, explain=explain), *_summary_lines(cut)]
+    parts: list[RenderableType] = [_plan_table(cut, explain=explain)]
+    parts.append(f"{rate(cut.items_per_s or 0)} predicted; bottleneck: {cut.bottleneck}")
+    parts += [_stages_line(len(cut.stages), answer.alternatives, fixed_by), *_basis_lines(cut)]
     if explain:
         parts.append(_cpu_line(answer.problem, cut))
     if answer.comparison is not None:
         parts.append(str(answer.comparison))
     if answer.what_if is not None:
-        parts += _what_if_parts(answer.what_if)
+        parts += _what_if_parts(answer.what_if, currency)
     return parts
 
 
@@ -117,10 +136,10 @@ def _row(cut: "ShardPlan", stage: "PlannedStage") -> list[str]:
         _where(stage),
         f"{stage.spec.vision.start}-{stage.spec.vision.stop}",
         f"{stage.spec.text.start}-{stage.spec.text.stop}",
-        f"{stage.weight_bytes / MIB:.1f}",
-        f"{(stage.memory_bytes or 0) / MIB:.0f}",
-        f"{(stage.seconds_per_item or 0) * 1e3:.3g}",
-        f"{sent / 1024:.1f}",
+        f"{stage.weight_bytes / MIB:,.1f}",
+        f"{(stage.memory_bytes or 0) / MIB:,.0f}",
+        figure((stage.seconds_per_item or 0) * 1e3),
+        f"{sent / KIB:,.1f}",
     ]
 
 
@@ -135,22 +154,50 @@ def _bar(cut: "ShardPlan", stage: "PlannedStage") -> str:
     """Share of the time that a stage's replicas work at the predicted throughput, drawn and in percent."""
     speed = stage.num_gpus * stage.num_replicas if stage.num_gpus else stage.num_replicas
     share = (cut.items_per_s or 0.0) * (stage.seconds_per_item or 0.0) / speed
-    return "█" * round(share * BAR) + "░" * (BAR - round(share * BAR)) + f" {share:.0%}"
+    return "█" * round(share * BAR) + "░" * (BAR - round(share * BAR)) + f" {percent(round(share, 2))}"
 
 
-def _summary_lines(cut: "ShardPlan") -> list[RenderableType]:
-    """Throughput, bottleneck, why not fewer or more stages."""
-    lines: list[RenderableType] = [f"{cut.items_per_s or 0:.4g} items/s predicted; bottleneck: {cut.bottleneck}"]
-    lines += [f"why not {reason}" for reason in cut.reasons]
-    source = "costs measured" if cut.costs == "measured" else "costs estimated from operations and bandwidth"
-    mix = cut.mix
-    if mix is not None:
-        patches = f" of {mix.image_patches} patches" if mix.image_patches is not None else ""
-        lines.append(
-            f"for items of {mix.images_per_item:g} image(s){patches} and {mix.captions_per_item:g} caption(s) of "
-            f"{mix.caption_tokens} tokens, in {cut.dtype}; {source}; ranges are half-open"
+def _stages_line(num_stages: int, alternatives: "Sequence[Alternative]", fixed_by: str | None) -> str:
+    """Number of stages, why so many, and what one less and one more would bring.
+
+    Args:
+        num_stages: of the plan.
+        alternatives: one stage less and one more.
+        fixed_by: option or key that fixes the number; None where it was searched.
+    """
+    from shards.planning.explain import AS_GOOD, MAX_STAGES_SEARCHED
+
+    others = "; ".join(_alternative_text(each) for each in alternatives)
+    others = f": {others}" if others else ""
+    if fixed_by is None:
+        why = (
+            f"the fewest that no other number up to {max(MAX_STAGES_SEARCHED, num_stages)} beats by {percent(AS_GOOD)}"
         )
-    return lines
+        return f"{counted(num_stages, 'stage')}, {why}{others}"
+    gain = max((each.change for each in alternatives if each.change is not None), default=0.0)
+    cure = f"; without {fixed_by} the best number is searched" if gain >= AS_GOOD else ""
+    return f"{counted(num_stages, 'stage')}, fixed by {fixed_by}{others}{cure}"
+
+
+def _alternative_text(other: "Alternative") -> str:
+    name = counted(other.num_stages, "stage")
+    if other.items_per_s is None or other.change is None:
+        return f"{name} can't run, {other.lack}"
+    return f"{name} would do {rate(other.items_per_s)} ({percent(other.change, signed=True)})"
+
+
+def _basis_lines(cut: "ShardPlan") -> list[RenderableType]:
+    """Items and costs that the prediction is for."""
+    mix = cut.mix
+    if mix is None:
+        return []
+    source = "costs measured" if cut.costs == "measured" else "costs estimated from operations and bandwidth"
+    patches = f" of {counted(mix.image_patches, 'patch', 'patches')}" if mix.image_patches is not None else ""
+    return [
+        f"for items of {counted(mix.images_per_item, 'image')}{patches} and "
+        f"{counted(mix.captions_per_item, 'caption')} of "
+        f"{counted(mix.caption_tokens, 'token')}, in {cut.dtype}; {source}; ranges are half-open"
+    ]
 
 
 def _cpu_line(problem: "PlacementProblem", cut: "ShardPlan") -> str:
@@ -163,27 +210,31 @@ def _cpu_line(problem: "PlacementProblem", cut: "ShardPlan") -> str:
         for stage in cut.stages
     ]
     prediction = predict(problem, stages)
-    spent = ", ".join(f"{name} {seconds * 1e3:.3g}" for name, seconds in prediction.cpu_seconds.items())
-    rate = prediction.cores_rate
-    limit = "" if rate is None else f"; {problem.num_cores:g} shared cores do {rate:.4g} items/s"
+    spent = ", ".join(f"{name} {figure(seconds * 1e3)}" for name, seconds in prediction.cpu_seconds.items())
+    most, cores = prediction.cores_rate, problem.num_cores
+    limit = "" if most is None or cores is None else f"; shared cores, {figure(cores)} of them, do {rate(most)}"
     return f"CPU ms/item: {spent}{limit}"
 
 
-def _what_if_parts(found: "WhatIf") -> list[RenderableType]:
+def _what_if_parts(found: "WhatIf", currency: str | None) -> list[RenderableType]:
     """Hours, cost, ratios, and the gain of one more device of each kind."""
-    hours = ", ".join(f"{value:,.0f} {name}-hours" for name, value in found.device_hours.items())
-    used = ", ".join(f"{value:.3g} {name}" for name, value in found.used.items())
-    cost = "" if found.cost is None else f"; cost {found.cost:,.0f}"
+    hours = ", ".join(f"{figure(value)} {name}-hours" for name, value in found.device_hours.items())
+    used = ", ".join(f"{figure(value)} {name}" for name, value in found.used.items())
+    cost = "" if found.cost is None else f"; cost {money(found.cost, currency)}{'' if currency else UNNAMED_CURRENCY}"
     lines: list[RenderableType] = [
-        f"{found.num_items:,} items: {found.hours:,.1f} h ({found.hours / 24:,.1f} days); {hours}{cost}",
+        f"{counted(found.num_items, 'item')}: {duration_text(found.hours * HOUR_S)}; {hours}{cost}",
         f"in use by stages: {used}",
     ]
-    if found.cores_per_gpu is not None:
+    if found.cores_per_gpu is not None and found.cores_needed is not None:
         lines.append(
-            f"best CPU:GPU ratio: {found.cores_per_gpu:.3g} cores per GPU ({found.cores_needed:,} for these GPUs); "
-            f"decoding is {found.decode_share:.0%} of the CPU seconds"
+            f"best CPU:GPU ratio: {figure(found.cores_per_gpu)} cores per GPU ({found.cores_needed:,} for these GPUs); "
+            f"decoding is {percent(found.decode_share)} of the CPU seconds"
         )
     if found.decode_bound_gpus is not None:
-        lines.append(f"from {found.decode_bound_gpus:,} GPUs on, these cores are the bottleneck, decoding first")
-    rows = [(more.device, more.where, f"{more.items_per_s:.4g}", f"{more.gain:+.1%}") for more in found.one_more]
+        lines.append(
+            f"from {counted(found.decode_bound_gpus, 'GPU')} on, these cores are the bottleneck, decoding first"
+        )
+    rows = [
+        (more.device, more.where, figure(more.items_per_s), percent(more.gain, signed=True)) for more in found.one_more
+    ]
     return [*lines, new_table("one more", "in", "items/s", "gain", left=("one more", "in"), rows=rows)]

@@ -10,11 +10,12 @@ import typer
 from rich.console import RenderableType
 
 from embedder.cli.options import ReadConfig, StoreUri, command
-from embedder.cli.results import Result, size_text
+from embedder.cli.results import Result
 from embedder.cli.store_access import write_access
 from embedder.cli.terminal import Terminal
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
+from embedder.quantities import agree, counted, size_text
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def _ids_in(path: Path | None) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold what else ends lines
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--from-file {path}: can't be read ({error}); give a text file, an id per line") from None
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "it is not UTF-8"
+        raise ConfigError(f"--from-file {path}: can't be read ({reason}); give a text file, an id per line") from None
     return [line.removesuffix("\r") for line in lines if line.removesuffix("\r")]
 
 
@@ -90,7 +92,10 @@ def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
         num_forgotten = allow_again(files, item_ids)
     return Result(
         {"num_forgotten": num_forgotten},
-        [f"{num_forgotten:,} of {len(set(item_ids)):,} items were purged, and may come back with the next run"],
+        [
+            f"of {counted(len(set(item_ids)), 'item')}, {num_forgotten:,} had been purged, and may come back with the "
+            "next run"
+        ],
     )
 
 
@@ -149,23 +154,30 @@ def _plan_data(plan: "PurgePlan") -> dict[str, Any]:
 def _plan_lines(plan: "PurgePlan") -> list[str]:
     """The plan in sentences."""
     listed = [item for item in plan.items if not (plan.finds_nothing and item.was_purged)][:MAX_LISTED]
-    rows = {True: "{} vectors published", False: "not published now"}
-    lines = [f"{item.item_id!r}: {rows[item.is_published].format(f'{item.num_vectors:,}')}" for item in listed]
+    lines = [
+        f"{item.item_id!r}: "
+        + (f"{counted(item.num_vectors, 'vector')} published" if item.is_published else "not published now")
+        for item in listed
+    ]
     if len(plan.items) > len(listed) > 0:
         lines.append(f"and {len(plan.items) - len(listed):,} more")
     if plan.finds_nothing:
         return [*lines, "purged before: nothing of them is left"]
     lines += [
-        f"to remove for good: {len(plan.items):,} items; {plan.num_published:,} are published, with "
-        f"{plan.num_vectors:,} vectors",
-        f"{len(plan.rewritten):,} part files written anew without them, {size_text(plan.bytes_rewritten)}; "
-        f"{len(plan.deleted):,} files deleted (part files, journal entries, {len(plan.indexes):,} index versions), "
-        f"{len(plan.changed):,} texts and log files changed",
-        f"{len(plan.versions):,} versions hold them and stay readable, without them{_listed(plan.versions)}",
+        f"to remove for good: {counted(len(plan.items), 'item')}, {plan.num_published:,} of them published, with "
+        f"{counted(plan.num_vectors, 'vector')}",
+        f"{counted(len(plan.rewritten), 'part file')} written anew without them, {size_text(plan.bytes_rewritten)}; "
+        f"{counted(len(plan.deleted), 'file')} deleted (part files, journal entries, "
+        f"{counted(len(plan.indexes), 'index version')}), {_changed(plan)}",
+        f"versions that hold them and stay readable, without them: {len(plan.versions):,}{_listed(plan.versions)}",
     ]
     if plan.given_up:
         lines.append(f"not finished, and given up: {', '.join(plan.given_up)}; the next run embeds its items again")
     return lines
+
+
+def _changed(plan: "PurgePlan") -> str:
+    return f"{counted(len(plan.changed), 'text or log file', 'texts and log files')} changed"
 
 
 def _listed(run_ids: Sequence[str]) -> str:
@@ -177,18 +189,21 @@ def _purged(files: StoreFiles, done: "Purge") -> list[RenderableType]:
     """The finished purge in sentences."""
     plan, scan = done.plan, done.scan
     lines = [
-        f"{plan.num_published:,} of {len(plan.items):,} items were published, with {plan.num_vectors:,} vectors; "
-        f"{len(plan.rewritten):,} part files written anew ({size_text(plan.bytes_rewritten)}), "
-        f"{len(plan.deleted):,} files deleted, {len(plan.changed):,} texts and log files changed",
-        f"searched {scan.num_files:,} files ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in all): "
-        "none holds or names them",
+        f"of {counted(len(plan.items), 'item')}, {plan.num_published:,} had been published, with "
+        f"{counted(plan.num_vectors, 'vector')}; {counted(len(plan.rewritten), 'part file')} written anew "
+        f"({size_text(plan.bytes_rewritten)}), {counted(len(plan.deleted), 'file')} deleted, {_changed(plan)}",
+        f"searched {counted(scan.num_files, 'file')} ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in "
+        "all): none holds or names them",
     ]
     before = sum(item.was_purged for item in plan.items)
     if before:
         left = "nothing of them was left" if plan.finds_nothing else "what was left of them is gone now"
         lines.append(f"purged before: {before:,}; {left}")
     if plan.versions:
-        lines.append(f"{len(plan.versions):,} earlier versions stay readable, without them{_listed(plan.versions)}")
+        stays = agree(len(plan.versions), "stays", "stay")
+        lines.append(
+            f"{counted(len(plan.versions), 'earlier version')} {stays} readable, without them{_listed(plan.versions)}"
+        )
     if done.unreadable:
         lines.append(f"can't be read any more: {', '.join(done.unreadable)}")
     if done.published is not None:

@@ -12,10 +12,12 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.options import AsJson, Force, ReadConfig, RetryRejects, Settings, StoreUri, command
-from embedder.cli.results import MIB, Result, new_table, print_result
+from embedder.cli.results import Result, new_table, print_result
 from embedder.cli.terminal import item_bar
 from embedder.config import RunConfig, load_config
 from embedder.errors import ConfigError
+from embedder.quantities import MIB, counted, size_text
+from embedder.storage.web_address import shown_uri
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -81,8 +83,8 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     if found.replaces_all:
         shown.append("nothing is published until all items are done under the new model or preprocessing")
     shown.append(
-        f"{found.num_to_embed:,} items now, {found.num_left:,} left for later; "
-        f"at most {found.rewrite_bytes / MIB:,.1f} MiB of part files rewritten; {found.estimate.text()}"
+        f"{counted(found.num_to_embed, 'item')} now, {found.num_left:,} left for later; "
+        f"at most {size_text(found.rewrite_bytes)} of part files rewritten; {found.estimate.text()}"
         + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
     )
     shown += found.left_out
@@ -127,7 +129,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
 
     files = StoreFiles(config.required_store)
     found = find_rejects(files, run_id, filters)
-    items = found.items.to_pylist()
+    items = [row | {"uri": shown_uri(row["uri"])} for row in found.items.to_pylist()]
     shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
     if num_left_out := sum(row["state"] == "left_out" for row in items):
         shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
@@ -135,8 +137,9 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
         shown.append(f"of run {found.run_id}, which is not published; the command that began it goes on with it")
     if found.pending is not None:
         shown.append(
-            f"run {found.pending.run_id} is newer, is not published and has {found.pending.num_rejects:,} rejects: "
-            f"`embedder rejects --store {quote(files.address)} --run {found.pending.run_id}` lists them"
+            f"run {found.pending.run_id} is newer, is not published and has "
+            f"{counted(found.pending.num_rejects, 'reject')}: `embedder rejects --store {quote(files.address)} --run "
+            f"{found.pending.run_id}` lists them"
         )
     pending = asdict(found.pending) if found.pending else None
     data = {"rejects": items, "run_id": found.run_id, "published": found.is_published, "unpublished_run": pending}
@@ -148,7 +151,8 @@ def _rejects_table(items: list[dict[str, Any]]) -> Table:
     for row in items:
         error = f"{row['error_type']}: {row['error']}"
         marks = ("yes" if row[name] else "" for name in ("transient", "stale"))
-        table.add_row(row["item_id"], row["step"], error, *marks, str(row["attempts"]))
+        attempts = "" if row["attempts"] is None else str(row["attempts"])  # an older format has none
+        table.add_row(row["item_id"], row["step"], error, *marks, attempts)
     return table
 
 

@@ -3,7 +3,8 @@
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.results import MIB, new_table
+from embedder.cli.results import new_table
+from embedder.quantities import MIB, counted, duration_text, figure, money, rate, size_text
 from embedder.report.schema import Expected, Report, Review, StepReport
 
 
@@ -12,25 +13,30 @@ def report_parts(report: Report) -> list[RenderableType]:
     if report.held:
         return [report.outcome]
     if report.run_id is None:
-        return [f"{report.outcome}: {report.num_unchanged:,} items unchanged; {report.wall_s:.1f} s in all"]
+        unchanged = counted(report.num_unchanged, "item")
+        return [f"{report.outcome}: {unchanged} unchanged; {_seconds(report.wall_s)} in all"]
     embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
-        f"{embedded:,} items embedded, {report.num_rejected:,} rejected; {report.num_vectors:,} rows; "
-        f"{report.items_per_s:.3g} items/s{_steady(report)}; {report.wall_s:.1f} s in all, {report.startup_s:.1f} s of "
-        "it start-up; "
-        f"peak memory {report.peak_memory_bytes / MIB:,.0f} MiB; run {report.run_id}"
+        f"{counted(embedded, 'item')} embedded, {report.num_rejected:,} rejected; "
+        f"{counted(report.num_vectors, 'row')}; {rate(report.items_per_s)}{_steady(report)}; "
+        f"{_seconds(report.wall_s)} in all, {_seconds(report.startup_s)} of it start-up; "
+        f"peak memory {size_text(report.peak_memory_bytes)}; run {report.run_id}"
     )
     last = [summary, *_outcome_lines(report)]
     if not report.steps:
         return last
-    rate = report.steady_items_per_s or report.items_per_s
-    review = review_parts(report.review, rate) if report.review else []
+    review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
     return [_step_table(report), *_operator_parts(report), *review, *_gpu_lines(report), *_cluster_parts(report), *last]
 
 
 def _steady(report: Report) -> str:
     """Rate without the start, where it differs."""
-    return f" ({report.steady_items_per_s:.3g} once all stages were up)" if report.steady_items_per_s else ""
+    return f" ({figure(report.steady_items_per_s)} once all stages were up)" if report.steady_items_per_s else ""
+
+
+def _seconds(seconds: float) -> str:
+    """A length of time, below a minute or two with its tenths."""
+    return duration_text(round(seconds, 1))
 
 
 def _operator_parts(report: Report) -> list[RenderableType]:
@@ -64,15 +70,16 @@ def _cluster_parts(report: Report) -> list[RenderableType]:
             memory = f"{node.peak_memory_bytes / MIB:,.0f}"
             table.add_row(node.name, f"{node.num_cpus:g}", gpus, memory, ", ".join(node.steps) or "none")
         parts.append(table)
-        parts += [f"{(report.moved_bytes or 0) / MIB:,.1f} MiB of blocks were moved between nodes"]
-    parts += [f"at {event.at_s:.0f} s: {event.text}" for event in report.events]
+        parts += [f"{size_text(report.moved_bytes or 0)} of blocks were moved between nodes"]
+    parts += [f"at {duration_text(round(event.at_s))}: {event.text}" for event in report.events]
     if report.spilled_bytes:
         parts.append(
-            f"{report.spilled_bytes / MIB:,.1f} MiB of blocks were moved to disk, as Ray's object store was full: "
+            f"{size_text(report.spilled_bytes)} of blocks were moved to disk, as Ray's object store was full: "
             "the run was slower for it"
         )
     if report.cost_per_million is not None:
-        parts.append(f"a million items cost {report.cost_per_million:.4g}, by [prices]")
+        of_prices = "by [prices]" if report.currency else "in the currency of [prices], which `currency` would name"
+        parts.append(f"{money(report.cost_per_million, report.currency)} per million items, {of_prices}")
     return parts
 
 
@@ -104,7 +111,7 @@ def replicas_over_time(step: StepReport) -> str:
     while len(line) > 1 and line[-1][1] < line[-2][1]:
         line.pop()
     first, *later = line
-    return " ".join([str(first[1]), *(f"> {number} at {time_s:.0f} s" for time_s, number in later)])
+    return " ".join([str(first[1]), *(f"> {number} at {duration_text(round(time_s))}" for time_s, number in later)])
 
 
 def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
@@ -115,14 +122,15 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
     if review.expected:
         expected = review.expected
         reached = (
-            f"items held {review.images_per_item:.3g} images and {review.captions_per_item:.3g} captions of "
-            f"{review.caption_tokens} tokens; {expected.source} costs expect {expected.items_per_s:.3g} items/s for "
-            f"that ({expected.bottleneck}), {items_per_s:.3g} were reached"
+            f"an item held {counted(review.images_per_item, 'image')} and "
+            f"{counted(review.captions_per_item, 'caption')} of "
+            f"{counted(review.caption_tokens, 'token')} on average; {expected.source} costs expect "
+            f"{rate(expected.items_per_s)} for that ({expected.bottleneck}), {figure(items_per_s)} were reached"
         )
         parts += [_review_table(review, expected), reached]
     if review.better:
         parts.append(
-            f"a better cut for this data, predicted {review.better.gain:.2f}x: {review.better.reason}; "
+            f"a better cut for this data, predicted {review.better.gain:.2f} times as fast: {review.better.reason}; "
             f"run it with --plan {review.better.path}"
         )
     return parts

@@ -9,6 +9,9 @@ import typer
 from embedder.cli.options import ReadConfig, StoreUri, command
 from embedder.cli.results import Result
 from embedder.errors import ConfigError
+from embedder.quantities import counted
+
+MAX_LISTED = 5  # runs that a refusal names
 
 RunOfReport = Annotated[
     str | None, typer.Argument(metavar="[RUN_ID]", help="A run in STORE/runs; by default the last one with a report.")
@@ -36,7 +39,7 @@ def report(
     known = [run.run_id for run in all_runs(files) if files.exists(run_file(run.run_id, REPORT_FILE))]
     if not known or (run_id is not None and run_id not in known):
         raise ConfigError(
-            f"store {files.address}: no report of run {run_id or '(any)'}; reports are there of {known or 'no run'}"
+            f"store {files.address}: no report of {f'run {run_id}' if run_id else 'any run'}; {_reports(known)}"
         )
     chosen = run_id or known[-1]
     text = files.read(run_file(chosen, REPORT_FILE))
@@ -53,3 +56,11 @@ def report(
             raise ConfigError(f"--plot {plot}: {error.strerror}; name a file in a folder that is there") from None
         shown = [*shown, f"plot: {plot}"]
     return Result(json.loads(text), shown)
+
+
+def _reports(known: list[str]) -> str:
+    """The newest runs with a report, in a line of bounded length."""
+    if not known:
+        return "only runs that end leave one: run `embedder embed` to its end"
+    more = f", and of {counted(len(known) - MAX_LISTED, 'earlier run')}" if len(known) > MAX_LISTED else ""
+    return f"there are reports of {', '.join(known[-MAX_LISTED:])}{more}"

@@ -1,4 +1,4 @@
-"""Result of a command, printed for a person or as one line of JSON; tables and sizes, as all commands show them."""
+"""Result of a command, printed for a person or as one line of JSON; tables, as all commands show them."""
 
 import json
 import sys
@@ -11,7 +11,6 @@ from rich.table import Table
 
 from embedder.cli.terminal import Terminal
 
-MIB = 1 << 20
 PIPE_WIDTH = 250  # characters; into a file or a pipe, tables are not folded to the width of a screen
 
 
@@ -67,8 +66,3 @@ def new_table(*columns: str, left: Collection[str] | None = None, rows: Iterable
     for cells in rows:
         table.add_row(*cells)
     return table
-
-
-def size_text(size_bytes: int) -> str:
-    """Bytes as a person reads them."""
-    return f"{size_bytes / MIB:,.1f} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:,.0f} KiB"

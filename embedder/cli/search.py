@@ -10,11 +10,15 @@ from rich.console import RenderableType
 from embedder.cli.options import ModelUri, PublishedBy, ReadConfig, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
+from embedder.quantities import counted
 from embedder.retrieval.queries import SearchOptions
+from embedder.storage.output_file import check_output_file
+from embedder.storage.web_address import shown_uri
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from embedder.retrieval.hit_files import CopiedFiles
     from embedder.retrieval.hits import Hits
     from embedder.retrieval.remote_store import RemoteStore
     from embedder.retrieval.store_api import Store
@@ -30,7 +34,20 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each query.")] = 10,
     where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil it: 'price < 10'.")] = None,
     images: Annotated[
-        list[Path] | None, typer.Option("--image", help="Search with an image instead of a text; several at once.")
+        list[Path] | None,
+        typer.Option("--image", help="Search with an image, alone or together with a text; several at once."),
+    ] = None,
+    not_texts: Annotated[
+        list[str] | None, typer.Option("--not", metavar="TEXT", help="What to stay away from; repeatable.")
+    ] = None,
+    not_images: Annotated[
+        list[Path] | None, typer.Option("--not-image", help="An image to stay away from; repeatable.")
+    ] = None,
+    text_weight: Annotated[
+        float | None, typer.Option(help="Share of the text beside an image, from 0 to 1; by default 0.5.")
+    ] = None,
+    not_weight: Annotated[
+        float | None, typer.Option(help="Weight of what to stay away from, from 0 to 1; by default 0.5.")
     ] = None,
     vector: Annotated[Path | None, typer.Option(help="Search with the vectors of a .npy file, (E,) or (Q, E).")] = None,
     hybrid: Annotated[bool, typer.Option("--hybrid", help="Rank by the words of captions, too.")] = False,
@@ -39,7 +56,13 @@ def search(
     ] = None,
     min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None,
     all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False,
-    sheet: Annotated[Path | None, typer.Option(help="Write the hits as a contact sheet (PNG).")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Draw the hits as a contact sheet: .png, .jpg, .webp or .pdf.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the hits as a table: .csv, .parquet or .jsonl.")] = None,
+    copies: Annotated[
+        Path | None, typer.Option("--copy", metavar="FOLDER", help="Copy the files of the hits into a new folder.")
+    ] = None,
     version: PublishedBy = None,
     model: ModelUri = None,
     server: Annotated[
@@ -47,13 +70,20 @@ def search(
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File that holds the token of --server.")] = None,
 ) -> Result:
-    """Find images and videos that fit a text, an image or a vector."""
-    options = SearchOptions(k=k, where=where, group=not all_segments, fold=fold, hybrid=hybrid, min_score=min_score)
+    """Find images and videos that fit a text, an image, both together, or a vector."""
+    weights = {"text_weight": text_weight, "not_weight": not_weight}
+    given = {name: weight for name, weight in weights.items() if weight is not None}
+    options = SearchOptions(
+        k=k, where=where, group=not all_segments, fold=fold, hybrid=hybrid, min_score=min_score, **given
+    )
     run = read({"store": store, "model": model})
-    if sum([bool(queries), bool(images), vector is not None]) != 1:
-        raise ConfigError("search with a text or with --image FILE: give one of the two, or only --vector FILE.npy")
-    if sheet is not None and len(queries or images or ()) > 1:
-        raise ConfigError("--sheet draws the hits of one query; give one text or one --image with it")
+    if (vector is not None) == bool(queries or images):
+        raise ConfigError("what to search with: give a text, --image FILE, both together, or --vector FILE.npy alone")
+    if text_weight is not None and not (queries and images):
+        raise ConfigError("--text-weight is the share of a text beside an --image; give both, or leave it out")
+    if not_weight is not None and not (not_texts or not_images):
+        raise ConfigError("--not-weight is for --not and --not-image; give one of them, or leave it out")
+    _check_outputs(sheet, out, copies)
 
     if server is not None and (store or model):
         raise ConfigError("--server searches the store and the model of the service; leave out --store and --model")
@@ -70,24 +100,71 @@ def search(
 
         opened = open_store(run.required_store, model=run.model, version=version)
     query = queries or (None if vector is None else _read_vectors(vector))
-    answers = opened.search(query, options, image=images or None)
+    answers = opened.search(
+        query, options, image=images or None, not_text=not_texts or None, not_image=not_images or None
+    )
     results = [
         {
-            "query": hits.query if queries else None,
-            "image": hits.query if images else None,
+            "query": hits.parts.text,
+            "image": hits.parts.image,
             "vector": vector,
-            "hits": [asdict(hit) for hit in hits],
+            "not": hits.parts.away.texts,
+            "not_image": hits.parts.away.images,
+            "hits": [asdict(hit) | {"uri": shown_uri(hit.uri)} for hit in hits],
             "note": hits.note,
+            "warnings": hits.warnings,
         }
         for hits in answers
     ]
     shown: list[RenderableType] = []
     for hits in answers:
-        shown += [*(["", hits.query] if len(answers) > 1 else []), _shown(hits, options)]
+        warnings = [f"warning: {line}" for line in hits.warnings]
+        shown += [*(["", hits.query] if len(answers) > 1 else []), *warnings, _shown(hits, options)]
+    found = answers[0] if len(answers) == 1 else answers
     if sheet is not None:
-        answers[0].save_sheet(sheet, answers[0].query)
+        answers.save_sheet(sheet)
         shown.append(f"contact sheet: {sheet}")
-    return Result((results[0] if len(results) == 1 else {"results": results}) | {"sheet": sheet}, shown)
+    if out is not None:
+        found.save(out)
+        shown.append(f"hits: {out}")
+    copied = found.copy_files(copies) if copies is not None else None
+    if copied is not None:
+        shown.append(f"copies: {copies} ({counted(copied.num_files, 'file')}, and the hits in hits.csv)")
+    data = (results[0] if len(results) == 1 else {"results": results}) | {"sheet": sheet, "out": out}
+    return Result(
+        data | {"copies": None if copied is None else copied._asdict()}, shown, _failure(copied) if copied else ""
+    )
+
+
+def _check_outputs(sheet: Path | None, out: Path | None, copies: Path | None) -> None:
+    """Refuse files that can't be written, before anything is searched.
+
+    Raises:
+        ConfigError: a suffix names no format, or a folder is missing or holds something.
+    """
+    if sheet is not None:
+        from embedder.media.contact_sheet import SHEET_FORMATS
+
+        check_output_file(sheet, SHEET_FORMATS, "--sheet")
+    if out is not None or copies is not None:
+        from embedder.retrieval.hit_files import TABLE_FORMATS, check_copy_folder
+
+        if out is not None:
+            check_output_file(out, TABLE_FORMATS, "--out")
+        if copies is not None:
+            check_copy_folder(copies)
+
+
+def _failure(copied: "CopiedFiles") -> str:
+    """Line about items that could not be copied; empty where all were."""
+    if not copied.problems:
+        return ""
+    num_items = copied.num_files + len(copied.problems)
+    first = copied.problems[0]
+    return (
+        f"copies {copied.folder}: {len(copied.problems):,} of {counted(num_items, 'item')} could not be copied; hits.csv "
+        f"there says why; the first is {first}"
+    )
 
 
 def _read_token(path: Path) -> str:
@@ -141,6 +218,6 @@ def _shown(hits: "Hits", options: SearchOptions) -> RenderableType:
             "words": "" if hit.words_rank is None else f"#{hit.words_rank}",
             "more": of_hit,
         }
-        row = (f"{hit.score:.3f}", hit.item_id, hit.caption or "", time, hit.uri)
+        row = (f"{hit.score:.3f}", hit.item_id, hit.caption or "", time, shown_uri(hit.uri))
         table.add_row(*row, *(cells[name] for name in optional))
     return table

@@ -1,5 +1,8 @@
 """`embedder serve`: the query service over one store, until a signal."""
 
+import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +64,7 @@ def serve(
         "allowed_hosts": allowed_hosts,
         "trusted_proxies": trusted_proxies,
     }
-    settings = _settings(_limits(limits or ()) | {name: value for name, value in given.items() if value is not None})
+    settings = _settings(_limits(limits or ()), {name: value for name, value in given.items() if value is not None})
     _check_open(settings, no_auth=no_auth)
     require("serve", "embedder serve")
     if on_ray:
@@ -85,8 +88,8 @@ def serve(
     return Result({"store": settings.store}, ["stopped"])
 
 
-def _limits(given: Any) -> dict[str, str]:
-    """Limits by name.
+def _limits(given: Iterable[str]) -> dict[str, Any]:
+    """Limits by name; a value that is no TOML is taken as a text.
 
     Raises:
         ConfigError: one is not written `name=value`.
@@ -95,11 +98,22 @@ def _limits(given: Any) -> dict[str, str]:
     for text, name, equals, _ in pairs:
         if not (name and equals):
             raise ConfigError(f"--limit {text}: it is not written name=value; write it as rate_per_s=20")
-    return {name.strip(): value for _, name, _, value in pairs}
+    return {name.strip(): _value(text) for _, name, _, text in pairs}
 
 
-def _settings(values: dict[str, Any]) -> "ServeSettings":
-    """Settings of values.
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _settings(limits: dict[str, Any], options: dict[str, Any]) -> "ServeSettings":
+    """Settings of limits, and of options over them.
+
+    Args:
+        limits: values of `--limit` by name.
+        options: values of the command's own options by name.
 
     Raises:
         ConfigError: one is unknown, or breaks a rule.
@@ -109,17 +123,25 @@ def _settings(values: dict[str, Any]) -> "ServeSettings":
     from embedder.serve.settings import ServeSettings
 
     try:
-        return ServeSettings.model_validate(values)
+        return ServeSettings.model_validate(limits | options)
     except ValidationError as error:
-        raise _explained(error, list(ServeSettings.model_fields)) from None
+        raise _explained(error, limits) from None
 
 
-def _explained(error: "ValidationError", names: list[str]) -> ConfigError:
+def _explained(error: "ValidationError", limits: dict[str, Any]) -> ConfigError:
+    """The first limit that is unknown or breaks a rule, in the words of a configuration."""
+    from embedder.config_toml.mistakes import mistakes_of
+    from embedder.serve.settings import ServeSettings
+
     first = error.errors()[0]
-    name = str(first["loc"][0])
+    name, names = str(first["loc"][0]), ServeSettings.model_fields
     if name not in names:
-        return ConfigError(f"--limit {name}: there is no such limit; limits are {', '.join(names)}")
-    return ConfigError(f"{name} is {first['input']!r}: {first['msg']}; give another value")
+        near = get_close_matches(name, names, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        return ConfigError(f"--limit {name}: there is no such limit; {meant}limits are {', '.join(names)}")
+    found = mistakes_of(ServeSettings, {"store": "", name: limits.get(name, first["input"])}, error)
+    texts = [each.text for each in found if name in each.path]
+    return ConfigError(f"--limit {texts[0] if texts else f'{name}: this value is not valid'}")
 
 
 def _check_open(settings: "ServeSettings", *, no_auth: bool) -> None:

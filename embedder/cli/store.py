@@ -7,10 +7,11 @@ import typer
 from rich.console import RenderableType
 
 from embedder.cli.options import ModelUri, ReadConfig, StoreUri, command
-from embedder.cli.results import MIB, Result, new_table, size_text
+from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import write_access
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
+from embedder.quantities import MIB, agree, counted, size_text
 from embedder.store.files import StoreFiles
 from embedder.store.layout import describe_hold
 
@@ -111,8 +112,9 @@ def _roll_back(config: RunConfig, run_id: str | None) -> Result:
         hold = published(files).hold
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
-        f"published again what run {new.restores} published: {new.num_items:,} items, {new.num_vectors:,} vectors, "
-        f"{index}, model {_model_name(new.model, new.model_fingerprint)}; this is run {new.run_id}"
+        f"published again what run {new.restores} published: {counted(new.num_items, 'item')}, "
+        f"{counted(new.num_vectors, 'vector')}, {index}, model {_model_name(new.model, new.model_fingerprint)}; "
+        f"this is run {new.run_id}"
     )
     shown: list[RenderableType] = [text]
     if hold is not None:
@@ -150,9 +152,9 @@ def vacuum(
     with write_access(run) as files:
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     paths = [info.path for info in done.deleted]
-    count = f"{'would delete' if dry_run else 'deleted'} {len(paths):,} files, {size_text(done.size_bytes)}"
-    stay = "1 publication stays" if len(done.kept) == 1 else f"{len(done.kept):,} publications stay"
-    kept = f"{stay} readable: {', '.join(done.kept)}"
+    count = f"{'would delete' if dry_run else 'deleted'} {counted(len(paths), 'file')}, {size_text(done.size_bytes)}"
+    stays = agree(len(done.kept), "stays", "stay")
+    kept = f"{counted(len(done.kept), 'publication')} {stays} readable: {', '.join(done.kept)}"
     if done.needed:
         needed = ", ".join(done.needed)
         kept += f"; of these {len(done.needed):,} only because what is kept needs all their files: {needed}"
@@ -188,7 +190,7 @@ def compact(
     with write_access(run, commits="embedder compact") as files:
         new, tables = run_compact(files, target)
     shown: list[RenderableType] = [
-        f"{each.table}: {each.num_files_before:,} part files -> {each.num_files_after:,}, "
+        f"{each.table}: {counted(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "
         f"{size_text(each.bytes_rewritten)} written anew"
         for each in tables
     ]

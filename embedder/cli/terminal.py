@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from embedder.observability.redaction import mask
+from embedder.redaction import mask
 from embedder.storage.printable import printable
 
 if TYPE_CHECKING:

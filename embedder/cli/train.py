@@ -9,8 +9,9 @@ import typer
 from rich.console import RenderableType
 
 from embedder.cli.options import AsJson, Settings
-from embedder.cli.results import MIB, Result, print_result
+from embedder.cli.results import Result, print_result
 from embedder.cli.terminal import progress_bar
+from embedder.quantities import counted, duration_text, size_text
 
 if TYPE_CHECKING:
     from embedder.training.loop import OnStep
@@ -52,9 +53,10 @@ def train_parts(report: "TrainReport") -> list[RenderableType]:
 
     rejected = f"{report.num_rejected:,} rejected, {report.num_unpaired:,} without an image or a caption"
     lines: list[RenderableType] = [
-        f"{report.num_steps:,} steps ({report.num_epochs:.3g} epochs) over {report.num_items:,} items; {rejected}; "
-        f"{report.train_s:.1f} s on {report.device}; {report.num_cached:,} decoded images were kept in memory "
-        f"({report.cached_bytes / MIB:.0f} MiB)"
+        f"{counted(report.num_steps, 'step')} ({counted(report.num_epochs, 'epoch')}) over "
+        f"{counted(report.num_items, 'item')}; {rejected}; "
+        f"{duration_text(round(report.train_s, 1))} on {report.device}; "
+        f"{counted(report.num_cached, 'decoded image')} kept in memory ({size_text(report.cached_bytes)})"
     ]
     if report.best is not None:
         lines.append(f"best at step {report.best['step']:,}: {describe(report.best)}")

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.options import Dtype, ModelUri, NumStages, PlanFile, ReadConfig, command, source_override
-from embedder.cli.results import MIB, Result, new_table
+from embedder.cli.results import Result, new_table
+from embedder.quantities import MIB, counted
 
 if TYPE_CHECKING:
     from embedder.verification.verify import Verification
@@ -55,8 +56,9 @@ def _verification_parts(found: "Verification") -> list[RenderableType]:
         f"[{spec.vision.start}, {spec.vision.stop}) + [{spec.text.start}, {spec.text.stop})" for spec in found.plan
     )
     summary = (
-        f"{len(found.plan)} stages (image + text layers {cut}) in {found.dtype} on {found.device}; "
-        f"{found.num_rows:,} rows, {found.num_rejected:,} of them rejects; model {found.model_fingerprint}"
+        f"{counted(len(found.plan), 'stage')} (image + text layers {cut}) in {found.dtype} on {found.device}; "
+        f"{counted(found.num_rows, 'row')}, {counted(found.num_rejected, 'reject')} among them; "
+        f"model {found.model_fingerprint}"
     )
     parts: list[RenderableType] = [summary, "", _comparisons(found)]
     if found.precisions:

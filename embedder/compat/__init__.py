@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from embedder.errors import check_argument
 from shards.compat import FAST_START_VARIABLE, fast_start, is_fast_start
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_fast_start(function: Function) -> Function:
-    """Let a function whose first argument is a run's configuration follow its `fast_start`; a decorator."""
+    """Let a public function whose first argument is a run's configuration follow its `fast_start`; a decorator."""
 
     @wraps(function)
     def follow(config: "RunConfig", *args: Any, **options: Any) -> Any:
+        from embedder.config import RunConfig
+
+        check_argument(f"embedder.{function.__name__}: config", config, RunConfig, "one of embedder.load_config")
         with fast_start(config.fast_start):
             return function(config, *args, **options)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from embedder.config import RunConfig
+from embedder.quantities import counted, duration_text
 from shards.plan import ShardPlan
 from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
 from shards.planning.devices import DEVICES
@@ -51,8 +52,9 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
     if on_gpus:
         shared_s = max(IMAGE_DECODE_S / num_cpus, flops / GPU_FLOPS / on_gpus)
     ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
+    gpus = f" with {counted(on_gpus, 'GPU')}" if on_gpus else ""
     reason = (
-        f"{num_items:,} items are about {local_s:.0f} s in one process and {ray_s:.0f} s on Ray"
-        f"{f' with {on_gpus} GPU(s)' if on_gpus else ''}, its start included"
+        f"{counted(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
+        f"{duration_text(round(ray_s))} on Ray{gpus}, its start included"
     )
     return EngineChoice("local" if local_s <= ray_s else "ray", reason)

@@ -15,6 +15,7 @@ from ray.data.block import Block
 
 from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import RunFailedError
+from embedder.quantities import counted
 from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, entry_name, entry_names, entry_path
@@ -96,14 +97,15 @@ def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str)
     if missing := sorted(by_name.keys() - journal):
         nodes = ", ".join(sorted({by_name[name] for name in missing}))
         raise RunFailedError(
-            f"store {store}: {len(missing)} of {len(by_name)} parts that write tasks finished on {nodes} can't be seen "
-            f"on {platform.node()} (first: {missing[0]}); all nodes must share the store: give a bucket or a shared "
-            "folder; nothing is published"
+            f"store {store}: {len(missing):,} of {counted(len(by_name), 'part')} that write tasks finished on {nodes} "
+            f"can't be seen on {platform.node()} (first: {missing[0]}); all nodes must share the store: give a bucket "
+            "or a shared folder; nothing is published"
         )
     if unknown := sorted(journal - by_name.keys()):
         raise RunFailedError(
-            f"store {store}: its journal has {len(unknown)} parts that no write task returned (first: {unknown[0]}); "
-            "another process writes there under this run; nothing is published, and the same command goes on"
+            f"store {store}: its journal has {counted(len(unknown), 'part')} that no write task returned (first: "
+            f"{unknown[0]}); another process writes there under this run; nothing is published, and the same command "
+            "goes on"
         )
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,14 @@ from embedder.engine.model_folder import Model, resize_spec
 from embedder.errors import ConfigError
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.given_inputs import image_list, text_list
 from embedder.media.patches import pixel_columns
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
-from embedder.storage.printable import is_text
+from embedder.storage.printable import is_text, printable
+
+if TYPE_CHECKING:
+    from embedder.media.given_inputs import GivenImage
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
@@ -29,6 +33,7 @@ Columns = dict[str, NDArray[Any]]
 Q = TypeVar("Q")
 
 BATCH_ROWS = 32
+MAX_SHOWN = 200  # characters of a query in a message
 
 NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
 NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
@@ -52,7 +57,9 @@ class BaseQueryEncoder(ABC):
 
         Raises:
             ConfigError: the model has no text tower, or a text is empty, or no UTF-8.
+            ArgumentTypeError: it is no list of texts.
         """
+        texts = text_list(texts)
         if self.model.config.text is None:
             raise ConfigError(f"model {self.model.uri}: {NO_TEXT_TOWER}")
         if not all(text.strip() for text in texts):
@@ -62,8 +69,15 @@ class BaseQueryEncoder(ABC):
                 raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
         return self._in_batches(self._text_batch, [text.strip() for text in texts])
 
-    def encode_image(self, images: Sequence[str | Path | bytes], decoder: SandboxedDecoder | None = None) -> Floats:
-        """Embed images, given as paths or as file contents.
+    def warning(self, text: str) -> str | None:
+        """Line that says that the tokeniser knows no word of a text, whose vector then says little; else None."""
+        if self._captions.knows(text):
+            return None
+        shown = printable(text.strip(), MAX_SHOWN)
+        return f"the model's tokeniser knows none of these words: {shown}; use words that the model was trained with"
+
+    def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
+        """Embed images, given as paths, file contents, images of Pillow or arrays uint8 (H, W, 3).
 
         Args:
             images: the images.
@@ -74,13 +88,12 @@ class BaseQueryEncoder(ABC):
 
         Raises:
             ConfigError: the model has no vision tower, or an image can't be read.
+            ArgumentTypeError: it is no list of images.
         """
+        contents = image_list(images)
         if self.model.config.vision is None:
             raise ConfigError(f"model {self.model.uri}: {NO_VISION_TOWER}")
-        return self._in_batches(
-            partial(self._image_batch, decoder=decoder),
-            [image if isinstance(image, bytes) else Path(image) for image in images],
-        )
+        return self._in_batches(partial(self._image_batch, decoder=decoder), contents)
 
     def probability(self, cosine: float) -> float | None:
         """Compute the probability that a text fits an image, by the cosine of their vectors.

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from embedder.engine.placement import Node
+from embedder.quantities import duration_text
 
 if TYPE_CHECKING:  # it imports Ray, which a run in one process does without
     from embedder.compat.operator_stats import Replica, Sample
@@ -75,7 +76,7 @@ def node_events(before: LivingNodes, after: LivingNodes, gone: set[str], now_s: 
         if deadline_s is None:
             lines.append(f"node {name} is not drained any more")
         else:
-            leaves = f", and leaves within {max(deadline_s - now_s, 0):.0f} s" if deadline_s else ""
+            leaves = f", and leaves within {duration_text(round(max(deadline_s - now_s, 0)))}" if deadline_s else ""
             lines.append(f"node {name} is drained: it gets no new blocks{leaves}")
     return sorted(lines)
 
@@ -107,7 +108,9 @@ class ReplicaEvents:
                 lost_s, lost_on = self._lost.pop((stage, actor), (sample.time_s, ""))
                 # Ray tells a new place late: until then it is the node that may be gone.
                 place = node_name(replica.node_id) if replica.node_id != lost_on else ""
-                lines.append(f"{stage} has its replica again{place}, {sample.time_s - lost_s:.0f} s later")
+                lines.append(
+                    f"{stage} has its replica again{place}, {duration_text(round(sample.time_s - lost_s))} later"
+                )
         self._before = now
         return lines
 

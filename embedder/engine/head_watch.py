@@ -14,6 +14,7 @@ from types import FrameType
 
 from embedder.engine.cluster_address import find_problem
 from embedder.errors import HeadLostError
+from embedder.quantities import duration_text
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class HeadWatch:
     def _message(self) -> str:
         return (
             f"the head of the cluster, {self._address}, has not answered for {LOST_AFTER_S:g} s, and a cluster can't "
-            "work without it; what is finished is kept: start the head again, and the same command goes on"
+            "work without it; start the head again, then the same command"
         )
 
     @contextmanager
@@ -99,7 +100,8 @@ class HeadWatch:
             silent_s = time.monotonic() - answered_s
             if problem is None:
                 if is_told:
-                    LOG.info(f"the head of the cluster, {self._address}, answers again after {silent_s:.0f} s")
+                    silence = duration_text(round(silent_s))
+                    LOG.info(f"the head of the cluster, {self._address}, answers again after {silence}")
                 answered_s, is_told = time.monotonic(), False
                 self._answered.set()
             elif silent_s >= LOST_AFTER_S:

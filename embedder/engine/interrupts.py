@@ -23,12 +23,11 @@ _notices: list[Callable[[int], None]] = []
 class SignalInterrupt(BaseException):
     """Interruption of a command by a signal; no `Exception`, so that only the command's end catches it."""
 
-    def __init__(self, number: int) -> None:
-        self.exit_code = BY_SIGNAL + number
-        self.message = f"stopped by {signal.Signals(number).name}"
+    is_resumable = True
 
-    def __str__(self) -> str:
-        return self.message
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = BY_SIGNAL + number
 
 
 class SignalCount:

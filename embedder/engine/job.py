@@ -13,6 +13,7 @@ from embedder.engine.model_folder import Model, resize_spec
 from embedder.engine.resources import allocate, niceness_by_work, requested
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
+from embedder.quantities import counted
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_actor import StageSpec
 from embedder.store.layout import StoreInfo
@@ -130,8 +131,8 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
     check_plan(plan, model.config)
     if config.stage and len(config.stage) != len(plan.stages):
         raise ConfigError(
-            f"plan {config.plan}: it has {len(plan.stages)} stages, and there are {len(config.stage)} [[stage]]; "
-            "write one entry for each stage, or none"
+            f"plan {config.plan}: it has {counted(len(plan.stages), 'stage')}, and the configuration "
+            f"{counted(len(config.stage), '[[stage]] entry', '[[stage]] entries')}; write one for each stage, or none"
         )
     return plan
 
@@ -188,6 +189,8 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
         frames_per_segment=config.frames_per_segment,
         rows_per_batch=rows_per_batch(config),
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
+        web=config.web,
+        animations=config.decode.animations,
     )
 
 

@@ -18,10 +18,12 @@ from embedder.engine import node_probe
 from embedder.engine.node_probe import PACKAGES, NodeFacts
 from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.quantities import counted
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import split_uri
 from embedder.storage.model_download import resolve_checkpoint
+from embedder.storage.web_address import is_web
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 
@@ -221,8 +223,10 @@ def visit(access: Access, token_here: str, token: str, model: Mapping[str, int])
 
 
 def _unreadable(uri: str) -> str | None:
-    """Open the file of an item, and return why that fails."""
+    """Open the file of an item, and return why that fails; the web is not asked."""
     path, _ = split_uri(uri)
+    if is_web(path):
+        return None
     try:
         open_ranges(path).close()
     except FetchError as error:
@@ -274,8 +278,8 @@ def refusal(address: str, problems: Sequence[Problem], num_nodes: int) -> Config
         LOG.info("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row.cure]))
     first, num_bad = problems[0], len({problem.node for problem in problems})
     return ConfigError(
-        f"cluster {address}: {num_bad} of {num_nodes} nodes can't take part in this run, and nothing was begun; first: "
-        f"node {first.node}, {first.what}: {first.found}; {first.cure}"
+        f"cluster {address}: {num_bad} of {counted(num_nodes, 'node')} can't take part in this run, and nothing was "
+        f"begun; first: node {first.node}, {first.what}: {first.found}; {first.cure}"
     )
 
 

@@ -15,6 +15,7 @@ from embedder.engine.fleet import TOLERANCE, Available, cpu_nodes
 from embedder.engine.gpus import share_gpus, whole_units
 from embedder.engine.placement import explain_refusal, place
 from embedder.errors import ConfigError
+from embedder.quantities import agree, counted
 from shards.plan import PlannedStage
 from shards.planning.devices import RAY_NAMES
 
@@ -255,7 +256,7 @@ def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
     """List in a line the stages that can't grow as far as the configuration says; none where all can."""
     pairs = list(zip(config.stage, allocation.stages, strict=False))
     lowered = [
-        f"stage {index} to {stage.max_replicas} instead of {replicas_of(request).max} replicas"
+        f"stage {index} to {counted(stage.max_replicas, 'replica')} instead of {replicas_of(request).max}"
         for index, (request, stage) in enumerate(pairs)
         if stage.max_replicas < replicas_of(request).max
     ]
@@ -272,7 +273,7 @@ def describe_devices(allocation: Allocation, available: Available) -> str | None
         f"stage {index} on {stage.device}" + (f" ({stage.num_gpus:g} GPU)" if stage.num_gpus else "")
         for index, stage in enumerate(allocation.stages)
     ]
-    return f"{available.num_devices} GPU(s): {', '.join(stages)}"
+    return f"{counted(available.num_devices, 'GPU')}: {', '.join(stages)}"
 
 
 def check_gpus(allocation: Allocation, available: Available) -> None:
@@ -285,18 +286,18 @@ def check_gpus(allocation: Allocation, available: Available) -> None:
     for index, stage in enumerate(allocation.stages):
         if stage.device == "cuda" and not stage.num_gpus:
             raise ConfigError(
-                f'stage {index}: device = "cuda", and none of {num_devices} GPUs has room for it: a stage computes on '
-                'a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other stages, '
-                'or run with engine = "ray" where Ray sees GPUs'
+                f'stage {index}: device = "cuda", and no GPU of {num_devices} has room for it: a stage '
+                'computes on a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other '
+                'stages, or run with engine = "ray" where Ray sees GPUs'
             )
     # On several nodes the run chooses the node of each replica (`check_nodes`); on one, Ray alone chooses the device.
     needed = math.ceil(_sum_of_gpus(allocation) - TOLERANCE) if len(available.nodes) > 1 else allocation.min_gpus
     if needed > num_devices:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
         raise ConfigError(
-            f"stages ({actors}) ask for {needed} GPUs and there are {num_devices}: each part lies on one "
-            "device, and the run would wait for ever; lower num_gpus to parts that share a device (0.5, 0.3333, 0.25), "
-            'or leave it out, lower replicas.min, write device = "cpu", or plan for what there is'
+            f"stages ({actors}) ask for {counted(needed, 'GPU')} and there {agree(num_devices, 'is', 'are')} "
+            f"{num_devices}: each part lies on one device, and the run would wait for ever; lower num_gpus to parts that "
+            'share a device (0.5, 0.3333, 0.25), or leave it out, lower replicas.min, write device = "cpu", or plan for what there is'
         )
 
 

@@ -14,6 +14,7 @@ from embedder.engine.fleet import Available, share_of
 from embedder.engine.placement import Node, ReplicaRequest
 from embedder.engine.ray_session import cluster, ray_nodes
 from embedder.errors import RunFailedError
+from embedder.quantities import counted, duration_text
 
 LOG = logging.getLogger(__name__)
 LOOK_S = 1.0  # Ray's table of what is free is as old
@@ -78,12 +79,12 @@ def take_room(config: RunConfig, allocation: Allocation, available: Available, c
                 _request_nodes([*replica_requests(allocation), task_request(allocation)], config.cluster.type_label)
             if now_s - started_s >= config.cluster.wait_s:
                 raise RunFailedError(
-                    f"cluster: no room for {_needs(allocation)} after {now_s - started_s:.0f} s; {_found(nodes)}; end "
-                    "what holds the rest, lower replicas or num_gpus, or raise cluster.wait_s"
+                    f"cluster: no room for {_needs(allocation)} after cluster.wait_s = {config.cluster.wait_s:g}; "
+                    f"{_found(nodes)}; end what holds the rest, lower replicas or num_gpus, or raise cluster.wait_s"
                 )
             if now_s >= next_say_s:
                 next_say_s = now_s + SAY_S
-                waited = f", {now_s - started_s:.0f} s" if now_s - started_s >= 1 else ""
+                waited = f", {duration_text(round(now_s - started_s))}" if now_s - started_s >= 1 else ""
                 reason = "another run starts" if found else _found(nodes)
                 LOG.warning(f"waiting for {_needs(allocation)}{waited}; {reason}")
             time.sleep(LOOK_S)
@@ -125,8 +126,9 @@ def _found(nodes: list[Node]) -> str:
     if not nodes:
         return "the cluster has no node with CPUs yet"
     num_gpus = sum(node.num_gpus for node in nodes)
-    gpus = f" and {num_gpus} GPUs" if num_gpus else ""
-    return f"{sum(node.num_cpus for node in nodes):g} CPUs{gpus} are free on {len(nodes)} nodes"
+    num_cpus = sum(node.num_cpus for node in nodes)
+    gpus = f" and {counted(num_gpus, 'GPU')}" if num_gpus else ""
+    return f"free: {num_cpus:g} {'CPU' if num_cpus == 1 else 'CPUs'}{gpus} on {counted(len(nodes), 'node')}"
 
 
 def _request_nodes(requests: list[ReplicaRequest], type_label: str) -> None:

@@ -57,7 +57,10 @@ class StopRequest:
     @property
     def notice(self) -> str:
         """Line that says what is waited for after a signal."""
-        return f"stopping; what is inside the stages is finished and kept, for at most {self.timeout_s:g} s"
+        return (
+            "stopping; what is inside the stages is finished and kept, as far as stop_timeout_s = "
+            f"{self.timeout_s:g} allows"
+        )
 
     @property
     def is_overdue(self) -> bool:

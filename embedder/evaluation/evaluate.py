@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.errors import USER_MISTAKES, StoreError
+from embedder.errors import USER_MISTAKES, StoreError, check_argument
 from embedder.evaluation.exact import RelevantPairs, right_rows, search_exactly
 from embedder.evaluation.images import ImageTable
 from embedder.evaluation.index_recall import ask_index, index_figures
@@ -24,7 +24,9 @@ from embedder.evaluation.query_sets import (
 from embedder.evaluation.report import Evaluation, Latency, ModelFigures, QueryFigures
 from embedder.evaluation.timing import time_each
 from embedder.installation import require
+from embedder.quantities import agree, counted
 from embedder.retrieval.store_api import Store, open_store
+from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ def evaluate(
     """
     require("embed", "embedder evaluate")
     options = replace(options, **keywords)
+    kinds = (Store, FollowingStore, RunConfig)
+    check_argument("embedder.evaluate: store", store, kinds, "a store, as embedder.open_store opens one")
     if isinstance(store, RunConfig):
         store = open_store(store.required_store, model=store.model)
     if store.info.searched == "text":
@@ -97,7 +101,8 @@ def evaluate(
         LOG.info(f"searching index {store.current.index}")
         answers = ask_index(store, store.current.index, images, query_set, right_items, max(options.ks))
         found = answers.pairs()
-    LOG.info(f"comparing {len(query_set.texts):,} queries with all {len(images):,} images")
+    queries = counted(len(query_set.texts), "query", "queries")
+    LOG.info(f"comparing {queries} with all vectors, of {counted(len(images), 'image')}")
     exact = search_exactly(query_set.vectors, images.blocks, images.items, right, max(options.ks), found)
     groups = []
     if query_set.groups is not None:
@@ -138,9 +143,11 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
     notes = []
     limit = options.num_queries or (DEFAULT_NUM_CAPTIONS if query_set.source == OWN_CAPTIONS else None)
     if limit == len(query_set.texts):
-        notes.append(f"at most {limit:,} queries are asked, those with the lowest hashes; --num-queries asks more")
+        asked = f"{counted(limit, 'query', 'queries')} {agree(limit, 'is', 'are')} asked"
+        notes.append(f"at most {asked}, those with the lowest hashes; --num-queries asks more")
     if query_set.num_unknown:
-        notes.append(f"{query_set.num_unknown:,} rows of the file were left out: the store has no image of their items")
+        left_out = counted(query_set.num_unknown, "row")
+        notes.append(f"{left_out} of the file left out, as the store has no image of the item")
     if not has_index:
         notes.append("there is no index: search is exact; `embedder index build` makes one")
     return notes

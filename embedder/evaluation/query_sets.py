@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from embedder.errors import ConfigError, StoreError
 from embedder.evaluation.exact import Ints
 from embedder.evaluation.images import ImageTable
+from embedder.quantities import counted, percent
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
 from embedder.store.arrow_tensors import unpack_vectors
@@ -226,9 +227,9 @@ def _known_rows(found: QueryFile, images: ImageTable) -> pa.Table:
     if len(unknown) > MAX_UNKNOWN_SHARE * len(is_known):
         examples = ", ".join(dict.fromkeys(unknown[:NUM_EXAMPLES]))
         raise ConfigError(
-            f"--queries {found.path}: the store has no image of {len(unknown):,} of {len(is_known):,} item ids, such "
-            f"as {examples}; at most {MAX_UNKNOWN_SHARE:.0%} may be missing: write ids as `embedder search` prints "
-            "them, or check that this is the store you meant"
+            f"--queries {found.path}: the store has no image of {len(unknown):,} of "
+            f"{counted(len(is_known), 'item id')}, such as {examples}; at most {percent(MAX_UNKNOWN_SHARE)} may be "
+            "missing: write ids as `embedder search` prints them, or check that this is the store you meant"
         )
     return found.rows.filter(pa.array(is_known))
 

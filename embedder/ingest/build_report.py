@@ -16,6 +16,7 @@ from embedder.ingest.guards import Verdict
 from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
 from embedder.planning.profile import kept_costs
+from embedder.quantities import counted
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
 from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
@@ -85,7 +86,7 @@ def build_report(
         )
     items_per_s = result.num_here / window_s if window_s else 0.0
     num_left = difference.to_embed.num_rows - result.num_here
-    published = f"published; {num_left:,} items are left for the next refresh" if num_left else "published"
+    published = f"published; {counted(num_left, 'item')} left for the next refresh" if num_left else "published"
     return Report(
         kind=kind,
         run_id=job.run.run_id,
@@ -120,6 +121,7 @@ def build_report(
         operators=tuple(_operators(outcome, uses)),
         **_cluster_figures(outcome, measurements, started_s),
         cost_per_million=_cost(outcome, steady_rate or items_per_s),
+        currency=job.config.currency,
         peak_memory_bytes=outcome.monitor.peak_memory.num_bytes,
         steps=tuple(steps),
         loads=tuple(loads),

@@ -17,6 +17,7 @@ from embedder.ingest.inputs import open_inputs, unfinished_run
 from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
+from embedder.quantities import duration_text, rate
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
 from embedder.store.purge.tombstones import without_purged
@@ -44,9 +45,10 @@ class RunEstimate(BaseModel):
             return "no time is known: no run of this model has been measured in this store"
         if not self.num_runs:
             return "about no time"
+        runs = "measured run" if self.num_runs == 1 else f"{self.num_runs} measured runs"
         return (
-            f"about {duration(self.wall_s)}, as the last {self.num_runs} measured run(s) made {self.items_per_s:.3g} "
-            f"items/s after {self.startup_s:.0f} s of start-up"
+            f"about {duration_text(round(self.wall_s))}, as the last {runs} made "
+            f"{rate(self.items_per_s or 0)} after {duration_text(round(self.startup_s or 0))} of start-up"
         )
 
 
@@ -179,10 +181,3 @@ def from_reports(reports: Iterable[dict[str, Any]], num_items: int) -> RunEstima
     startup_s = statistics.median(report["startup_s"] for report in measured)
     wall_s = startup_s + num_items / rate
     return RunEstimate(wall_s=wall_s, items_per_s=rate, startup_s=startup_s, num_runs=len(measured))
-
-
-def duration(seconds: float) -> str:
-    """Write a time in seconds, minutes or hours, whichever reads best."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -31,6 +31,7 @@ from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, t
 from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
 from embedder.installation import require
 from embedder.observability.run_observer import RunObserver, observe_run
+from embedder.quantities import counted
 from embedder.report.schema import Report
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
@@ -43,11 +44,13 @@ from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, check_writable
 from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import keep_index, make_first_index
+from shards.summary import untrained_reason
 
 LOG = logging.getLogger(__name__)
 DEFAULT_OPTIONS = IngestOptions()
 
 
+@with_fast_start
 def embed(
     config: RunConfig,
     show_progress: ShowProgress = no_progress,
@@ -74,6 +77,7 @@ def embed(
     return _ingest(config, options, show_progress)
 
 
+@with_fast_start
 def refresh(
     config: RunConfig,
     options: IngestOptions = DEFAULT_OPTIONS,
@@ -95,7 +99,6 @@ def refresh(
     return _ingest(config, replace(options, **keywords, kind="refresh"), show_progress)
 
 
-@with_fast_start
 def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgress) -> Report:
     """Do what `embed` or `refresh` promises, and report it to the operators."""
     with observe_run(config, options.kind, show_progress) as observer:
@@ -149,6 +152,8 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if held.as_listed:
         run = _take_over(run, held.as_listed, work.difference.to_embed, config.rows_per_part)
         work = decide(finished_items(run))  # what could be copied is in the journal now
+    if (untrained := untrained_reason(inputs.model.folder)) is not None:
+        LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
@@ -221,7 +226,7 @@ def _take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, 
     """
     for each in held:
         num_items = each.records.num_rows
-        LOG.info(f"{num_items:,} items are taken over from run {each.version.run_id}, not computed again")
+        LOG.info(f"{counted(num_items, 'item')} taken over from run {each.version.run_id}, not computed again")
     take_over(run, held, listed, rows_per_part)
     return next_session(run)
 

@@ -24,6 +24,7 @@ from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sa
 from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_figure, sample_pairs
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
+from embedder.quantities import counted, figure
 from embedder.store.arrow_lookup import without_items
 from embedder.store.layout import Current, describe_hold
 from embedder.store.rejects import describe_reasons, rejects_in
@@ -191,14 +192,14 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     in_all, lost = sum(num_published.values()), sum(num_gone.values())
     worst = max(shares, key=lambda name: shares[name], default="")
     figure = max(shares.get(worst, 0.0), lost / in_all if in_all else 0.0)
-    of, message = in_all, f"{lost:,} of {in_all:,} published items are gone"
+    of, message = in_all, f"{lost:,} of {counted(in_all, 'published item')} gone"
     if figure > limit:
         where = f"source {worst}: " if worst and len(num_published) > 1 else ""
         gone, of = (num_gone.get(worst, 0), num_published.get(worst, 0)) if where else (lost, in_all)
         message = (
-            f"{where}{gone:,} of {of:,} published items are not listed any more, more than max_retire_fraction = "
-            f"{limit:g} allows: check that its disk is mounted and its path right; if they are gone for good, allow "
-            "more with --set max_retire_fraction=..."
+            f"{where}{gone:,} of {counted(of, 'published item')} not listed any more, more "
+            f"than max_retire_fraction = {limit:g} allows: check that its disk is mounted and its path right; if they "
+            "are gone for good, allow more with --set max_retire_fraction=..."
         )
     return Verdict(name="retire", passed=figure <= limit, figure=figure, limit=limit, num_judged=of, message=message)
 
@@ -226,10 +227,10 @@ def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
     num_items, num_rejected = result.num_items, result.num_rejected
     of = num_items if result.published is None else max(num_items, MIN_ITEMS_JUDGED)
     figure = num_rejected / of if num_items else 0.0
-    message = f"{num_rejected:,} of {num_items:,} items were rejected"
+    message = f"{num_rejected:,} of {counted(num_items, 'item')} rejected"
     too_many = are_too_many(result, figure, limits)
     if too_many and not num_items:
-        message = f"none of {result.whole.num_rows:,} files could be embedded"
+        message = f"0 of {counted(result.whole.num_rows, 'file')} could be embedded"
     if too_many:
         run = result.run
         message += (
@@ -271,16 +272,19 @@ def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
     num = len(vectors)
     limit = limits.min_vector_spread
     if num < MIN_VECTORS:
-        text = f"{num} new {tower} vectors of different inputs: too few to judge"
+        text = f"{counted(num, f'new {tower} vector')} of different inputs: too few to judge"
         return Verdict(name="vectors", passed=True, figure=None, limit=limit, message=text, num_judged=num)
-    figure, directions = spread(vectors), effective_directions(vectors)
-    text = f"{num:,} {tower} vectors of different inputs have a spread of {figure:.3g} over {directions:.3g} directions"
-    if figure < limit:
+    found, directions = spread(vectors), effective_directions(vectors)
+    text = (
+        f"{num:,} {tower} vectors of different inputs have a spread of {figure(found)} over {figure(directions)} "
+        "directions"
+    )
+    if found < limit:
         text += f", less than min_vector_spread = {limit:g} asks for"
     elif directions < limits.min_vector_directions:
-        figure, limit = directions, limits.min_vector_directions
+        found, limit = directions, limits.min_vector_directions
         text += f", less than min_vector_directions = {limit:g} asks for"
-    return Verdict(name="vectors", passed=figure >= limit, figure=figure, limit=limit, message=text, num_judged=num)
+    return Verdict(name="vectors", passed=found >= limit, figure=found, limit=limit, message=text, num_judged=num)
 
 
 def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
@@ -289,20 +293,20 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
     A larger store is harder to find things in, so the comparison takes as many pairs as the published figure is of.
     """
     pairs = sample_pairs(result)
-    figure, before, num, passed = retrieval_figure(pairs), best_of(result.published), len(pairs), True
+    recall, before, num, passed = retrieval_figure(pairs), best_of(result.published), len(pairs), True
     limit = 0.0 if before is None else before.recall_at_10 * (1 - max_drop)
-    text = f"R@10 of {len(pairs):,} captions for their own images is " + (
-        "not judged: too few" if figure is None else f"{figure:.3f}"
+    text = f"R@10 of {counted(num, 'caption')} for their own images is " + (
+        "not judged: too few" if recall is None else f"{recall:.3f}"
     )
-    if figure is not None and before is not None:
+    if recall is not None and before is not None:
         compared = pairs.first(before.num_pairs)
         found = retrieval_figure(compared)
         limit -= recall_margin(before.recall_at_10, len(compared))
         if found is not None and found < limit:
-            figure, num, passed = found, len(compared), False
+            recall, num, passed = found, len(compared), False
             text = (
-                f"R@10 of {num:,} captions for their own images is {found:.3f}, and {before.recall_at_10:.3f} in what "
-                f"is published, a drop of more than max_retrieval_drop = {max_drop:g} allows ({limit:.3f}): check that "
-                "the captions belong to their images and that this is the model you meant"
+                f"R@10 of {counted(num, 'caption')} for their own images is {found:.3f}, and "
+                f"{before.recall_at_10:.3f} in what is published, a drop of more than max_retrieval_drop = {max_drop:g} "
+                f"allows ({limit:.3f}): check that the captions belong to their images and that this is the model you meant"
             )
-    return Verdict(name="retrieval", passed=passed, figure=figure, limit=limit, message=text, num_judged=num)
+    return Verdict(name="retrieval", passed=passed, figure=recall, limit=limit, message=text, num_judged=num)

@@ -15,6 +15,7 @@ from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.known_items import NOTHING_FINISHED
 from embedder.ingest.work import IngestOptions
+from embedder.quantities import counted
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
 from embedder.store.files import StoreFiles, is_same_place
@@ -133,11 +134,11 @@ def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> t
     written = (config.log_file, config.runs_file, config.metrics_file)
     own = (files.address, *(str(Path(name).expanduser().absolute()) for name in written if name))
     left_out = LeftOut()
-    tables = list(list_sources(config.source, own=own, left_out=left_out))
+    tables = list(list_sources(config.source, own=own, left_out=left_out, web=config.web))
     if not any(table.num_rows for table in tables) and not may_be_empty:
         paths = ", ".join(source.path for source in config.source)
         found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
         if left_out.counts["excluded"]:
-            found = f"{left_out.counts['excluded']:,} files excluded by `include` or `exclude`; {found}"
+            found = f"{counted(left_out.counts['excluded'], 'file')} excluded by `include` or `exclude`; {found}"
         raise SourceError(f"source {paths}: nothing is in it to embed; {found}")
     return (pa.concat_tables(tables) if tables else LISTING_SCHEMA.empty_table()), left_out

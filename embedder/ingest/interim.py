@@ -21,6 +21,7 @@ from embedder.ingest.guards import judge, refusal
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_result import count_run
 from embedder.ingest.work import WorkPlan
+from embedder.quantities import counted
 from embedder.store.interim import NO_IDS, UnpublishedWork
 from embedder.store.layout import read_current
 from embedder.store.lock import LeaseLostError
@@ -123,6 +124,6 @@ class _Publisher:
             return
         self._work.published(batch)
         LOG.info(
-            f"published so far as {record.run_id}: {record.num_items:,} items, {record.num_vectors:,} vectors; "
-            "the run goes on"
+            f"published so far as {record.run_id}: {counted(record.num_items, 'item')}, "
+            f"{counted(record.num_vectors, 'vector')}; the run goes on"
         )

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.diff import KNOWN, REJECTED_BEFORE
+from embedder.installation import MISSING_EXTRA, missing
 from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
@@ -24,6 +25,7 @@ PUBLISHED = pa.schema(
         "attempts",
         "state",
         "transient",
+        "error_type",
         "stale",
         "content_version",
         "num_vectors",
@@ -112,5 +114,8 @@ def _retries(items: pa.Table, *, max_attempts: int, retry_rejects: bool) -> pa.C
     again = pc.not_equal(items["state"], "embedded")
     if not retry_rejects:
         in_passing = pc.fill_null(items["transient"], False)
-        again = pc.and_(again, pc.and_(in_passing, pc.less(items["attempts"], max_attempts)))
+        may_work = pc.and_(in_passing, pc.less(items["attempts"], max_attempts))
+        if "error_type" in items.schema.names and not missing("formats"):  # installed since it was left out
+            may_work = pc.or_(may_work, pc.fill_null(pc.equal(items["error_type"], MISSING_EXTRA), False))
+        again = pc.and_(again, may_work)
     return pc.if_else(again, pa.scalar(REJECTED_BEFORE), pa.scalar(None, pa.string()))

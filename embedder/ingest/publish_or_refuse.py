@@ -13,6 +13,7 @@ from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
+from embedder.quantities import counted
 from embedder.report.schema import Report
 from embedder.report.timeline import TIMELINE_FILE, timeline_of
 from embedder.sources.selection import LeftOut
@@ -61,7 +62,7 @@ def end_run(
     kept = None if failure else _kept(work, result, num_left)
     if failure is None and kept is None:
         verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
-        beyond = f"nothing beyond the {num_before:,} items that were published while it ran is published"
+        beyond = f"nothing is published beyond {counted(num_before, 'item')}, published while it ran"
         failure = refusal(verdicts, beyond if num_before else "nothing is published")
     report = build_report(
         inputs.options.kind,
@@ -122,21 +123,20 @@ def _stopped(outcome: EngineOutcome, result: RunResult, num_before: int) -> str 
         return None
     if not result.num_items:
         return "stopped on request before any item was finished; the same command begins again"
-    return (
-        f"stopped on request after {result.num_items:,} items, which are kept and "
-        f"{f'of which {num_before:,} are published' if num_before else 'not yet published'}; the same command goes on"
-    )
+    done = f"{counted(result.num_items, 'item')}, kept and "
+    done += f"{num_before:,} of them published" if num_before else "not yet published"
+    return f"stopped on request after {done}; the same command goes on"
 
 
 def _kept(work: WorkPlan, result: RunResult, num_left: int) -> str | None:
     """Message why what is finished waits for the next run; none where it does not."""
     if work.outdated and num_left:
         return (
-            f"{work.outdated}: {result.num_items:,} items are done and kept, {num_left:,} are left; the old "
-            "vectors are served until all are done, and the next refresh goes on"
+            f"{work.outdated}: {counted(result.num_items, 'item')} done and kept, {num_left:,} left; the old vectors "
+            "are served until all are done, and the next refresh goes on"
         )
     if not result.num_here and not result.num_items and not len(result.retired) and num_left:
-        return f"nothing was finished; {num_left:,} items are left for the next refresh"
+        return f"nothing was finished; {counted(num_left, 'item')} left for the next refresh"
     return None
 
 

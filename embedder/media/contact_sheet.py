@@ -1,16 +1,20 @@
-"""Contact sheet: images in a grid, a few short lines under each. Drawn from pixels; decodes no file."""
+"""Contact sheet: images in a grid, a few short lines under each, a block for each query; decodes no file."""
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import ExifTags, Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
+from embedder.errors import ConfigError
 from embedder.media.fonts import Fonts
 from embedder.media.lettering import Lettering, Line
 from embedder.media.sniff import SHEET_MARK
+from embedder.storage.atomic_write import atomic_write
+from embedder.storage.output_file import check_output_file
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -19,8 +23,15 @@ CELL_PX = 160
 MARGIN_PX = 16
 FONT_PX = 12
 TITLE_PX = 20
+FRAME_PX = 3  # around the image that was searched with
 MAX_LINES = 2  # of one text; the rest of it is an ellipsis
 INK, PALE, PAPER, MISSING = (20, 20, 20), (110, 110, 110), (255, 255, 255), (235, 235, 235)
+
+SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
+MAX_SIDE_PX = {"JPEG": 65_500, "WEBP": 16_383, "PDF": 28_800}  # the last are the 200 inches of Acrobat
+MAX_PIXELS = 250_000_000  # of all pages: 750 MB, as 6,000 images need
+QUALITY = 90  # of JPEG, WebP and PDF
+PDF_DPI = 144.0  # five columns are 6.2 inches wide
 
 
 class Cell(NamedTuple):
@@ -30,35 +41,148 @@ class Cell(NamedTuple):
     lines: list[str]
 
 
-def save_sheet(path: Path, cells: list[Cell], title: str = "", fonts: Fonts | None = None) -> None:
-    """Draw the cells and write the sheet as PNG, making its folder where needed.
+class Block(NamedTuple):
+    """Images of one query.
+
+    Attributes:
+        cells: in reading order, five per row.
+        title: line above them; empty for none.
+        query: cell of the image that was searched with, drawn with a frame in front of the others; None for none.
+        note: line in their place where there are none.
+    """
+
+    cells: Sequence[Cell]
+    title: str = ""
+    query: Cell | None = None
+    note: str = ""
+
+
+def save_sheet(path: Path, blocks: Sequence[Block], fonts: Fonts | None = None) -> None:
+    """Draw the blocks below one another and write the sheet; as PDF, each on a page of its own.
 
     Args:
-        path: the file.
-        cells: in reading order, five per row.
-        title: line above the grid; empty for none.
+        path: the file, in the format that its suffix names; an older one is replaced when the new one is written.
+        blocks: from top to bottom.
         fonts: for all texts; default: those of this machine.
+
+    Raises:
+        ConfigError: the suffix names no format, the folder is missing, there are too many images for the format, or the
+            file can't be written.
     """
+    kind = SHEET_FORMATS[check_output_file(path, SHEET_FORMATS, "contact sheet")]
     small, large = Lettering(FONT_PX, fonts), Lettering(TITLE_PX, fonts)
-    texts = [[small.lines(text, CELL_PX, MAX_LINES) for text in cell.lines] for cell in cells]
-    num_lines = max((sum(map(len, of_cell)) for of_cell in texts), default=0)
-    step_x, step_y = CELL_PX + MARGIN_PX, CELL_PX + num_lines * small.line_px + MARGIN_PX
-    columns, rows = max(1, min(COLUMNS, len(cells))), -(-len(cells) // COLUMNS)
-    width = MARGIN_PX + columns * step_x
-    head = large.lines(title, width - 2 * MARGIN_PX, MAX_LINES)
-    top = MARGIN_PX + (len(head) * large.line_px + MARGIN_PX // 2 if head else 0)
-    sheet = Image.new("RGB", (width, top + rows * step_y), PAPER)
-    for number, line in enumerate(head):
-        large.draw(sheet, (MARGIN_PX, MARGIN_PX + number * large.line_px), width - 2 * MARGIN_PX, line, INK)
-    for number, (cell, of_cell) in enumerate(zip(cells, texts, strict=True)):
-        row, column = divmod(number, COLUMNS)
-        corner = (MARGIN_PX + column * step_x, top + row * step_y)
-        _draw_image(sheet, corner, cell.pixels, small)
-        _draw_texts(sheet, (corner[0], corner[1] + CELL_PX), of_cell, small)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mark = PngInfo()
-    mark.add_text("Software", SHEET_MARK)  # so that a sheet saved among the images is not taken for one of them
-    sheet.save(path, "PNG", pnginfo=mark)
+    blocks = blocks or [Block([])]
+    columns = max(1, min(COLUMNS, max(len(_cells(block)) for block in blocks)))
+    pages = [[_Layout(block, columns, small, large) for block in blocks]]
+    if kind == "PDF":
+        pages = [[layout] for layout in pages[0]]
+    sizes = [(page[0].width_px, sum(layout.height_px for layout in page) + MARGIN_PX) for page in pages]
+    _check_sizes(path, kind, sizes)
+    drawn = [_draw_page(page, size) for page, size in zip(pages, sizes, strict=True)]
+    try:
+        with atomic_write(path) as file:
+            _write(drawn, kind, file)
+    except OSError as error:
+        where = f"contact sheet {path}"
+        raise ConfigError(f"{where}: {error.strerror or error}; name a place that can be written") from None
+
+
+class _Layout:
+    """Lines and sizes of a block; a margin is above it, none below."""
+
+    def __init__(self, block: Block, columns: int, small: Lettering, large: Lettering) -> None:
+        self.block, self.small, self.large = block, small, large
+        self.cells = _cells(block)
+        self.texts = [[small.lines(text, CELL_PX, MAX_LINES) for text in cell.lines] for cell in self.cells]
+        self.width_px = MARGIN_PX + columns * (CELL_PX + MARGIN_PX)
+        self.head = large.lines(block.title, self.inner_px, MAX_LINES)
+        self.note = [] if block.cells else small.lines(block.note, self.inner_px, MAX_LINES)
+        head_px = len(self.head) * large.line_px + MARGIN_PX // 2 if self.head else 0
+        self.note_top_px = MARGIN_PX + head_px
+        self.top_px = self.note_top_px + len(self.note) * small.line_px
+        num_lines = max((sum(map(len, of_cell)) for of_cell in self.texts), default=0)
+        self.step_px = CELL_PX + num_lines * small.line_px + MARGIN_PX
+        num_rows = -(-len(self.cells) // COLUMNS)
+        self.height_px = self.top_px + num_rows * self.step_px - (MARGIN_PX if num_rows else 0)
+
+    @property
+    def inner_px(self) -> int:
+        """Width between the margins."""
+        return self.width_px - 2 * MARGIN_PX
+
+    def draw(self, sheet: Image.Image, y: int) -> None:
+        """Draw the block at some height."""
+        for number, line in enumerate(self.head):
+            corner = (MARGIN_PX, y + MARGIN_PX + number * self.large.line_px)
+            self.large.draw(sheet, corner, self.inner_px, line, INK)
+        for number, line in enumerate(self.note):
+            corner = (MARGIN_PX, y + self.note_top_px + number * self.small.line_px)
+            self.small.draw(sheet, corner, self.inner_px, line, PALE)
+        for number, (cell, of_cell) in enumerate(zip(self.cells, self.texts, strict=True)):
+            row, column = divmod(number, COLUMNS)
+            corner = (MARGIN_PX + column * (CELL_PX + MARGIN_PX), y + self.top_px + row * self.step_px)
+            _draw_image(sheet, corner, cell.pixels, self.small)
+            if cell is self.block.query:
+                _draw_frame(sheet, corner)
+            _draw_texts(sheet, (corner[0], corner[1] + CELL_PX), of_cell, self.small)
+
+
+def _cells(block: Block) -> list[Cell]:
+    return [*([] if block.query is None else [block.query]), *block.cells]
+
+
+def _check_sizes(path: Path, kind: str, sizes: list[tuple[int, int]]) -> None:
+    limit = MAX_SIDE_PX.get(kind)
+    width, height = max(sizes, key=max)
+    if limit is not None and max(width, height) > limit:
+        rule, cure = f"{kind} takes {limit:,} px a side", "write a .png, or ask for fewer hits"
+    elif sum(width * height for width, height in sizes) > MAX_PIXELS:
+        rule, cure = f"all of a sheet may have {MAX_PIXELS:,} px", "ask for fewer hits, or for fewer queries at once"
+    else:
+        return
+    raise ConfigError(f"contact sheet {path}: it would be {width:,} x {height:,} px; {rule}; {cure}")
+
+
+def _draw_page(page: Sequence[_Layout], size: tuple[int, int]) -> Image.Image:
+    sheet = Image.new("RGB", size, PAPER)
+    y = 0
+    for layout in page:
+        layout.draw(sheet, y)
+        y += layout.height_px
+    return sheet
+
+
+def _write(pages: list[Image.Image], kind: str, file: BinaryIO) -> None:
+    """Write a sheet, with a mark, so that one saved among images is not taken for one of them; a PDF needs none."""
+    first, *others = pages
+    if kind == "PDF":
+        first.save(file, kind, save_all=True, append_images=others, resolution=PDF_DPI, quality=QUALITY)
+    elif kind == "PNG":
+        info = PngInfo()
+        info.add_text("Software", SHEET_MARK)
+        first.save(file, kind, pnginfo=info)
+    else:
+        exif = Image.Exif()
+        exif[ExifTags.Base.Software] = SHEET_MARK
+        encoded = BytesIO()
+        first.save(encoded, kind, exif=exif, quality=QUALITY)
+        file.write(_exif_first(encoded.getvalue()) if kind == "WEBP" else encoded.getvalue())
+
+
+def _exif_first(webp: bytes) -> bytes:
+    """Move the EXIF chunk of a WebP file from its end to the front, where `sniff` reads the mark.
+
+    Source: RFC 9649, 2.7: the header chunk is the first, and metadata may stand in any order.
+    """
+    chunks: list[bytes] = []
+    start = 12
+    while start < len(webp):
+        size = int.from_bytes(webp[start + 4 : start + 8], "little")
+        stop = start + 8 + size + size % 2
+        chunks.append(webp[start:stop])
+        start = stop
+    header, *rest = chunks
+    return webp[:12] + b"".join([header, *sorted(rest, key=lambda chunk: chunk[:4] != b"EXIF")])
 
 
 def _draw_image(sheet: Image.Image, corner: tuple[int, int], pixels: Pixels | None, small: Lettering) -> None:
@@ -70,6 +194,12 @@ def _draw_image(sheet: Image.Image, corner: tuple[int, int], pixels: Pixels | No
     (line,) = small.lines("not readable", CELL_PX, 1)
     indent = round(CELL_PX - sum(letter.width_px for letter in line.letters)) // 2
     small.draw(sheet, (x + indent, y + (CELL_PX - small.line_px) // 2), CELL_PX - indent, line, PALE)
+
+
+def _draw_frame(sheet: Image.Image, corner: tuple[int, int]) -> None:
+    x, y = corner
+    box = (x - FRAME_PX, y - FRAME_PX, x + CELL_PX + FRAME_PX - 1, y + CELL_PX + FRAME_PX - 1)
+    ImageDraw.Draw(sheet).rectangle(box, outline=INK, width=FRAME_PX)
 
 
 def _draw_texts(sheet: Image.Image, corner: tuple[int, int], texts: list[list[Line]], small: Lettering) -> None:

@@ -2,6 +2,9 @@
 
 from embedder.storage.item_error import ItemError
 
+STILL_IMAGE, UNSUPPORTED_CAMERA = "StillImage", "UnsupportedCamera"
+"""Error types that callers tell from others."""
+
 
 class DecodeError(ItemError):
     """One file could not be decoded, or not to its end."""

@@ -23,6 +23,7 @@ from embedder.media.resize import (
     needed_scale,
     scaled_size,
 )
+from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, other_kind, unreadable_kind
 
 FORMATS = tuple(each.name.upper() for each in IMAGE_FORMATS)
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
@@ -53,6 +54,13 @@ class SizedPixels(NamedTuple):
     data: bytes
 
 
+class LoadedImage(NamedTuple):
+    """Decoded image of any mode, as it is stored, and the EXIF orientation that puts it upright."""
+
+    image: Image.Image
+    orientation: int
+
+
 def prepare_pillow() -> None:
     """Configure Pillow for a process that does nothing but decode."""
     for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
@@ -62,7 +70,7 @@ def prepare_pillow() -> None:
 
 
 def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
-    """Decode an image, put it upright, flatten it on white and resize it.
+    """Decode an image, put it upright, flatten it on white and resize it; of an animated one, its first frame.
 
     Args:
         encoded: the whole file.
@@ -71,10 +79,30 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
             many is halved once it is decoded. Sizes are checked before anything is decoded.
 
     Raises:
-        DecodeError: empty, of no known format, or too large.
+        DecodeError: empty, of no known format, of one whose package is missing, or too large.
         Exception: anything else that Pillow raises for a broken file; it has no root class of its own.
     """
-    image = _open(encoded, max_pixels)
+    kind = extra_kind(encoded)
+    if kind is None:
+        loaded = load_image(encoded, resize, max_pixels)
+    else:  # their packages cost up to half a second and are imported with the first such file
+        from embedder.media.extra_formats.load import load_extra
+
+        loaded = load_extra(kind, encoded, resize, max_pixels)
+    return finish_image(*loaded, resize, max_pixels)
+
+
+def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
+    """Decode an image of a format that Pillow reads; a JPEG at reduced scale where that is enough.
+
+    Args:
+        encoded: the whole file.
+        resize: the rule that it will be resized by.
+        max_pixels: as of `decode_image`; the image may have twice as many.
+
+    Raises: as `decode_image`.
+    """
+    image = open_image(encoded, max_pixels)
     if isinstance(image, JpegImagePlugin.JpegImageFile):
         check_plausible(image.size, len(encoded), max_pixels)
         scale = max(needed_scale(image.size, max_pixels), fitting_scale(image.size, resize))
@@ -84,15 +112,34 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
     else:
         check_pixels(image.size, WHOLE_FACTOR * max_pixels)
     image.load()
-    orientation = _orientation(image)
+    return LoadedImage(image, orientation_of(image))
+
+
+def finish_image(image: Image.Image, orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
+    """Bring a decoded image to 8-bit RGB, put it upright and resize it.
+
+    Args:
+        image: of any mode and size.
+        orientation: EXIF orientation.
+        resize: the rule.
+        max_pixels: a larger image is halved before.
+    """
     image = to_rgb(image)
     if image.width * image.height > max_pixels:
         image = image.reduce(WHOLE_FACTOR)
     return resize_image(upright(image, orientation), resize)
 
 
-def _open(encoded: bytes, max_pixels: int) -> Image.Image:
-    """Read the header. Pillow's own check refuses what is twice too large before it makes room for a canvas."""
+def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
+    """Read the header. Pillow's own check refuses what is twice too large before it makes room for a canvas.
+
+    Args:
+        encoded: the whole file.
+        max_pixels: as of `decode_image`.
+
+    Raises:
+        DecodeError: empty, of no known format, or too large.
+    """
     if not encoded:
         raise DecodeError("EmptyFile", "the file is empty")
     reducible = encoded.startswith(b"\xff\xd8")
@@ -100,10 +147,16 @@ def _open(encoded: bytes, max_pixels: int) -> Image.Image:
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
     except UnidentifiedImageError:
-        known = ", ".join(FORMATS)
-        raise DecodeError("UnidentifiedImageError", f"no readable header of any known format ({known})") from None
+        raise DecodeError("UnidentifiedImageError", _no_header(encoded[:HEAD_BYTES])) from None
     except Image.DecompressionBombError as error:
-        raise DecodeError("TooManyPixels", str(error)) from None
+        raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
+
+
+def _no_header(head: bytes) -> str:
+    known = ", ".join(FORMATS)
+    kind = unreadable_kind(head) or other_kind(head)
+    found = "" if kind == UNKNOWN else f" ({kind})"
+    return f"no readable header of any known format{found}; known are {known}"
 
 
 def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
@@ -111,7 +164,8 @@ def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
         raise DecodeError(
-            "TooManyPixels", f"{width} x {height} are {width * height} pixels; at most {max_pixels} are decoded"
+            "TooManyPixels",
+            f"{width} x {height} are {width * height} pixels; at most {max_pixels} are decoded (`max_pixels`)",
         )
 
 
@@ -131,7 +185,8 @@ def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> N
         )
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation_of(image: Image.Image) -> int:
+    """EXIF orientation of an image, 1 where it has none that can be read."""
     try:
         value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # noqa: BLE001 - a broken tag raises anything, and must not cost a good image

@@ -93,7 +93,7 @@ class SandboxedDecoder:
             os.close(fd)
 
     def image(self, source: Source, resize: ResizeSpec) -> Pixels:
-        """Decode one image: upright, flattened on white, resized.
+        """Decode one image: upright, flattened on white, resized; of an animated one, its first frame.
 
         Args:
             source: encoded bytes, or the path of a local file.
@@ -108,11 +108,11 @@ class SandboxedDecoder:
         """
         limit = self.limits.max_file_bytes
         if not isinstance(source, str | Path) and (num_bytes := memoryview(source).nbytes) > limit:
-            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; an image may have {limit}")
+            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; {limit} are allowed (`max_file_bytes`)")
         return self._one_image({"do": "image"}, source, resize)
 
     def frame_at(self, source: Source, resize: ResizeSpec, time_s: float) -> Pixels:
-        """Decode the frame of a video that is shown at `time_s` seconds after its first frame.
+        """Decode the frame of a video, or of an animated image, that is shown `time_s` seconds after its first frame.
 
         Args:
             source: encoded bytes, or the path of a local file.
@@ -130,7 +130,7 @@ class SandboxedDecoder:
     def video(
         self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int
     ) -> Iterator[VideoSegment]:
-        """Decode a video segment by segment, in memory bounded by one segment.
+        """Decode a video, or an animated image, segment by segment, in memory bounded by one segment.
 
         A request for another file ends the video; going on with it then raises RuntimeError.
 
@@ -144,7 +144,8 @@ class SandboxedDecoder:
             Segments in order. Stretches in which no frame begins have none.
 
         Raises:
-            DecodeError: the video can't be decoded; after its whole segments when it breaks in the middle.
+            DecodeError: the video can't be decoded; after its whole segments when it breaks in the middle. Of type
+                `StillImage` for an image of one frame.
         """
         command = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
         request = self._deliver(command, source, resize)
@@ -205,16 +206,17 @@ class SandboxedDecoder:
 
     def _receive_segment(self, budget_s: float) -> Message:
         if budget_s < self.limits.timeout_s:
-            return self._receive(budget_s, f"the whole video (at most {self.limits.video_timeout_s:g} s): what is left")
+            whole = f"the whole video (at most {self.limits.video_timeout_s:g} s): what is left"
+            return self._receive(budget_s, whole, "`video_timeout_s`")
         return self._receive(self.limits.timeout_s, "decoding a segment")
 
-    def _receive(self, timeout_s: float, step: str) -> Message:
+    def _receive(self, timeout_s: float, step: str, limit: str = "`timeout_s`") -> Message:
         """Receive one answer of the child; raise the errors that it reports."""
         try:
             answer = self._get_child().receive(timeout_s)
         except TimeoutError:
             self._kill_child()
-            message = f"{step} took longer than {timeout_s:.3g} s and was ended"
+            message = f"{step} took longer than {timeout_s:.3g} s ({limit}) and was ended"
             raise DecodeError("TimeoutError", message, transient=True) from None
         if "error_type" in answer:
             self._is_busy = False

@@ -4,10 +4,12 @@ Requests and answers are one JSON line each on the control socket. Encoded bytes
 through the outbox: files in memory that both processes hold open.
 """
 
+import errno
 import io
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
@@ -16,6 +18,8 @@ from typing import Any, BinaryIO
 from embedder.media.errors import DecodeError
 from embedder.media.images import SizedPixels, decode_image, prepare_pillow
 from embedder.media.resize import ResizeSpec
+from embedder.media.segments import PickedSegment, SegmentRule
+from embedder.media.sniff import HEAD_BYTES, sniff
 
 Message = dict[str, Any]
 
@@ -69,11 +73,11 @@ class Server:
             raise
         except DecodeError as error:
             return _error_answer(error.error_type, error.message, error.transient)
-        except MemoryError:  # a fresh process takes over: this one's memory may be fragmented
-            return _error_answer("MemoryError", "decoding it takes more memory than `memory_bytes` allows") | {
-                "last": True
-            }
         except Exception as error:  # noqa: BLE001 - the one place where files are decoded: broken ones raise anything
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+                # A fresh process takes over: this one's memory may be fragmented.
+                message = "decoding it takes more memory than `memory_bytes` allows"
+                return _error_answer("MemoryError", message) | {"last": True}
             return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
 
     def _image(self, request: Message, file: BinaryIO) -> Message:
@@ -83,16 +87,7 @@ class Server:
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
         """Send one message per segment; images only of those that the parent doesn't have already."""
-        from embedder.media.videos import read_segments
-
-        segments = read_segments(
-            file,
-            _read_resize(request),
-            segment_s=Fraction(str(request["segment_s"])),
-            frames_per_segment=request["frames_per_segment"],
-            max_pixels=self.max_pixels,
-        )
-        for number, segment in enumerate(segments):
+        for number, segment in enumerate(self._segments(request, file)):
             if number < request["num_delivered"]:
                 self._send({"passed_over": number})  # resets the deadline, which is that of one segment
             else:
@@ -102,10 +97,30 @@ class Server:
                 self._outbox_is_full = True
         return {"end": True}
 
+    def _segments(self, request: Message, file: BinaryIO) -> Iterator[PickedSegment[SizedPixels]]:
+        resize, segment_s = _read_resize(request), Fraction(str(request["segment_s"]))
+        frames_per_segment = request["frames_per_segment"]
+        if _is_image(file):
+            from embedder.media.animations import animation_segments
+
+            encoded, rule = read_whole(file, self.max_file_bytes), SegmentRule(segment_s, frames_per_segment)
+            return animation_segments(encoded, resize, rule, self.max_pixels)
+        from embedder.media.videos import read_segments
+
+        return read_segments(
+            file, resize, segment_s=segment_s, frames_per_segment=frames_per_segment, max_pixels=self.max_pixels
+        )
+
     def _frame(self, request: Message, file: BinaryIO) -> Message:
+        resize, time_s = _read_resize(request), request["time_s"]
+        if _is_image(file):
+            from embedder.media.animations import animation_frame
+
+            encoded = read_whole(file, self.max_file_bytes)
+            return self._post([animation_frame(encoded, resize, time_s, self.max_pixels)])
         from embedder.media.videos import read_frame_at
 
-        return self._post([read_frame_at(file, _read_resize(request), request["time_s"], self.max_pixels)])
+        return self._post([read_frame_at(file, resize, time_s, self.max_pixels)])
 
     def _source(self, request: Message) -> BinaryIO:
         """Open the file of a request: one on disk, or the content of the inbox."""
@@ -142,6 +157,13 @@ class Server:
             raise SandboxClosedError
         message: Message = json.loads(line)
         return message
+
+
+def _is_image(file: BinaryIO) -> bool:
+    """Whether a file whose moving frames are asked for is an animated image, by its first bytes."""
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    return sniff(head) == "image"
 
 
 def _read_resize(request: Message) -> ResizeSpec:
@@ -181,7 +203,7 @@ def read_whole(file: BinaryIO, max_bytes: int) -> bytes:
     """
     size = file.seek(0, os.SEEK_END)
     if size > max_bytes:
-        raise DecodeError("FileTooLarge", f"the file has {size} bytes; an image may have {max_bytes}")
+        raise DecodeError("FileTooLarge", f"the file has {size} bytes; {max_bytes} are allowed (`max_file_bytes`)")
     file.seek(0)
     try:
         return file.read()

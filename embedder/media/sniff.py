@@ -4,34 +4,37 @@ import codecs
 import struct
 from typing import Literal
 
-from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.formats import HEIC, IMAGE_FORMATS, JPEG_XL
+from embedder.media.raw_kinds import raw_kind
 
 Kind = Literal["image", "video", "text"]
 
+HEAD_BYTES = 4096  # enough for every signature known here
 IMAGE_SIGNATURES = tuple(signature for each in IMAGE_FORMATS for signature in each.signatures)
 BMP_HEADER_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 AVIF_BRANDS = frozenset({b"avif", b"avis"})
-STILL_BRANDS = frozenset({b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"crx "})
+AVIF_SEQUENCE_BRAND = b"avis"
+HEIF_BRANDS = frozenset(
+    {b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
+)
+STILL_BRANDS = HEIF_BRANDS | {b"crx "}
 """Brands of the MP4 family whose files hold images that Pillow doesn't read: HEIC, camera raw."""
+JXL_SIGNATURES = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
 UNREADABLE_SIGNATURES = (
-    ("JXL", b"\xff\x0a"),
-    ("JXL", b"\0\0\0\x0cJXL \r\n\x87\n"),
     ("JP2", b"\0\0\0\x0cjP  \r\n\x87\n"),
     ("JP2", b"\xff\x4f\xff\x51"),
     ("PSD", b"8BPS"),
-    ("RAF", b"FUJIFILMCCD-RAW"),
-    ("ORF", b"IIRO"),
-    ("ORF", b"IIRS"),
-    ("ORF", b"MMOR"),
-    ("RW2", b"IIU\0"),
-    ("X3F", b"FOVb"),
     ("EXR", b"v/1\x01"),
     ("ICO", b"\0\0\x01\0"),
     ("ICNS", b"icns"),
     ("EPS", b"%!PS-Adobe"),
+    ("EPS", b"\xc5\xd0\xd3\xc6"),
     ("XCF", b"gimp xcf"),
+    ("JXR", b"II\xbc\x01"),
+    ("DDS", b"DDS \x7c"),
+    ("HDR", b"#?RADIANCE"),
     ("MPG", b"\0\0\x01\xba"),
     ("MPG", b"\0\0\x01\xb3"),
     ("WMV", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
@@ -39,8 +42,35 @@ UNREADABLE_SIGNATURES = (
     ("RM", b".RMF"),
 )
 """Images and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
+OTHER_SIGNATURES = (
+    ("a ZIP archive, or a document packed as one", b"PK\3\4"),
+    ("a ZIP archive without a file", b"PK\5\6"),
+    ("a RAR archive", b"Rar!\x1a\x07"),
+    ("a 7z archive", b"7z\xbc\xaf\x27\x1c"),
+    ("a gzip file", b"\x1f\x8b"),
+    ("a bzip2 file", b"BZh"),
+    ("an xz file", b"\xfd7zXZ\0"),
+    ("a Zstandard file", b"\x28\xb5\x2f\xfd"),
+    ("an old Office document", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"),
+    ("an SQLite database", b"SQLite format 3\0"),
+    ("a Parquet file", b"PAR1"),
+    ("an HDF5 file", b"\x89HDF\r\n\x1a\n"),
+    ("a NumPy array", b"\x93NUMPY"),
+    ("a program", b"\x7fELF"),
+    ("a program", b"MZ"),
+    ("sound (MP3)", b"ID3"),
+    ("sound (FLAC)", b"fLaC"),
+    ("sound (Ogg)", b"OggS"),
+    ("sound (AMR)", b"#!AMR"),
+    ("a font", b"wOFF"),
+    ("a font", b"wOF2"),
+    ("a property list", b"bplist00"),
+)
+"""What is neither an image, a video nor a caption, by its first bytes."""
+UNKNOWN = "of a kind that isn't known here"
+WEBP_ANIMATED = 2  # of the flags behind VP8X
 SHEET_MARK = "embedder contact sheet"
-MARK_BYTES = 128  # of a PNG, in which its first text stands
+MARK_BYTES = 128  # in which the first text of a PNG stands, and the EXIF data of JPEG and WebP
 TS_SYNC, TS_PACKETS = 0x47, (188, 192)
 TEXT_CONTROLS = frozenset("\t\n\r\f")
 
@@ -63,6 +93,35 @@ def sniff(head: bytes) -> Kind | None:
     return None
 
 
+def extra_kind(head: bytes) -> str | None:
+    """Name the kind of an image that a package of the extra `formats` decodes.
+
+    Args:
+        head: the beginning of the object, or all of it; 4096 bytes are enough for nearly every one.
+
+    Returns:
+        `HEIC`, `JXL`, or the kind of a camera raw as `raw_kind` has it; None for anything else.
+    """
+    if head.startswith(JXL_SIGNATURES):
+        return JPEG_XL.name
+    if head[4:8] == b"ftyp" and head[8:12] in HEIF_BRANDS:
+        return None if AVIF_BRANDS & _ftyp_brands(head) else HEIC.name
+    return raw_kind(head)
+
+
+def may_be_animated(head: bytes) -> bool:
+    """Whether an image may hold several frames that are shown one after the other; of a GIF only its end tells.
+
+    Args:
+        head: first 4096 bytes of an image.
+    """
+    if head.startswith(b"\x89PNG"):
+        return b"acTL" in head.partition(b"IDAT")[0]
+    if head[:4] == b"RIFF":
+        return head[8:16] == b"WEBPVP8X" and bool(head[20:21] and head[20] & WEBP_ANIMATED)
+    return head.startswith(b"GIF8") or AVIF_SEQUENCE_BRAND in _ftyp_brands(head)
+
+
 def unreadable_kind(head: bytes) -> str | None:
     """Name the kind of an image or clip that can't be decoded here, from its first bytes.
 
@@ -72,10 +131,6 @@ def unreadable_kind(head: bytes) -> str | None:
     Returns:
         The usual suffix in capitals, or None for anything else.
     """
-    if head[4:8] == b"ftyp":
-        if head[8:12] == b"crx ":
-            return "CR3"
-        return "HEIC" if head[8:12] in STILL_BRANDS else None
     for kind, signature in UNREADABLE_SIGNATURES:
         if head.startswith(signature):
             return kind
@@ -85,9 +140,29 @@ def unreadable_kind(head: bytes) -> str | None:
     return "SVG" if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text else None
 
 
+def other_kind(head: bytes) -> str:
+    """Say in words what an object is that is neither an image, a video nor a caption.
+
+    Args:
+        head: its beginning; 4096 bytes are enough.
+    """
+    if not head:
+        return "an empty file"
+    if not head.strip(b"\0"):
+        return "nothing but zeros"
+    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
+        return "sound (WAV)"
+    if head.startswith(b"%PDF-"):
+        return "a PDF"
+    if _is_text(head):  # before the signatures, of which some begin words
+        start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:16].lower()
+        return "a web page" if start.startswith((b"<!doctype html", b"<html")) else "text"
+    return next((kind for kind, signature in OTHER_SIGNATURES if head.startswith(signature)), UNKNOWN)
+
+
 def is_own_sheet(head: bytes) -> bool:
     """Whether these are the first bytes of a contact sheet that this program drew."""
-    return head.startswith(b"\x89PNG") and SHEET_MARK.encode() in head[:MARK_BYTES]
+    return SHEET_MARK.encode() in head[:MARK_BYTES] and _is_image(head)
 
 
 def _is_transport_stream(head: bytes) -> bool:
@@ -115,6 +190,8 @@ def _is_control(character: str) -> bool:
 
 def _is_image(head: bytes) -> bool:
     if head.startswith(IMAGE_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP"):
+        return True
+    if extra_kind(head) is not None:
         return True
     if head[:2] == b"BM":
         return int.from_bytes(head[14:18], "little") in BMP_HEADER_SIZES

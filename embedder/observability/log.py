@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embedder.errors import StoreError
-from embedder.observability.redaction import mask
+from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.layout import utc_now

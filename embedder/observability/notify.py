@@ -14,7 +14,7 @@ from http.client import HTTPException
 from typing import Any
 
 from embedder.config import OnFailure
-from embedder.observability.redaction import mask
+from embedder.redaction import mask
 
 LOG = logging.getLogger(__name__)
 
@@ -108,7 +108,15 @@ def _post(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
         error.close()
         return f"the server answered {error.code}; check the address"
     except (OSError, HTTPException, ValueError) as error:
-        return f"it can't be reached ({type(error).__name__}); check the address and the network"
+        return f"it can't be reached ({_reason(error)}); check the address and the network"
+
+
+def _reason(error: Exception) -> str:
+    """Why a request failed, in words of the system or of ours: those of the libraries may quote the address."""
+    cause = getattr(error, "reason", error)
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.lower()
+    return "its answer is not HTTP" if isinstance(error, HTTPException) else "it is no address of a web server"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -29,6 +29,7 @@ from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
 from embedder.observability.summary import summarise
+from embedder.quantities import counted, duration_text, rate
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
 from embedder.store.runs import RUN_FILE, Run
@@ -38,6 +39,7 @@ LOG_FILE = "log.txt"
 RUNS_FILE = "runs.jsonl"
 USER_MISTAKE = 2  # the exit code
 PROGRESS_S = 60.0  # between two lines of progress
+GOES_ON = "; what is finished is kept, and the same command goes on"
 
 
 class RunObserver:
@@ -98,7 +100,14 @@ class RunObserver:
     def lost(self, reason: str) -> None:
         """Report a run whose process ends at once, without an error that would reach `observe_run`."""
         if not self._has_ended:
-            self.ended(1, reason)
+            self.ended(1, reason + (GOES_ON if self._run is not None else ""))
+
+    def add_prospect(self, error: BaseException) -> None:
+        """Add to the message of an error that a run goes on with what it has finished, where there is such a run."""
+        if self._run is not None and getattr(error, "is_resumable", False):
+            error.args = (f"{error}{GOES_ON}",)
+        elif self._run is None and isinstance(error, SignalInterrupt):
+            error.args = (f"{error} before anything was embedded",)
 
     def ended(self, exit_code: int, message: str) -> None:
         """Write the end of the run to the log, the runs file, the metrics and, after a failure, send notifications.
@@ -110,7 +119,7 @@ class RunObserver:
             self.log.write_to(lambda lines: None)  # the command was refused, and took its run away
         times, store = (self.started_at, utc_now()), self.config.store or ""
         summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
-        self.log.add(f"exit {exit_code}: {message} ({summary['wall_s']:.1f} s)")
+        self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
         self._attempt("the line of this run", lambda: self._append_line(summary))
         if self.config.metrics_file:
             path = Path(self.config.metrics_file).expanduser()
@@ -157,7 +166,7 @@ class RunObserver:
         try:
             do()
         except UNWRITABLE as error:
-            reason = getattr(error, "strerror", None) or type(error).__name__
+            reason = getattr(error, "strerror", None) or error
             LOG.warning(f"{what} can't be written ({reason}); check the path, its rights and the space on its disk")
 
 
@@ -175,8 +184,8 @@ class _LoggedProgress:
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + self._log_every_s
-            rate = num_done / (now_s - self._started_s)
-            self._log.add(f"{num_done:,} of {self._num_items:,} items, {rate:.1f} items/s")
+            per_s = num_done / (now_s - self._started_s)
+            self._log.add(f"{num_done:,} of {counted(self._num_items, 'item')}, {rate(per_s)}")
 
     def show_operators(self, view: OperatorView) -> None:
         show_operators(self._show, view)
@@ -200,13 +209,15 @@ def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_
         try:
             yield observer
         except USER_MISTAKES as error:
+            observer.add_prospect(error)
             observer.ended(USER_MISTAKE, str(error))
             raise
         except SignalInterrupt as error:
-            error.message += "; what is finished is kept, and the same command goes on"
-            observer.ended(error.exit_code, error.message)
+            observer.add_prospect(error)
+            observer.ended(error.exit_code, str(error))
             raise
         except BaseException as error:
+            observer.add_prospect(error)
             if details := getattr(error, "details", ""):
                 observer.log.add(details)
             observer.ended(1, str(error) or type(error).__name__)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from embedder.observability.redaction import mask
+from embedder.redaction import mask
 from embedder.storage.printable import printable
 
 FIGURES = ("items_per_s", "peak_memory_bytes", "startup_s")  # of a report, beside all its counts

@@ -1,5 +1,6 @@
 """`embedder plan`: the cut of a model and the placement of its stages, from its config.json and the devices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,10 @@ from embedder.installation import require
 from embedder.planning.options import PlanOptions
 from embedder.storage.model_download import resolve_model
 from shards.config import ModelConfig, load_model_config
-from shards.plan import ShardPlan, plan_placement
-from shards.planning.costs import STARTUP_S, HostCosts, ModelCosts, estimate_costs, estimate_host
+from shards.plan import ShardPlan, place
+from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
-from shards.planning.explain import PlanComparison, compare_with_equal_parts
+from shards.planning.explain import Alternative, PlanComparison, compare_with_equal_parts, find_num_stages
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.what_if import WhatIf, what_if
 
@@ -34,6 +35,8 @@ class Answer:
     Attributes:
         plan: the plan.
         problem: the placement problem that it solves.
+        alternatives: what one stage less and one more would bring.
+        fixed_by: key of the configuration that fixes the number of stages; None where it was searched.
         comparison: with equal parts of each tower; None without `explain`.
         what_if: hours and costs for a number of items; None without `num_items`.
         node_types: types of nodes of a cluster, each in a line.
@@ -41,14 +44,34 @@ class Answer:
 
     plan: ShardPlan
     problem: PlacementProblem
+    alternatives: tuple[Alternative, ...]
+    fixed_by: str | None
     comparison: PlanComparison | None
     what_if: WhatIf | None
+    node_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Devices and costs of a plan.
+
+    Attributes:
+        problem: states the placement problem for a number of stages, of which Ray's own share of an item depends.
+        startup_s: seconds before the first item.
+        node_types: types of nodes of a cluster, each in a line.
+    """
+
+    problem: Callable[[int], PlacementProblem]
+    startup_s: float
     node_types: tuple[str, ...] = ()
 
 
 @with_fast_start
 def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> Answer:
     """Plan the cut of the model and the placement of its stages.
+
+    The number of stages is that of `num_stages` or of the `[[stage]]` entries where the configuration has either. Else
+    it is searched: the fewest stages that no other number beats by more than costs are known.
 
     Args:
         config: the run; `model` must be set.
@@ -62,36 +85,76 @@ def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: 
     options = replace(options, **keywords)
     keep_freed_memory()  # the search goes over the same large arrays again and again
     folder = resolve_model(config.required_model)
-    model_config = load_model_config(folder)
+    setting = _setting(config, folder, load_model_config(folder), options)
+    num_stages, fixed_by, problem = config.num_stages, _fixed_by(config), setting.problem(config.num_stages)
+    if fixed_by is None and (found := find_num_stages(problem)) != num_stages:
+        num_stages, problem = found, setting.problem(found)
+    placed = place(problem, num_stages, model_fingerprint=_fingerprint(folder, options))
+    return Answer(
+        placed.plan,
+        problem,
+        placed.alternatives,
+        fixed_by,
+        compare_with_equal_parts(problem, num_stages) if options.explain else None,
+        what_if(problem, num_stages, options.num_items, setting.startup_s) if options.num_items else None,
+        setting.node_types,
+    )
+
+
+def _fixed_by(config: RunConfig) -> str | None:
+    """Key that fixes the number of stages; None where the configuration leaves it open."""
+    if config.stage:
+        return "[[stage]]"
+    return "num_stages" if "num_stages" in config.model_fields_set else None
+
+
+def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions) -> _Setting:
+    """Devices and costs: of a cluster, of the devices named, or of this machine.
+
+    Args:
+        config: the run.
+        folder: of the model.
+        model: its description.
+        options: of the plan.
+    """
     caps = {"memory_cap_bytes": options.memory_cap_bytes, "weights_cap_bytes": options.weights_cap_bytes}
-    cluster = _measured_cluster(config, folder, model_config, options) if options.cluster else None
-    if cluster is not None:
+    if options.cluster:
+        cluster = _measured_cluster(config, folder, model, options)
         from embedder.planning.cluster_costs import problem_of_cluster
 
-        problem, startup_s = problem_of_cluster(config, model_config, cluster, options.mix, **caps), STARTUP_S
-    else:
-        fleet, costs, host = _costs(config, folder, model_config, options)
-        problem, startup_s = (
-            make_problem(
-                model_config,
-                fleet,
-                costs,
-                host,
-                mix=options.mix,
-                dtype=config.dtype,
-                rows_per_batch=rows_per_batch(config),
-                **caps,
-            ),
-            host.startup_s,
+        def on_cluster(num_stages: int) -> PlacementProblem:
+            return problem_of_cluster(_cut_into(config, num_stages), model, cluster, options.mix, **caps)
+
+        return _Setting(on_cluster, STARTUP_S, cluster.lines())
+    fleet, costs, host = _costs(config, folder, model, options)
+
+    def on_fleet(num_stages: int) -> PlacementProblem:
+        return make_problem(
+            model,
+            fleet,
+            costs,
+            _with_engine(_cut_into(config, num_stages), model, costs, host),
+            mix=options.mix,
+            dtype=config.dtype,
+            rows_per_batch=rows_per_batch(config),
+            **caps,
         )
-    placement = plan_placement(problem, config.num_stages, model_fingerprint=_fingerprint(folder, options))
-    return Answer(
-        placement,
-        problem,
-        compare_with_equal_parts(problem, config.num_stages) if options.explain else None,
-        what_if(problem, config.num_stages, options.num_items, startup_s) if options.num_items else None,
-        cluster.lines() if cluster is not None else (),
-    )
+
+    return _Setting(on_fleet, host.startup_s)
+
+
+def _cut_into(config: RunConfig, num_stages: int) -> RunConfig:
+    return config.model_copy(update={"num_stages": num_stages})
+
+
+def _with_engine(config: RunConfig, model: ModelConfig, costs: dict[str, ModelCosts], host: HostCosts) -> HostCosts:
+    """Ray's own share of an item at the configuration's number of stages, where costs were measured here."""
+    if host.source != "measured":
+        return host
+    from embedder.planning.profile import with_engine
+
+    (measured,) = costs.values()
+    return with_engine(config, model, measured, host, DataMix())
 
 
 def _measured_cluster(config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions) -> "ClusterCosts":

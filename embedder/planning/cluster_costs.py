@@ -21,6 +21,7 @@ from embedder.planning.cache import cached
 from embedder.planning.node_types import NodeHardware, NodeType, node_types
 from embedder.planning.profile import host_costs, machine_key, model_costs, with_engine
 from embedder.planning.sample import sample_items
+from embedder.quantities import counted, duration_text, figure
 from shards.config import ModelConfig
 from shards.costs import Dtype, tower_costs
 from shards.planning.costs import DataMix, HostCosts, JsonText, ModelCosts, estimate_costs, estimate_host
@@ -66,8 +67,8 @@ class ClusterCosts:
     def lines(self) -> tuple[str, ...]:
         """Describe each type in a few words."""
         return tuple(
-            f"{each.name}: {len(each.nodes)} node(s), {f'{each.num_gpus} GPU(s), ' if each.num_gpus else ''}"
-            f"{self.cores(each):.3g} cores"
+            f"{each.name}: {counted(len(each.nodes), 'node')}, "
+            f"{counted(each.num_gpus, 'GPU') + ', ' if each.num_gpus else ''}{figure(self.cores(each))} cores"
             for each in self.types
         )
 
@@ -136,7 +137,10 @@ def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCo
 
 def _measured(config: RunConfig, model: Model, each: NodeType, facts: NodeHardware) -> TypeCosts:
     node = facts.node
-    LOG.info(f"measuring on {each.name}: {node}; waits for what others hold there up to {config.cluster.wait_s:g} s")
+    LOG.info(
+        f"measuring on {each.name}: {node}; waits for what others hold there up to "
+        f"cluster.wait_s = {config.cluster.wait_s:g}"
+    )
     takes: dict[str, Any] = {"num_gpus": 1} if each.num_gpus else {}
     answer = _on_node(
         measure_here,
@@ -214,8 +218,8 @@ def _answer_of(answer: Any, where: str, timeout_s: float) -> Any:
     except GetTimeoutError:
         ray.cancel(answer, force=True)
         raise ConfigError(
-            f"cluster: {where}: no answer in {timeout_s:g} s; its CPUs or GPUs may be held by others: try again when "
-            "they are free, or set cluster.wait_s"
+            f"cluster: {where}: no answer in {duration_text(timeout_s)}; its CPUs or GPUs may be held by others: try "
+            "again when they are free, or wait longer with --set cluster.wait_s=..."
         ) from None
     except RayTaskError as error:
         if isinstance(error.cause, USER_MISTAKES):

@@ -8,6 +8,7 @@ from embedder.engine.allocation import Allocation
 from embedder.engine.fleet import Available
 from embedder.engine.job import Job, rows_per_batch
 from embedder.planning.sample import observed_mix
+from embedder.quantities import counted, figure, rate
 from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
 from embedder.report.schema import BetterPlan, Expected, Review, StepReport
 from embedder.store.layout import run_file
@@ -183,8 +184,8 @@ def _better_plan(job: Job, problem: PlacementProblem, shapes: Sequence[StageShap
     plan = replace(plan, mix=mix, costs=source, items_per_s=then.items_per_s, bottleneck=then.bottleneck)
     job.run.files.write(path, plan.to_json().encode())
     reason = (
-        f"items held {mix.images_per_item:.2g} images and {mix.captions_per_item:.2g} captions of "
-        f"{mix.caption_tokens} tokens, and {now.bottleneck} limits this cut to {now.items_per_s:.3g} items/s; "
-        f"the other one would reach {then.items_per_s:.3g}"
+        f"an item held {counted(mix.images_per_item, 'image')} and {counted(mix.captions_per_item, 'caption')} of "
+        f"{counted(mix.caption_tokens, 'token')} on average, and {now.bottleneck} limits this cut to "
+        f"{rate(now.items_per_s)}; the other one would reach {figure(then.items_per_s)}"
     )
     return BetterPlan(path=job.run.files.uri(path), gain=gain, reason=reason)

@@ -210,6 +210,8 @@ class Report(ReportSection):
     cost_per_million: float | None = None
     """Of a million items at this run's rate, by `[prices]`; none without a price of each device that the run held: all
     of the machine, or on a cluster what its steps reserved."""
+    currency: str | None = None
+    """Currency of `cost_per_million`; none where the configuration names none."""
     peak_memory_bytes: int = 0
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     steps: tuple[StepReport, ...] = ()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedder.engine.monitor import CpuUse
+from embedder.quantities import counted, duration_text
 from embedder.report.schema import LoadReport, StepReport
 from embedder.store.step_metrics import LOAD, Measurement
 
@@ -168,8 +169,8 @@ def steady_part(
     too_short = None
     if seconds < MIN_STEADY_S or num_calls < MIN_STEADY_CALLS:
         too_short = (
-            f"once all stages were up, the run lasted {seconds:.0f} s and had {num_calls} blocks for each; "
-            f"{MIN_STEADY_S:.0f} s and {MIN_STEADY_CALLS} blocks are needed"
+            f"once all stages were up, the run lasted {duration_text(round(seconds))} and had "
+            f"{counted(num_calls, 'block')} for each; {MIN_STEADY_S:.0f} s and {MIN_STEADY_CALLS} blocks are needed"
         )
     rows_per_s = sum(num_rows for _, num_rows in ends[1:]) / seconds if seconds else 0.0
     return SteadyPart(seconds, rows_per_s, tuple(_as_all(step, inside) for step in steps), too_short)

@@ -8,11 +8,18 @@ is left: answers are remembered.
 import atexit
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from embedder.errors import ConfigError
+from embedder.retrieval.condition_columns import (
+    MAX_NESTING,
+    nesting,
+    quoted_columns,
+    unknown_column,
+    words_hint,
+)
 from embedder.storage.printable import is_text, printable, readable
 
 if TYPE_CHECKING:
@@ -75,47 +82,59 @@ _TURN = threading.Lock()
 _TOO_MANY: Node = {"class": "TOO_MANY"}
 
 
-def check_condition(where: str, columns: Sequence[str]) -> None:
+def check_condition(where: str, columns: Mapping[str, str]) -> str:
     """Refuse a condition that does more than compare columns of the table.
 
     Args:
         where: a SQL expression.
-        columns: names of the columns that it may read.
+        columns: types of the columns that it may read, by their names.
+
+    Returns:
+        The condition as it is to be evaluated, with columns that are named like words of SQL in double quotes.
 
     Raises:
-        ConfigError: it is too long, no single expression, or has anything but these columns, constants and functions
-            that are known here.
+        ConfigError: it is too long or nested too deeply, no single expression, or has anything but these columns,
+            constants and functions that are known here.
     """
     if not is_text(where):
         raise ConfigError(f"where {readable(where)[:200]!r}: it is no UTF-8 text; {EXAMPLE}")
     if len(where) > MAX_CHARACTERS:
         raise ConfigError(f"where: it has {len(where):,} characters; at most {MAX_CHARACTERS:,} are taken; shorten it")
-    problem = _problem(where, tuple(columns))
+    quoted, problem = _checked(where, tuple(columns.items()))
     if problem is not None:
         raise ConfigError(f"where {printable(where, 200)!r}: {problem}; {EXAMPLE}")
+    return quoted
 
 
 @lru_cache(maxsize=1024)
-def _problem(where: str, columns: tuple[str, ...]) -> str | None:
-    """Problem of a condition, in words; None where there is none."""
+def _checked(where: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
+    """Condition with its columns quoted, and its problem in words; None where there is none."""
+    if nesting(where) > MAX_NESTING:
+        return where, f"it has brackets inside more than {MAX_NESTING} others; leave some out"
+    types = dict(columns)
+    quoted = quoted_columns(where, types)
+    return quoted, _problem(quoted, types)
+
+
+def _problem(where: str, columns: Mapping[str, str]) -> str | None:
     try:
         tree = _parse(where)
     except RecursionError:
         return "it is nested too deeply; leave out parentheses and NOTs"
     if tree.get("error"):
-        return str(tree.get("error_message") or "it can't be parsed").splitlines()[0]
+        reason = str(tree.get("error_message") or "it can't be parsed").splitlines()[0]
+        return reason + words_hint(where, columns)
     statements = tree["statements"]
     condition = statements[0]["node"].pop("where_clause", None) if len(statements) == 1 else None
     if condition is None or _without_places(statements) != _without_places(_bare_statements()):
         return "it is no single expression"
-    known = {column.lower() for column in columns}
     nodes = list(_nodes(condition, MAX_NODES))
     if nodes[-1] is _TOO_MANY:
         return f"it has more than {MAX_NODES} parts; shorten it"
-    return next((found for node in nodes if (found := _problem_of(node, known)) is not None), None)
+    return next((found for node in nodes if (found := _problem_of(node, where, columns)) is not None), None)
 
 
-def _problem_of(node: Node, columns: set[str]) -> str | None:
+def _problem_of(node: Node, where: str, columns: Mapping[str, str]) -> str | None:
     kind = node.get("class")
     if kind is None:
         is_known = not node.get("orders") and any(set(node) <= keys for keys in _PLAIN_KEYS)
@@ -123,7 +142,7 @@ def _problem_of(node: Node, columns: set[str]) -> str | None:
     if node.get("type") not in CLASSES.get(kind, ()):
         return f"it has {_NAMES.get(kind, printable(str(node.get('type')).lower(), 50))}, which is not taken here"
     if kind == "COLUMN_REF":
-        return _problem_of_column(node["column_names"], columns)
+        return _problem_of_column(node["column_names"], where, columns)
     if kind == "TYPE":
         return _problem_of_type(node)
     return _problem_of_function(node) if kind == "FUNCTION" else None
@@ -137,11 +156,11 @@ def _problem_of_type(node: Node) -> str | None:
     return f"the type {printable(node['type_name'], 50)} is not taken here"
 
 
-def _problem_of_column(path: list[str], columns: set[str]) -> str | None:
-    names = [name.lower() for name in path]
-    if names[0] in columns or (len(names) > 1 and names[0] == TABLE and names[1] in columns):
+def _problem_of_column(path: list[str], where: str, columns: Mapping[str, str]) -> str | None:
+    names, known = [name.lower() for name in path], {name.lower() for name in columns}
+    if names[0] in known or (len(names) > 1 and names[0] == TABLE and names[1] in known):
         return None
-    return f"there is no column {printable('.'.join(path), 100)!r}; columns are {', '.join(sorted(columns))}"
+    return unknown_column(".".join(path), where, columns)
 
 
 def _problem_of_function(node: Node) -> str | None:

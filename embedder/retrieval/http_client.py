@@ -5,7 +5,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -22,6 +22,8 @@ from index.errors import RetrievalError
 MAX_TRIES = 6
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0  # between two tries, doubled each time; 3.1 s in all
 MAX_KEPT = 8  # idle connections
+PIECE_BYTES = 16 << 20  # of a large content
+OF_BYTES = re.compile(r"bytes \d+-\d+/(\d{1,18})", re.ASCII)
 BUSY = (429, 503)
 OF_RETRIEVAL = re.compile(r"\.(k|vector)\b")  # parts of a request whose mistakes raise a RetrievalError in a store
 NOT_REPEATED = (gaierror, ssl.SSLCertVerificationError)  # another try would find the same
@@ -36,12 +38,16 @@ class HttpAnswer:
         reason: in words.
         body: all of it.
         wait_s: seconds after which to ask again (`Retry-After`); None where it says nothing.
+        num_bytes: of the whole content, where this is a range of it; else None.
+        etag: version of the content; None where it says nothing.
     """
 
     status: int
     reason: str
     body: bytes
     wait_s: float | None = None
+    num_bytes: int | None = None
+    etag: str | None = None
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -100,6 +106,27 @@ class HttpClient:
         """Ask for bytes, as of an image."""
         return self._request("GET", path, None).body
 
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """Ask for bytes by ranges, one after another, as of a video; each is repeated as a request is.
+
+        Raises:
+            StoreError: the content changes meanwhile, or as `read`.
+        """
+        start, headers = 0, {}
+        while True:
+            headers["Range"] = f"bytes={start}-{start + PIECE_BYTES - 1}"
+            answer = self._request("GET", path, None, headers)
+            if answer.num_bytes is None and start:
+                raise StoreError(f"{self.url}{path}: the content changed while it was read; ask again")
+            yield answer.body
+            start += len(answer.body)
+            if answer.num_bytes is None or start >= answer.num_bytes:
+                return
+            if not answer.body:
+                raise StoreError(f"{self.url}{path}: it ends after {start:,} of {answer.num_bytes:,} bytes; ask again")
+            if answer.etag is not None:
+                headers["If-Range"] = answer.etag
+
     def close(self) -> None:
         """Close the idle connections."""
         with self._lock:
@@ -114,7 +141,9 @@ class HttpClient:
         except ValueError:
             raise StoreError(f"{self.url}: it answers with something else than JSON; is it a query service?") from None
 
-    def _request(self, method: str, path: str, body: bytes | None) -> HttpAnswer:
+    def _request(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> HttpAnswer:
         """Ask until there is an answer, a few times at most.
 
         Raises:
@@ -124,7 +153,7 @@ class HttpClient:
         for tries in count(1):
             wait_s = min(FIRST_WAIT_S * 2 ** (tries - 1), MAX_WAIT_S)
             try:
-                answer = self._once(method, path, body)
+                answer = self._once(method, path, body, headers or {})
             except (OSError, HTTPException) as error:
                 failure: Exception = StoreError(
                     f"{self.url}: it can't be reached ({type(error).__name__}: {error}); check that `embedder serve` "
@@ -141,19 +170,19 @@ class HttpClient:
             time.sleep(wait_s)
         raise failure
 
-    def _once(self, method: str, path: str, body: bytes | None) -> HttpAnswer:
+    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HttpAnswer:
         """Ask once; a kept connection that the service has closed meanwhile is replaced by a new one."""
         with self._lock:
             kept = self._idle.pop() if self._idle else None
         if kept is not None:
             try:
-                return self._ask(kept, method, path, body)
+                return self._ask(kept, method, path, body, headers)
             except (ConnectionError, HTTPException):
                 kept.close()
                 self.close()  # the others are as old
         connection = self._connect()
         try:
-            return self._ask(connection, method, path, body)
+            return self._ask(connection, method, path, body, headers)
         except BaseException:
             connection.close()
             raise
@@ -162,8 +191,10 @@ class HttpClient:
         kind = HTTPSConnection if self._is_secure else HTTPConnection
         return kind(self._host, self._port, timeout=self._timeout_s)
 
-    def _ask(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> HttpAnswer:
-        headers = {"Accept": "*/*", "User-Agent": "embedder"}
+    def _ask(
+        self, connection: HTTPConnection, method: str, path: str, body: bytes | None, own: Mapping[str, str]
+    ) -> HttpAnswer:
+        headers = {"Accept": "*/*", "User-Agent": "embedder", **own}
         if body is not None:
             headers["Content-Type"] = "application/json"
         if self._token is not None:
@@ -171,7 +202,11 @@ class HttpClient:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused, with an answer, before it was sent
             connection.request(method, self._prefix + path, body, headers)
         response = connection.getresponse()
-        answer = HttpAnswer(response.status, response.reason, response.read(), _wait_s(response))
+        content, size = response.read(), OF_BYTES.fullmatch(response.getheader("Content-Range", ""))
+        num_bytes = int(size[1]) if size is not None and response.status == 206 else None
+        answer = HttpAnswer(
+            response.status, response.reason, content, _wait_s(response), num_bytes, response.getheader("ETag")
+        )
         with self._lock:
             is_kept = not response.will_close and len(self._idle) < MAX_KEPT
             if is_kept:

@@ -1,19 +1,40 @@
-"""Queries of a search: texts, images or vectors, one or several at once; and its options."""
+"""Queries of a search: texts, images, both together, or vectors, one or several at once; and its options."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from embedder.errors import ConfigError
+from embedder.errors import ArgumentTypeError, ConfigError, check_argument
+from embedder.media.given_inputs import ARRAY_RULE, EXPECTED, file_or_content, is_array, is_pillow_image
 from index.errors import RetrievalError
 from index.vectors import Floats
 
-Query = str | Sequence[str] | Floats
-Image = str | Path | bytes
-Images = Image | Sequence[Image]
+if TYPE_CHECKING:
+    from embedder.media.given_inputs import GivenImage
+
+    Images = GivenImage | Sequence[GivenImage]
+    Query = str | Sequence[str] | Floats | Images
+
+Kind = Literal["text", "image", "vector"]
+
+VECTOR_RULE = "a vector is an array of floats, (E,) or several (Q, E)"
+QUERIES = f"a text, an image ({EXPECTED}), a vector float32 (E,), or a list of one of these kinds"
+OPTION_TYPES: dict[str, tuple[Any, Any, str]] = {
+    "k": (Integral, int, "a whole number, as 10"),
+    "where": (str, str, "a condition as a text, as 'price < 10'"),
+    "group": (bool | np.bool_, bool, "True or False"),
+    "fold": (Real, float, "a cosine, as 0.98"),
+    "hybrid": (bool | np.bool_, bool, "True or False"),
+    "min_score": (Real, float, "a cosine, as 0.2"),
+    "text_weight": (Real, float, "a share of the whole, as 0.5"),
+    "not_weight": (Real, float, "a number from 0 to 1, as 0.5"),
+}
+"""Fields of `SearchOptions`: what they may be, what that is brought to, and its name for people."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,8 @@ class SearchOptions:
         fold: cosine, as 0.98, from which on a hit is folded under a better one; None folds nothing.
         hybrid: fuse the ranking by vectors with the one by the words of captions; for texts only.
         min_score: least cosine of a hit with its query.
+        text_weight: of a query of a text and an image, the share of the text; the rest is the image's.
+        not_weight: of all examples that a search stays away from, together; that of what is searched for is 1.
     """
 
     k: int = 10
@@ -36,14 +59,24 @@ class SearchOptions:
     fold: float | None = None
     hybrid: bool = False
     min_score: float | None = None
+    text_weight: float = 0.5
+    not_weight: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse options out of range.
+        """Refuse options out of range, and of other types.
 
         Raises:
             RetrievalError: k is below 1.
             ConfigError: another option is out of its range.
+            ArgumentTypeError: an option is of another type.
         """
+        for name, (kinds, made, expected) in OPTION_TYPES.items():
+            value = getattr(self, name)
+            if value is None and getattr(type(self), name) is None:
+                continue
+            if not isinstance(value, kinds) or (made is not bool and isinstance(value, bool)):
+                raise ArgumentTypeError(f"{name}: found {value!r} ({type(value).__name__}); give {expected}")
+            object.__setattr__(self, name, made(value))  # numbers of NumPy become Python's, which JSON takes
         if self.k < 1:
             raise RetrievalError(f"k is {self.k}; ask for 1 result or more")
         if self.where is not None and not self.where.strip():
@@ -52,6 +85,41 @@ class SearchOptions:
             raise ConfigError(f"fold is {self.fold}; give a cosine above 0 and up to 1, as 0.98")
         if self.min_score is not None and not -1 <= self.min_score <= 1:
             raise ConfigError(f"the minimum score is {self.min_score}; give a cosine between -1 and 1, as 0.2")
+        for name in ("text_weight", "not_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1, as 0.5")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts and images that a search stays away from."""
+
+    texts: tuple[str, ...] = ()
+    images: tuple[Path | bytes, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Names of the examples, for people."""
+        return " or ".join([*self.texts, *(_image_name(image) for image in self.images)])
+
+
+NO_EXAMPLES = Examples()
+
+
+class QueryParts(NamedTuple):
+    """One query: its name for people, and what it consists of.
+
+    Attributes:
+        name: empty for a vector.
+        text: that is searched with; None where there is none.
+        image: path or content of the image that is searched with; None where there is none.
+        away: what the search stays away from.
+    """
+
+    name: str = ""
+    text: str | None = None
+    image: Path | bytes | None = None
+    away: Examples = NO_EXAMPLES
 
 
 @dataclass(frozen=True)
@@ -62,67 +130,211 @@ class QueryBatch:
         kind: of all of them.
         values: Q texts, paths and file contents, or vectors float32 (Q, E).
         is_single: whether one was given, not a list.
+        images: of texts, Q images that are searched with together with them; None for texts alone.
+        away: what all queries stay away from.
     """
 
-    kind: Literal["text", "image", "vector"]
+    kind: Kind
     values: Any
     is_single: bool
+    images: Sequence[Path | bytes] | None = None
+    away: Examples = NO_EXAMPLES
 
     @property
-    def names(self) -> list[str]:
-        """Names of the queries, for people."""
-        if self.kind == "vector":
-            return ["" if self.is_single else f"vector {number}" for number in range(len(self.values))]
-        return ["an image" if isinstance(value, bytes) else str(value) for value in self.values]
+    def is_combined(self) -> bool:
+        """Whether a query is more than a text, an image or a vector."""
+        return self.images is not None or self.away != NO_EXAMPLES
+
+    @property
+    def parts(self) -> list[QueryParts]:
+        """Parts of each query, and its name."""
+        return [self._parts(number, value) for number, value in enumerate(self.values)]
+
+    def _parts(self, number: int, value: Any) -> QueryParts:
+        numbered = None if self.is_single else number
+        text, image = value if self.kind == "text" else None, value if self.kind == "image" else None
+        if self.images is not None:
+            image = self.images[number]
+        names = [*([] if text is None else [text]), *([] if image is None else [_image_name(image, numbered)])]
+        name = " + ".join(names) or ("" if self.is_single else f"vector {number}")
+        if self.away != NO_EXAMPLES:
+            name = f"{name or 'a vector'} but not {self.away.name}"
+        return QueryParts(name, text, image, self.away)
 
 
 def read_search(
-    query: Query | None, image: Images | None, options: SearchOptions | int, keywords: dict[str, Any]
+    query: "Query | None",
+    image: "Images | None",
+    options: SearchOptions | int,
+    keywords: dict[str, Any],
+    *,
+    not_text: str | Sequence[str] | None = None,
+    not_image: "Images | None" = None,
 ) -> tuple[QueryBatch, SearchOptions]:
     """Bring the queries and options of a search, given in any form, into one.
 
     Args:
-        query: texts or vectors, one or several.
-        image: images, one or several.
+        query: texts, images or vectors, one or several; a `str` is a text.
+        image: images, one or several; a `str` is a path.
         options: of the search; a number alone is `k`.
         keywords: fields of `SearchOptions`, over those of `options`.
+        not_text: texts to stay away from, one or several.
+        not_image: images to stay away from, one or several.
 
     Raises:
-        ConfigError: an option is out of range or doesn't suit the queries, or there is no query.
-        RetrievalError: k is below 1, or an array is neither one vector nor a table of vectors.
+        ConfigError: an option is out of range or doesn't suit the queries, there is no query, texts and images can't be
+            paired, or an image can't be one.
+        RetrievalError: k is below 1, or an array is neither vectors nor an image.
+        ArgumentTypeError: a query or an option is of another type, or queries of several kinds are in one list.
         TypeError: there is no option of that name.
     """
     options = read_options(options, keywords)
-    queries = read_queries(query, image)
+    queries = replace(read_queries(query, image), away=_examples(not_text, not_image))
     if options.hybrid and queries.kind != "text":
         raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
     return queries, options
 
 
 def read_options(options: SearchOptions | int, keywords: dict[str, Any]) -> SearchOptions:
-    """Return options with the fields in `keywords` over theirs; a number alone is `k`."""
-    return replace(SearchOptions(options) if isinstance(options, int) else options, **keywords)
-
-
-def read_queries(query: Query | None, image: Images | None) -> QueryBatch:
-    """Bring queries of any form into one.
+    """Return options with the fields in `keywords` over theirs; a number alone is `k`.
 
     Raises:
-        ConfigError: nothing was given, or both.
-        RetrievalError: an array is neither one vector nor a table of vectors.
+        ArgumentTypeError: the options are neither, or one of them is of another type.
     """
-    if query is None and image is not None:
-        if isinstance(image, str | Path | bytes):
-            return QueryBatch("image", [image], True)
-        return QueryBatch("image", list(image), False)
-    if query is None or image is not None:
-        raise ConfigError("search with a text or a vector, or with an image (image=...): give one of the two")
+    if not isinstance(options, SearchOptions):
+        check_argument("options", options, (SearchOptions, Integral), "SearchOptions, or a number of hits")
+        return SearchOptions(**{"k": options, **keywords})
+    return replace(options, **keywords)
+
+
+def read_queries(query: "Query | None", image: "Images | None") -> QueryBatch:
+    """Bring queries of any form into one; a text and an image are searched with together.
+
+    One text goes with each of several images, and one image with each of several texts.
+
+    Raises:
+        ConfigError: nothing was given, an image together with something else than texts, other numbers of texts than of
+            images, or an image can't be one.
+        RetrievalError: an array is neither vectors nor an image.
+        ArgumentTypeError: a query is of another type, or a list has queries of several kinds.
+    """
+    if query is None:
+        if image is None:
+            raise ConfigError(
+                "there is no query; search with a text, an image, a vector, or a text and an image together"
+            )
+        return _of_images(image, "image")
+    return _of_query(query) if image is None else _together(_of_query(query), _of_images(image, "image"))
+
+
+def _of_images(image: Any, name: str) -> QueryBatch:
+    if _is_one_image(image):
+        return QueryBatch("image", [file_or_content(image, name)], True)
+    return _image_batch(_listed(image, name, f"{EXPECTED}, or a list of these"), name)
+
+
+def _of_query(query: Any) -> QueryBatch:
     if isinstance(query, str):
         return QueryBatch("text", [query], True)
-    if isinstance(query, np.ndarray):
-        return _vectors(query)
-    several = list(query)
-    return QueryBatch("text", several, False) if all(isinstance(each, str) for each in several) else _vectors(several)
+    if is_array(query):
+        return _of_array(np.asarray(query))
+    if _is_one_image(query):
+        return QueryBatch("image", [file_or_content(query, "query")], True)
+    return _of_list(_listed(query, "query", QUERIES))
+
+
+def _together(texts: QueryBatch, images: QueryBatch) -> QueryBatch:
+    if texts.kind != "text":
+        raise ConfigError(f"image=... goes together with a text, and the query is a given {texts.kind}; leave one out")
+    num_texts, num_images = len(texts.values), len(images.values)
+    if num_texts != num_images and 1 not in (num_texts, num_images):
+        raise ConfigError(
+            f"{num_texts} texts and {num_images} images: give one text for all images, one image for all texts, or as "
+            "many of the one as of the other"
+        )
+    pairs = texts.values * num_images if num_texts == 1 else texts.values
+    beside = images.values * num_texts if num_images == 1 else images.values
+    return QueryBatch("text", pairs, texts.is_single and images.is_single, beside)
+
+
+def _examples(texts: str | Sequence[str] | None, images: "Images | None") -> Examples:
+    """Examples of any form.
+
+    Raises:
+        ConfigError: an example is an empty text, or an image can't be one.
+        ArgumentTypeError: it is of another type.
+    """
+    given = [] if texts is None else texts
+    listed = [given] if isinstance(given, str) else _listed(given, "not_text", "a text, or a list of texts")
+    for text in listed:
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"not_text: found {type(text).__name__}; give a text, or a list of texts")
+        if not text.strip():
+            raise ConfigError("not_text: it is empty; write what the images should not show, or leave it out")
+    contents = [] if images is None else _of_images(images, "not_image").values
+    return Examples(tuple(listed), tuple(contents))
+
+
+def _image_name(image: Path | bytes, number: int | None = None) -> str:
+    if isinstance(image, Path):
+        return str(image)
+    return "an image" if number is None else f"image {number}"
+
+
+def _is_one_image(value: Any) -> bool:
+    """Whether this is one image, of any form; arrays of four dimensions are several."""
+    if is_array(value):
+        return np.ndim(value) != 4
+    return isinstance(value, str | os.PathLike | bytes | bytearray | memoryview) or is_pillow_image(value)
+
+
+def _is_pixels(array: Any) -> bool:
+    """Whether an array is meant as pixels: bytes of two dimensions or more; all others are meant as vectors."""
+    array = np.asarray(array)
+    return bool(array.dtype == np.uint8 and array.ndim >= 2)
+
+
+def _listed(values: Any, name: str, expected: str) -> list[Any]:
+    if isinstance(values, dict | set | frozenset) or not isinstance(values, Iterable):
+        raise ArgumentTypeError(f"{name}: found {type(values).__name__}; give {expected}")
+    return list(values)
+
+
+def _image_batch(images: Iterable[Any], name: str) -> QueryBatch:
+    return QueryBatch("image", [file_or_content(each, f"{name}[{place}]") for place, each in enumerate(images)], False)
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> QueryBatch:
+    if _is_pixels(array):
+        is_one = _is_one_image(array)
+        return QueryBatch("image", [file_or_content(array, "query")], True) if is_one else _image_batch(array, "query")
+    return _of_list(array.tolist()) if array.dtype.kind in "UTO" and array.ndim == 1 else _vectors(array)
+
+
+def _of_list(queries: list[Any]) -> QueryBatch:
+    """Queries of a list, which are all of one kind; of numbers, one vector."""
+    kinds = {_kind(each) for each in queries} or {"text"}
+    if kinds == {"text"}:
+        return QueryBatch("text", queries, False)
+    if kinds == {"image"}:
+        return _image_batch(queries, "query")
+    if kinds == {"vector"}:
+        return _vectors(queries)
+    found = " and ".join(sorted({type(each).__name__ for each in queries}))
+    raise ArgumentTypeError(f"query: found a list of {found}; give {QUERIES}")
+
+
+def _kind(query: Any) -> Kind | None:
+    """Kind of one query of a list; None of what is no query."""
+    if isinstance(query, str):
+        return "text"
+    if is_array(query):
+        return "image" if _is_pixels(query) else "vector"
+    if _is_one_image(query):
+        return "image"
+    if isinstance(query, bool):
+        return None
+    return "vector" if isinstance(query, Real | list | tuple) else None
 
 
 def _vectors(values: Any) -> QueryBatch:
@@ -130,8 +342,6 @@ def _vectors(values: Any) -> QueryBatch:
         values = np.asarray(values)
     except ValueError:  # rows of different lengths
         values = np.asarray(values, object)
-    if values.ndim not in (1, 2) or values.dtype.kind not in "fiu":
-        raise RetrievalError(
-            f"query: found {values.dtype} of shape {values.shape}; give one vector (E,), or several (Q, E)"
-        )
+    if values.ndim not in (1, 2) or values.dtype.kind not in "fiu" or values.dtype == np.uint8:
+        raise RetrievalError(f"query: found {values.dtype} of shape {values.shape}; {VECTOR_RULE}, and {ARRAY_RULE}")
     return QueryBatch("vector", np.atleast_2d(values.astype(np.float32)), values.ndim == 1)

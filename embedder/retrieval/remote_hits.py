@@ -1,6 +1,6 @@
 """Hits of a query service: those of a store, whose images are fetched from the service."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hits import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Hits, Pixels, Segment
 from embedder.retrieval.http_client import HttpClient
 from embedder.retrieval.queries import SearchOptions
-from embedder.sources.fetch import FetchError
+from embedder.sources.fetch import Fetcher, FetchError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,6 +62,24 @@ class RemoteHit(Hit):
         try:
             return self.client.read(clip)
         except StoreError as error:
+            raise FetchError("NoContent", str(error)) from None
+
+    def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
+        """Content of the video's file, some MiB at a time; of an image, its largest size at the service.
+
+        Args:
+            fetcher: not needed.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the file is gone, can't be fetched, or changes meanwhile.
+        """
+        clip = self.links.get("clip")
+        if clip is None:
+            yield self.image_bytes(SIZES_PX[-1])
+            return
+        try:
+            yield from self.client.pieces(clip)
+        except ValueError as error:
             raise FetchError("NoContent", str(error)) from None
 
     def image(self, size_px: int = IMAGE_PX) -> "Image":
@@ -126,11 +144,11 @@ def read_hits(client: HttpClient, answer: Mapping[str, Any], version: str) -> Re
 
     Args:
         client: that images are fetched with.
-        answer: hits, cursor and note, as the service gives them.
+        answer: hits, cursor, note and warnings, as the service gives them.
         version: snapshot that answered.
     """
     hits = RemoteHits((_read_hit(client, each) for each in answer["hits"]), note=answer.get("note") or "")
-    hits.version, hits.cursor = version, answer.get("cursor")
+    hits.version, hits.cursor, hits.warnings = version, answer.get("cursor"), list(answer.get("warnings") or ())
     return hits
 
 

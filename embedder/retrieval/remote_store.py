@@ -4,17 +4,22 @@ import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 from urllib.parse import quote
 
 import numpy as np
 
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, check_argument
+from embedder.media.given_inputs import image_list, text_list
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.http_client import HttpClient
-from embedder.retrieval.queries import Image, Images, Query, QueryBatch, SearchOptions, read_options, read_search
+from embedder.retrieval.queries import QueryBatch, SearchOptions, read_options, read_search
 from embedder.retrieval.remote_hits import RemoteHits, read_hits
 from index.vectors import Floats
+
+if TYPE_CHECKING:
+    from embedder.media.given_inputs import GivenImage
+    from embedder.retrieval.queries import Images, Query
 
 MAX_QUERIES = 64  # of one request
 MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; one alone may be larger
@@ -37,6 +42,7 @@ def connect(
     Raises:
         ConfigError: it is no address, or the token can't be one.
     """
+    check_argument("embedder.connect: url", url, str, "the address of a query service, as http://127.0.0.1:8765")
     return RemoteStore(HttpClient(url, token, timeout_s), version)
 
 
@@ -55,26 +61,33 @@ class RemoteStore:
     @overload
     def search(
         self,
-        query: Query | None = None,
+        query: "Query | None" = None,
         options: SearchOptions | int = ...,
         *,
-        image: Images | None = None,
+        image: "Images | None" = None,
+        not_text: str | Sequence[str] | None = None,
+        not_image: "Images | None" = None,
         **keywords: Any,
     ) -> Any: ...
     def search(
         self,
-        query: Query | None = None,
+        query: "Query | None" = None,
         options: SearchOptions | int = DEFAULT_OPTIONS,
         *,
-        image: Images | None = None,
+        image: "Images | None" = None,
+        not_text: str | Sequence[str] | None = None,
+        not_image: "Images | None" = None,
         **keywords: Any,
     ) -> Hits | Answers:
-        """Find the images and videos nearest to a text, an image or a vector, as `Store.search` does.
+        """Find the images and videos nearest to a text, an image, a vector, or a text and an image, as `Store.search`.
 
         Args:
-            query: a text or a vector, or several.
+            query: a text, an image or a vector, or several; images are sent, those of Pillow and arrays as PNG.
             options: see `SearchOptions`; a number alone is `k`.
-            image: an image to search with instead: a path or a file's content, or several as a list; it is sent.
+            image: an image to search with instead, or together with a text; several as a list. Here a `str` is a path,
+                too.
+            not_text: a text to stay away from, or several as a list.
+            not_image: an image to stay away from, or several as a list; they are sent.
             keywords: fields of `SearchOptions`, over those of `options`.
 
         Returns:
@@ -83,13 +96,14 @@ class RemoteStore:
 
         Raises:
             ConfigError: an option can't be fulfilled, a query is empty, or an image can't be read.
+            ArgumentTypeError: a query or an option is of a type that is not taken.
             RetrievalError: k is out of range, or a vector is none of this model.
             StoreError: the service can't be reached, or has not what was asked for.
         """
-        queries, options = read_search(query, image, options, keywords)
+        queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
         answers = list(self._search(_as_json(queries), options))
-        for name, hits in zip(queries.names, answers, strict=True):
-            hits.query = name
+        for parts, hits in zip(queries.parts, answers, strict=True):
+            hits.parts, hits.query = parts, parts.name
         return answers[0] if queries.is_single else Answers(answers)
 
     def search_item(
@@ -117,9 +131,11 @@ class RemoteStore:
             StoreError: that publication can't be opened any more, or as `search`.
         """
         if hits.cursor is None:
-            return RemoteHits(query=hits.query)
+            following = RemoteHits(query=hits.query)
+            following.parts = hits.parts
+            return following
         (following,) = self._search([hits.asked], hits.options, cursor=hits.cursor)
-        following.query = hits.query
+        following.parts, following.query = hits.parts, hits.query
         return following
 
     def pages(self, hits: RemoteHits) -> Iterator[RemoteHits]:
@@ -130,11 +146,11 @@ class RemoteStore:
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
         """Encode texts with the store's model; float32 (Q, E), L2-normalised."""
-        return self._encode("texts", texts)
+        return self._encode("texts", text_list(texts))
 
-    def encode_image(self, images: Sequence[Image]) -> Floats:
-        """Encode images, paths or file contents, with the store's model; float32 (Q, E), L2-normalised."""
-        return self._encode("images", [{"image": _base64(image)} for image in images])
+    def encode_image(self, images: "Sequence[GivenImage]") -> Floats:
+        """Encode images with the store's model, of any form that `search` takes; float32 (Q, E), L2-normalised."""
+        return self._encode("images", [{"image": _base64(image)} for image in image_list(images)])
 
     def item(self, item_id: str, *, segment: int = 0, neighbours: int = 12) -> dict[str, Any]:
         """Row of an item, its segments, its provenance, and its neighbours as `Hits`.
@@ -207,18 +223,27 @@ class RemoteStore:
 
 
 def _of_options(options: SearchOptions) -> dict[str, Any]:
-    return asdict(options)
+    given = asdict(options)
+    # An earlier service doesn't know them, and needn't where they are as ever.
+    usual = [name for name in ("text_weight", "not_weight") if given[name] == getattr(DEFAULT_OPTIONS, name)]
+    return {name: value for name, value in given.items() if name not in usual}
 
 
 def _as_json(queries: QueryBatch) -> list[dict[str, Any]]:
-    if queries.kind == "image":
-        return [{"image": _base64(image)} for image in queries.values]
-    if queries.kind == "vector":
-        return [{"vector": vector} for vector in queries.values.tolist()]
-    return [{"text": text} for text in queries.values]
+    away = [
+        *({"text": text} for text in queries.away.texts),
+        *({"image": _base64(image)} for image in queries.away.images),
+    ]
+    values = queries.values.tolist() if queries.kind == "vector" else queries.values
+    found: list[dict[str, Any]] = [
+        {queries.kind: _base64(value) if queries.kind == "image" else value} for value in values
+    ]
+    for query, image in zip(found, queries.images or (), strict=False):
+        query["image"] = _base64(image)
+    return [query | {"not": away} for query in found] if away else found
 
 
-def _base64(image: Image) -> str:
+def _base64(image: Path | bytes) -> str:
     """Content of an image, as JSON holds it.
 
     Raises:
@@ -227,9 +252,13 @@ def _base64(image: Image) -> str:
     if isinstance(image, bytes):
         return base64.b64encode(image).decode()
     try:
-        return base64.b64encode(Path(image).read_bytes()).decode()
+        return base64.b64encode(image.read_bytes()).decode()
     except OSError as error:
         raise ConfigError(f"{image}: {error.strerror}; give an image file that can be read") from None
+
+
+def _image_characters(query: dict[str, Any]) -> int:
+    return sum(len(part.get("image", "")) for part in (query, *query.get("not", ())))
 
 
 def _requests(queries: Iterable[Any]) -> Iterator[list[Any]]:
@@ -237,7 +266,7 @@ def _requests(queries: Iterable[Any]) -> Iterator[list[Any]]:
     some: list[Any] = []
     num_characters = 0
     for query in queries:
-        length = len(query.get("image", "")) if isinstance(query, dict) else 0
+        length = _image_characters(query) if isinstance(query, dict) else 0
         if some and (len(some) == MAX_QUERIES or num_characters + length > MAX_IMAGE_CHARACTERS):
             yield some
             some, num_characters = [], 0

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from embedder.retrieval.combining import combine, is_apart
 from embedder.retrieval.grouping import best_segments, fold
 from embedder.retrieval.hits import Duplicate, Hit, Hits, Segment
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ArrangedRanking, Ranking, Scored, deepen
 from embedder.retrieval.snapshot import RowMetadata, Snapshot
 from embedder.store.layout import SEARCHED_NAMES
-from index.vectors import Floats, Mask, Profile, Rows
+from index.vectors import Floats, Mask, Profile, Rows, check_vectors
 
 # Grouping and folding leave fewer hits than rows, so they begin with more.
 SPARE_DEPTH = 4
@@ -33,6 +34,7 @@ class Searcher:
         *,
         texts: Sequence[str] | None = None,
         profile: Profile = "text",
+        away: Sequence[Floats | None] | None = None,
     ) -> list[Hits]:
         """Find the images and videos nearest to each query: one search for all, deeper ones for those that need them.
 
@@ -41,6 +43,8 @@ class Searcher:
             options: of all queries.
             texts: the Q queries in words; hybrid search needs them.
             profile: whether the queries are vectors of texts or of images; the index is tuned for either.
+            away: for each query, float32 (N, E), the examples that it stays away from: none of them is a hit; None for
+                no examples.
 
         Returns:
             Hits for each query, best first; where there are none, `Hits.note` has the reason.
@@ -53,6 +57,7 @@ class Searcher:
         num_rows = len(self.snapshot.vectors) if among is None else int(np.count_nonzero(among))
         if num_rows == 0:
             return [Hits(note=self._why_none(options)) for _ in queries]
+        apart = [None] * len(queries) if away is None else away
 
         def rank(which: list[int], depth: int) -> list[Ranking]:
             """Rankings of some queries, by vectors and, in hybrid search, by words."""
@@ -61,16 +66,34 @@ class Searcher:
                 _ranking(*each, is_whole=depth >= num_rows, min_score=options.min_score)
                 for each in zip(found.rows, found.scores, strict=True)
             ]
-            if texts is None or not options.hybrid:
-                return rankings
-            words = [texts[query] for query in which]
-            return self.snapshot.hybrid.rank(rankings, queries[which], words, depth, among, options.min_score)
+            if texts is not None and options.hybrid:
+                words = [texts[query] for query in which]
+                rankings = self.snapshot.hybrid.rank(rankings, queries[which], words, depth, among, options.min_score)
+            return [self._without(apart[query], each) for query, each in zip(which, rankings, strict=True)]
 
         def arrange(ranking: Ranking) -> ArrangedRanking:
             return self._arrange(ranking, options)
 
         arranged = deepen(rank, arrange, num_queries=len(queries), k=options.k, depth=self._depth(options))
-        return [self._describe(query, each, options, among) for query, each in zip(queries, arranged, strict=True)]
+        return [self._describe(*each, options, among) for each in zip(queries, arranged, apart, strict=True)]
+
+    def combine(self, wanted: Sequence[tuple[float, Floats]], away: Floats | None, options: SearchOptions) -> Floats:
+        """Combine the parts of Q queries into vectors to search with, float32 (Q, E).
+
+        Args:
+            wanted: weight and vectors (Q, E) of each part that is searched with.
+            away: (N, E), examples that all queries stay away from; None for none.
+            options: of the search.
+
+        Raises:
+            ConfigError: the parts of a query cancel each other out.
+            RetrievalError: a vector is not one of the model.
+        """
+        sample = self.snapshot.sample
+        if len(sample):
+            for vectors in [*(each for _, each in wanted), *([] if away is None else [away])]:
+                check_vectors(vectors, "query", dim=sample.shape[1])
+        return combine(wanted, away, options.not_weight, sample)
 
     def _depth(self, options: SearchOptions) -> int:
         """Depth of the first search."""
@@ -87,23 +110,37 @@ class Searcher:
         positions, duplicates = fold(self.snapshot.vectors.vectors(ranking.rows), options.fold, options.k)
         return ArrangedRanking(ranking.take(positions), [ranking.take(each) for each in duplicates])
 
-    def _describe(self, query: Floats, arranged: ArrangedRanking, options: SearchOptions, among: Mask | None) -> Hits:
+    def _without(self, away: Floats | None, ranking: Ranking) -> Ranking:
+        """Leave out the examples that a query stays away from."""
+        if away is None:
+            return ranking
+        return ranking.take(np.flatnonzero(is_apart(self.snapshot.vectors.vectors(ranking.rows), away)))
+
+    def _describe(
+        self, query: Floats, arranged: ArrangedRanking, away: Floats | None, options: SearchOptions, among: Mask | None
+    ) -> Hits:
         """Build the first k hits, with their metadata."""
         snapshot = self.snapshot
         hits = arranged.hits.take(np.arange(min(options.k, len(arranged.hits.rows))))
+        if len(hits.rows) == 0 and away is not None:
+            least = "" if options.min_score is None else f" with a score of {options.min_score} or more"
+            return Hits(note=f"there is nothing{least} but the examples to stay away from")
         if len(hits.rows) == 0:
             best = snapshot.vectors.search(query[None], 1, among=among).scores[0, 0]
             return Hits(note=f"none has a score of {options.min_score} or more; the best is {best:.3f}")
-        segments = [self._segments(query, int(row), options, among) for row in hits.rows]
+        segments = [self._segments(query, int(row), away, options, among) for row in hits.rows]
         hits, segments = best_segments(hits, segments)
         found = describe_hits(snapshot.metadata, snapshot.metadata_rows, hits, segments, arranged.duplicates)
         # A segment that an approximate search missed may lift its video; fused ranks stay as they are.
         return Hits(found if options.hybrid else sorted(found, key=lambda hit: -hit.score))
 
-    def _segments(self, query: Floats, row: int, options: SearchOptions, among: Mask | None) -> Scored:
+    def _segments(
+        self, query: Floats, row: int, away: Floats | None, options: SearchOptions, among: Mask | None
+    ) -> Scored:
         """Other segments of a hit's video that are allowed."""
         rows = self.snapshot.items.others(row) if options.group else NO_ROWS[0]
         rows = rows[(self.snapshot.vectors.is_live if among is None else among)[rows]]
+        rows = rows if away is None else rows[is_apart(self.snapshot.vectors.vectors(rows), away)]
         if len(rows) == 0:
             return NO_ROWS
         scores = self.snapshot.vectors.vectors(rows) @ query

@@ -21,12 +21,13 @@ from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import open_version
 from index.errors import RetrievalError
-from index.vectors import Mask, Rows
+from index.vectors import Floats, Mask, Rows
 
 if TYPE_CHECKING:
     from index.search import Index
 
 KEY = ["item_id", "segment"]
+SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
 
@@ -83,11 +84,16 @@ class RowMetadata:
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """Fields of hits for some rows, in their order; columns carried over stand under `carryover`."""
-        carried = [name for name in self.rows.column_names if name not in EMBEDDINGS.names]
+        carried = self.carried.names
         taken = self.rows.select([*OWN, *carried]).take(pa.array(rows)).to_pylist()
         return [
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]
+
+    @locked_cached_property
+    def carried(self) -> pa.Schema:
+        """Names and types of the columns that were carried over."""
+        return pa.schema([field for field in self.rows.schema if field.name not in EMBEDDINGS.names])
 
     @locked_cached_property
     def ids(self) -> IdRows:
@@ -119,6 +125,15 @@ class Snapshot:
     def items(self) -> ItemRows:
         """Groups of vectors of one video."""
         return ItemRows(self.vectors.ids)
+
+    @locked_cached_property
+    def sample(self) -> Floats:
+        """Vectors of up to a thousand rows, evenly from the first to the last; float32 (S, E)."""
+        live = np.flatnonzero(self.vectors.is_live)
+        if len(live) == 0:
+            return np.empty((0, 0), np.float32)
+        chosen = np.linspace(0, len(live) - 1, min(len(live), SAMPLE_ROWS)).round().astype(np.int64)
+        return self.vectors.vectors(live[chosen])
 
     @locked_cached_property
     def metadata(self) -> RowMetadata:
@@ -167,6 +182,8 @@ class Snapshot:
             like: a snapshot whose searches this one takes over; optional parts are loaded if it has them.
         """
         _ = self.metadata_rows, self.items
+        if like is not None and "sample" in vars(like):
+            _ = self.sample
         if like is not None and "hybrid" in vars(like):
             _ = self.hybrid
         if like is not None and "filter" in vars(like.metadata):

@@ -6,8 +6,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,9 +17,9 @@ from embedder.engine.encode_queries import BaseQueryEncoder
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.query_tower_export import preprocessing_of
-from embedder.errors import StoreError
+from embedder.errors import StoreError, check_argument
 from embedder.retrieval.hits import Answers, Hits
-from embedder.retrieval.queries import Images, Query, QueryBatch, SearchOptions, read_search
+from embedder.retrieval.queries import QueryBatch, SearchOptions, read_search
 from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
@@ -30,6 +31,10 @@ from embedder.store.tables import RecordTable
 from embedder.store_index.versions import has_version
 from index.vectors import Floats
 from shards.errors import ModelError
+
+if TYPE_CHECKING:
+    from embedder.media.given_inputs import GivenImage
+    from embedder.retrieval.queries import Images, Query
 
 LOG = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ def open_store(uri: str | Path, *, model: str | None = None, version: str | None
         StoreError: there is no store, nothing is published yet, its format is unknown, or that version can't be read
             any more.
     """
+    check_argument("embedder.open_store: uri", uri, (str, Path), "the folder or address of a store")
     return Store(StoreFiles(uri), model, version)
 
 
@@ -84,8 +90,12 @@ class Store:
         """Encode texts with the store's model; float32 (Q, E), L2-normalised."""
         return self.encoder.encode_text(texts)
 
-    def encode_image(self, images: Sequence[str | Path | bytes]) -> Floats:
-        """Encode images, paths or file contents, with the store's model; float32 (Q, E), L2-normalised."""
+    def encode_image(self, images: "Sequence[GivenImage]") -> Floats:
+        """Encode images with the store's model: paths, file contents, images of Pillow, arrays uint8 (H, W, 3).
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+        """
         return self.encoder.encode_image(images)
 
     @overload
@@ -93,49 +103,67 @@ class Store:
     @overload
     def search(
         self,
-        query: Query | None = None,
+        query: "Query | None" = None,
         options: SearchOptions | int = ...,
         *,
-        image: Images | None = None,
+        image: "Images | None" = None,
+        not_text: str | Sequence[str] | None = None,
+        not_image: "Images | None" = None,
         **keywords: Any,
     ) -> Any: ...
     def search(
         self,
-        query: Query | None = None,
+        query: "Query | None" = None,
         options: SearchOptions | int = DEFAULT_OPTIONS,
         *,
-        image: Images | None = None,
+        image: "Images | None" = None,
+        not_text: str | Sequence[str] | None = None,
+        not_image: "Images | None" = None,
         **keywords: Any,
     ) -> Hits | Answers:
-        """Find the images and videos nearest to a text, an image or a vector.
+        """Find the images and videos nearest to a text, an image or a vector, or to a text and an image together.
+
+        What a search stays away from makes hits like it come later, and is none itself.
 
         Args:
-            query: a text, or a vector float32 (E,) from `encode_text` or `encode_image`; several texts as a list, or
-                vectors float32 (Q, E), are searched at once.
+            query: a text; an image as a `Path`, the bytes of a file, an image of Pillow or an array uint8 (H, W, 3); or
+                a vector float32 (E,) from `encode_text` or `encode_image`. Several of one kind, as a list or as vectors
+                float32 (Q, E), are searched at once.
             options: see `SearchOptions`; a number alone is `k`.
-            image: an image to search with instead: a path or a file's content, or several as a list.
+            image: an image to search with instead, or together with a text; several as a list, which go with one text
+                or with as many. Here a `str` is a path, too.
+            not_text: a text to stay away from, or several as a list.
+            not_image: an image to stay away from, or several as a list.
             keywords: fields of `SearchOptions`, over those of `options`: `k=5, where="price < 10"`.
 
         Returns:
-            Hits, best first; of several queries, a list of them. A notebook shows them as images.
+            Hits, best first; of several queries, a list of them. A notebook shows them as images. `Hits.warnings` says
+            where the model knows no word of a text.
 
         Raises:
-            ConfigError: an option can't be fulfilled, a query is empty, or an image can't be read.
+            ConfigError: an option can't be fulfilled, a query is empty, an image can't be read, or the parts of a query
+                can't be combined.
+            ArgumentTypeError: a query or an option is of a type that is not taken.
             index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
             TypeError: there is no option of that name.
         """
-        queries, options = read_search(query, image, options, keywords)
+        queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
+        vectors, away = self._combined(queries, options) if queries.is_combined else (self._vectors(queries), None)
         answers = self.searcher.search_batch(
-            self._vectors(queries),
+            vectors,
             options,
             texts=queries.values if queries.kind == "text" else None,
             profile="image" if queries.kind == "image" else "text",
+            away=[away] * len(vectors),
         )
-        if queries.kind == "text" and self.info.searched == "image":
+        if queries.kind == "text" and not queries.is_combined and self.info.searched == "image":
             for hits in answers:
                 hits[:] = [replace(hit, probability=self.encoder.probability(hit.score)) for hit in hits]
-        for name, hits in zip(queries.names, answers, strict=True):
-            hits.query, hits.version = name, self.version
+        for parts, hits in zip(queries.parts, answers, strict=True):
+            hits.parts, hits.query, hits.version = parts, parts.name, self.version
+            hits.carried = self.searcher.snapshot.metadata.carried
+            texts = [*([] if parts.text is None else [parts.text]), *parts.away.texts]
+            hits.warnings = [line for text in texts if (line := self.encoder.warning(text)) is not None]
         return answers[0] if queries.is_single else Answers(answers)
 
     def _vectors(self, queries: QueryBatch) -> Floats:
@@ -146,6 +174,20 @@ class Store:
             return self.encode_image(queries.values)
         vectors: Floats = queries.values
         return vectors
+
+    def _combined(self, queries: QueryBatch, options: SearchOptions) -> tuple[Floats, Floats | None]:
+        """Vectors of queries with several parts, float32 (Q, E), and of the examples to stay away from, (N, E)."""
+        wanted = [(1.0, self._vectors(queries))]
+        if queries.images is not None:
+            once = list(dict.fromkeys(queries.images))  # one image may go with many texts
+            images = self.encode_image(once)[[once.index(image) for image in queries.images]]
+            wanted = [(options.text_weight, wanted[0][1]), (1 - options.text_weight, images)]
+        examples = [
+            *([self.encode_text(queries.away.texts)] if queries.away.texts else []),
+            *([self.encode_image(queries.away.images)] if queries.away.images else []),
+        ]
+        away = np.concatenate(examples) if examples else None
+        return self.searcher.combine(wanted, away, options), away
 
     @property
     def version(self) -> str:

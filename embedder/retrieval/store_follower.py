@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Self
 
+from embedder.errors import check_argument
 from embedder.retrieval.store_api import Store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
@@ -43,6 +44,7 @@ def follow_store(
         StoreError: there is no store, nothing is published yet, or its format is unknown.
         RetrievalError: the index is damaged.
     """
+    check_argument("embedder.follow_store: uri", uri, (str, Path), "the folder or address of a store")
     return FollowingStore(StoreFiles(uri), every_s, model, on_error, on_change)
 
 

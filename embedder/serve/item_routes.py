@@ -19,6 +19,7 @@ from embedder.serve.schema import MAX_ID_CHARACTERS, ItemAnswer
 from embedder.serve.search_batch import as_answer
 from embedder.serve.service import Service
 from embedder.serve.thumbnails import CONTENT_TYPE, Frame
+from embedder.storage.web_address import shown_uri
 
 router = APIRouter(tags=["items"])
 
@@ -133,8 +134,7 @@ def _describe(
     segments.sort(key=lambda each: each["segment"])
     if segment is not None:
         publication.segment_row(item_id, segment)
-    if not show_uris:
-        row, segments = row | {"uri": None}, [each | {"uri": None} for each in segments]
+    row, *segments = (each | {"uri": shown_uri(each["uri"]) if show_uris else None} for each in (row, *segments))
     answer = {
         "item": row,
         "segments": segments,

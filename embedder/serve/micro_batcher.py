@@ -69,7 +69,7 @@ class MicroBatcher(Generic[Asked, Answer]):
             BusyError: the queue is full.
         """
         if len(self._queue) >= self._max_queue:
-            raise BusyError(f"{len(self._queue)} queries wait already")
+            raise BusyError(f"max_queue = {self._max_queue} allows no further query to wait")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         self._queue.append((loop.time(), asked, future))

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embedder.observability.redaction import mask
+from embedder.quantities import counted
+from embedder.redaction import mask
 from embedder.serve.errors import RequestError, busy
 from embedder.serve.rate_limit import RateLimit
 from embedder.serve.settings import LOOPBACK, ServeSettings
@@ -112,7 +113,7 @@ class ProtectedApp:
                 await self._app(scope, receive, answer)
                 return
             if self._num_answering >= self._settings.max_concurrency:
-                raise busy(f"{self._num_answering} requests are being answered already")
+                raise busy(f"max_concurrency = {self._num_answering} allows no further request")
             self._num_answering += 1
             answer.when_computed = self._release
             try:
@@ -150,7 +151,7 @@ class ProtectedApp:
                 429,
                 "client",
                 "it sends requests too fast",
-                f"{self._settings.rate_per_s:g} requests a second, {self._settings.rate_burst} at once",
+                f"rate_per_s = {self._settings.rate_per_s:g}, and rate_burst = {self._settings.rate_burst} at once",
                 "wait as Retry-After says",
                 retry_after=str(int(wait_s) + 1),
             )
@@ -220,14 +221,14 @@ class ProtectedApp:
                     if num_bytes > most:
                         raise _too_large(most)
                     if self._num_body_bytes > self._settings.max_waiting_bytes:
-                        raise busy("too many bodies are being received")
+                        raise busy(f"max_waiting_bytes = {self._settings.max_waiting_bytes} allows no further body")
             is_whole = True
         except TimeoutError:
             raise RequestError(
                 408,
                 "body",
-                f"{num_bytes:,} bytes came in {self._settings.body_timeout_s:g} s",
-                "the whole body in that time",
+                f"{counted(num_bytes, 'byte')} came in time",
+                f"the whole body within body_timeout_s = {self._settings.body_timeout_s:g}",
                 "send it faster, or less",
                 connection="close",
             ) from None
@@ -295,7 +296,7 @@ def _shapeless(status: int) -> RequestError:
 
 def _too_large(most: int) -> RequestError:
     return RequestError(
-        413, "body", f"it has more than {most:,} bytes", f"at most {most:,} bytes", "send fewer or smaller images"
+        413, "body", f"it has more than {most:,} bytes", f"max_body_bytes = {most}", "send fewer or smaller images"
     )
 
 

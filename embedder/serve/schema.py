@@ -11,7 +11,9 @@ MAX_DIMENSIONS = 65_536
 MAX_ID_CHARACTERS = 8_192
 MAX_CURSOR_CHARACTERS = 1_000_000  # one of 100,000 hits, the largest `max_depth`, has 667,000
 IMAGE_SIZES = (160, 320, 640, 1280)
+MAX_EXAMPLES = 16  # of one query
 KINDS = ("text", "vector", "item", "image", "upload")
+LOOKS = ("item", "image", "upload")  # kinds that go together with a text
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, pattern=r"\S")]
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
@@ -35,27 +37,50 @@ class ImageQuery(Strict):
         return (self.image is not None) + (self.upload is not None)
 
 
-class Query(ImageQuery):
-    """One query: exactly one of text, vector, item, image and upload."""
+class Example(ImageQuery):
+    """An example to stay away from: exactly one of text, vector, item, image and upload."""
 
-    text: Text | None = Field(None, description="what the images should show")
+    text: Text | None = Field(None, description="what images show")
     vector: list[FiniteFloat] | None = Field(
         None, min_length=1, max_length=MAX_DIMENSIONS, fail_fast=True, description="of the store's model, of unit norm"
     )
-    item: ItemId | None = Field(None, description="id of an item of the store, for what is like it")
+    item: ItemId | None = Field(None, description="id of an item of the store")
     segment: int = Field(0, ge=0, lt=1 << 31, description="of that item, if it is a video")
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"exactly one of {', '.join(KINDS)}, and not {' and '.join(given) or 'none'}")
+    def _fitting_kinds(self) -> Self:
+        if len(self.given) != 1 and not self._is_combined:
+            more = f", or a text with one of {', '.join(LOOKS)}" if isinstance(self, Query) else ""
+            raise ValueError(f"exactly one of {', '.join(KINDS)}{more}, and not {' and '.join(self.given) or 'none'}")
         return self
 
     @property
-    def kind(self) -> str:
-        """Name of the field that is given."""
-        return next(name for name in KINDS if getattr(self, name) is not None)
+    def given(self) -> list[str]:
+        """Names of the fields that are given, a text first."""
+        return [name for name in KINDS if getattr(self, name) is not None]
+
+    @property
+    def _is_combined(self) -> bool:
+        """Whether the parts may be searched with together."""
+        return False
+
+
+class Query(Example):
+    """One query: exactly one of text, vector, item, image and upload, or a text with one of the last three."""
+
+    text: Text | None = Field(None, description="what the images should show")
+    item: ItemId | None = Field(None, description="id of an item of the store, for what is like it")
+    away: list[Example] = Field(
+        default_factory=list,
+        alias="not",
+        max_length=MAX_EXAMPLES,
+        fail_fast=True,
+        description="examples to stay away from: hits like them come later, and they themselves are none",
+    )
+
+    @property
+    def _is_combined(self) -> bool:
+        return len(self.given) == 2 and self.given[0] == "text" and self.given[1] in LOOKS
 
 
 class SearchRequest(Strict):
@@ -68,6 +93,8 @@ class SearchRequest(Strict):
     group: bool = Field(True, description="one hit for each video, else one for each segment")
     fold: float | None = Field(None, gt=0, le=1, description="cosine from which on near-duplicates are folded")
     min_score: float | None = Field(None, ge=-1, le=1, description="least cosine of a hit")
+    text_weight: float = Field(0.5, ge=0, le=1, description="share of the text in a query that has an image, too")
+    not_weight: float = Field(0.5, ge=0, le=1, description="weight of what is stayed away from; the query's is 1")
     cursor: str | None = Field(
         None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
     )
@@ -154,6 +181,7 @@ class QueryAnswer(BaseModel):
     hits: list[HitAnswer]
     cursor: str | None = Field(description="sent with the same query, it asks for the hits that follow")
     note: str = Field(description="reason where there are no hits")
+    warnings: list[str] = Field(description="why the hits may not be what was asked for: no word of it is known")
 
 
 class SearchAnswer(BaseModel):

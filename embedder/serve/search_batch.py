@@ -18,6 +18,7 @@ from embedder.serve.cursors import Cursor, count_seen, following, make_cursor
 from embedder.serve.errors import mistake
 from embedder.serve.metrics import Metrics
 from embedder.serve.publications import ServedPublication
+from embedder.storage.web_address import shown_uri
 from index.vectors import Floats, Profile
 
 THUMBNAIL_PX = 320
@@ -35,8 +36,10 @@ class Asked:
         publication: that answers it.
         options: of the search, with k the hits of this page; None to encode the text alone.
         shown: the query as the answer repeats it.
-        text: the query in words, stripped.
-        vector: float32 (E,), where it is no text.
+        text: what is searched for in words, stripped.
+        vector: float32 (E,), where it is no text, or more than one.
+        away: float32 (N, E), examples to stay away from; None for none.
+        not_texts: those of them that are texts, stripped.
         profile: kind of the vector.
         seen: names of the hits of the pages before, as a cursor has them.
         digest: of query and options, for the cursor.
@@ -49,6 +52,8 @@ class Asked:
     shown: dict[str, Any]
     text: str | None = None
     vector: Floats | None = None
+    away: Floats | None = None
+    not_texts: tuple[str, ...] = ()
     profile: Profile = "text"
     seen: bytes = b""
     digest: str = ""
@@ -102,7 +107,7 @@ class BatchSearcher:
         vectors = {number: asked.vector for number, asked in enumerate(batch) if asked.vector is not None}
         texts: dict[int, list[int]] = defaultdict(list)
         for number, asked in enumerate(batch):
-            if asked.text is not None:
+            if asked.text is not None and asked.vector is None:
                 texts[id(asked.publication)].append(number)
         for numbers in texts.values():
             began = time.perf_counter()
@@ -126,9 +131,10 @@ class BatchSearcher:
             options,
             texts=[asked.text or "" for asked, _ in group] if is_text else None,
             profile=first.profile,
+            away=[asked.away for asked, _ in group],
         )
         self._metrics.search_seconds.observe(time.perf_counter() - began)
-        return [_page(asked, hits, is_text=is_text) for (asked, _), hits in zip(group, found, strict=True)]
+        return [_page(asked, hits) for (asked, _), hits in zip(group, found, strict=True)]
 
 
 def together(compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequence[Given]) -> list[Made | Exception]:
@@ -144,13 +150,13 @@ def together(compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequen
     return [made for each in given for made in together(compute, [each])]
 
 
-def _page(asked: Asked, hits: Hits, *, is_text: bool) -> bytes:
-    """JSON of one page of hits: query, hits, cursor and note."""
+def _page(asked: Asked, hits: Hits) -> bytes:
+    """JSON of one page of hits: query, hits, cursor, note and warnings."""
     options = asked.options
     if options is None:
         raise TypeError("a query without options has no hits")
     store = asked.publication.store
-    has_probability = is_text and store.info.searched == "image"
+    has_probability = asked.text is not None and asked.vector is None and store.info.searched == "image"
     new, names = following(hits, asked.seen, options)
     shown = [
         as_answer(
@@ -163,7 +169,14 @@ def _page(asked: Asked, hits: Hits, *, is_text: bool) -> bytes:
     ]
     goes_on = len(new) == options.k and asked.depth < asked.max_depth
     cursor = make_cursor(Cursor(asked.publication.version, asked.digest, asked.seen + names)) if goes_on else None
-    answer = {"query": asked.shown, "hits": shown, "cursor": cursor, "note": hits.note}
+    texts = [*([] if asked.text is None else [asked.text]), *asked.not_texts]
+    answer = {
+        "query": asked.shown,
+        "hits": shown,
+        "cursor": cursor,
+        "note": hits.note,
+        "warnings": [line for text in texts if (line := store.encoder.warning(text)) is not None],
+    }
     return to_json(answer, inf_nan_mode="null", bytes_mode="base64")
 
 
@@ -190,7 +203,7 @@ def as_answer(
         "words_rank": hit.words_rank,
         "probability": probability,
         "modality": hit.modality,
-        "uri": hit.uri if show_uris else None,
+        "uri": shown_uri(hit.uri) if show_uris else None,
         "caption": hit.caption,
         "start_s": hit.start_s,
         "end_s": hit.end_s,

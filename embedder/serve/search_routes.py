@@ -1,11 +1,8 @@
 """Routes that search: `POST /search` and `POST /embed`."""
 
 import asyncio
-import base64
-import binascii
 import time
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -19,19 +16,11 @@ from embedder.serve.cursors import Cursor, check_cursor, query_digest, read_curs
 from embedder.serve.errors import RequestError, invalid, mistake
 from embedder.serve.openapi import body_of, errors_of
 from embedder.serve.publications import ServedPublication
-from embedder.serve.schema import (
-    MAX_QUERIES,
-    EmbedAnswer,
-    EmbedRequest,
-    ImageQuery,
-    Query,
-    SearchAnswer,
-    SearchRequest,
-)
+from embedder.serve.query_parts import PartEncoder, Uploads, image_content, read_content, shown
+from embedder.serve.schema import MAX_QUERIES, EmbedAnswer, EmbedRequest, Query, SearchAnswer, SearchRequest
 from embedder.serve.search_batch import Asked
-from embedder.serve.service import Service, too_large
-from index.errors import RetrievalError
-from index.vectors import Floats, check_vectors
+from embedder.serve.service import Service
+from index.vectors import Floats
 
 router = APIRouter(tags=["search"])
 
@@ -41,7 +30,6 @@ REQUEST_PART = "request"
 
 MAX_COLONS = 20_000  # of the keys of a request, and in its texts
 
-Uploads = Mapping[str, bytes]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -66,14 +54,15 @@ async def search(request: Request) -> Response:
         if cursor is not None and refusal.status == 404:
             refusal.status = 410
         raise
-    options = SearchOptions(asked.k, _stripped(asked.where), asked.group, asked.fold, asked.hybrid, asked.min_score)
+    options = _options(asked)
     try:
         await service.check_condition(publication, options.where)
     except USER_MISTAKES as error:
         raise mistake(error, "body.where") from None
+    encoder = PartEncoder(service, publication)
     pages = await asyncio.gather(
         *(
-            _page(service, publication, query, f"body.queries.{number}", options, cursor, uploads)
+            _page(service, publication, encoder, query, f"body.queries.{number}", options, cursor, uploads)
             for number, query in enumerate(asked.queries)
         )
     )
@@ -96,10 +85,11 @@ async def embed(request: Request) -> Response:
     service: Service = request.app.state.service
     asked, uploads = await _read(EmbedRequest, request, service)
     publication = service.publications.current
+    encoder = PartEncoder(service, publication)
     vectors = await asyncio.gather(
         *(service.submit(Asked(publication, None, {}, text=text.strip())) for text in asked.texts or ()),
         *(
-            _image_vector(service, publication, _content(image, f"body.images.{number}", uploads, service))
+            encoder.image(image_content(image, f"body.images.{number}", uploads, service))
             for number, image in enumerate(asked.images or ())
         ),
     )
@@ -191,6 +181,7 @@ def _read_cursor(asked: SearchRequest, service: Service) -> Cursor | None:
 async def _page(
     service: Service,
     publication: ServedPublication,
+    encoder: PartEncoder,
     query: Query,
     where: str,
     options: SearchOptions,
@@ -201,27 +192,27 @@ async def _page(
     if options.hybrid and query.text is None:
         raise RequestError(
             422,
-            f"{where}.{query.kind}",
-            "a query that is no text",
+            f"{where}.{query.given[0]}",
+            "a query without a text",
             "hybrid search ranks by words",
             "search with a text",
         )
-    content: Any = query.text.strip() if query.text is not None else query.vector or (query.item, query.segment)
-    if query.kind in ("image", "upload"):
-        content = _content(query, where, uploads, service)
-    digest = query_digest(query.kind, content, options)
+    content = read_content(query, where, uploads, service)
+    digest = query_digest(content.identity, options)
     if cursor is not None:
         check_cursor(cursor, digest)
     seen = cursor.seen if cursor is not None else b""
 
-    def asked(vector: Floats | None) -> Asked:
+    def asked(vector: Floats | None, away: Floats | None) -> Asked:
         return Asked(
             publication,
             options,
-            _shown(query),
-            text=content if query.text is not None else None,
+            shown(query),
+            text=content.text,
             vector=vector,
-            profile="text" if query.kind in ("text", "vector") else "image",
+            away=away,
+            not_texts=tuple(part.content for part in content.away if part.kind == "text"),
+            profile="text" if content.text is not None or query.vector is not None else "image",
             seen=seen,
             digest=digest,
             max_depth=service.settings.max_depth,
@@ -229,87 +220,26 @@ async def _page(
         )
 
     async def ask_by_vector() -> bytes:
-        if query.vector is not None:
-            vector = _checked(publication, query.vector, f"{where}.vector")
-        elif query.item is not None:
-            vector = await service.lookups.run(publication.vector_of, query.item, query.segment)
-        else:
-            vector = await _image_vector(service, publication, content)
-        page: bytes = await service.submit(asked(vector))
+        page: bytes = await service.submit(asked(*await encoder.vectors(content, options)))
         return page
 
     def ask() -> asyncio.Future[bytes]:
-        return service.submit(asked(None)) if query.text is not None else asyncio.ensure_future(ask_by_vector())
+        return service.submit(asked(None, None)) if content.is_text else asyncio.ensure_future(ask_by_vector())
 
     # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
-    key = (publication.serial, digest, query_digest(seen), query.text, query.upload)
+    key = (publication.serial, digest, query_digest(seen), to_json(shown(query)))
     return await service.answers.get(key, ask)
 
 
-def _shown(query: Query) -> dict[str, Any]:
-    """Query as the answer repeats it, without bytes and numbers."""
-    if query.text is not None:
-        return {"text": query.text}
-    if query.item is not None:
-        return {"item": query.item, "segment": query.segment}
-    return {"upload": query.upload} if query.upload is not None else {query.kind: None}
-
-
-def _checked(publication: ServedPublication, values: list[float], where: str) -> Floats:
-    with np.errstate(over="ignore"):
-        vector = np.asarray(values, np.float32)
-    try:
-        check_vectors(vector[None], "vector", dim=publication.dim)
-    except RetrievalError as error:
-        raise mistake(error, where) from None
-    return vector
-
-
-def _content(query: ImageQuery, where: str, uploads: Uploads, service: Service) -> bytes:
-    """Bytes of an image that came with the request.
-
-    Raises:
-        RequestError: they are no base64, no part of the form, or too many.
-    """
-    if query.image is not None:
-        where = f"{where}.image"
-        try:
-            content = base64.b64decode(query.image, validate=True)
-        except (binascii.Error, ValueError):
-            raise RequestError(422, where, "no base64", "a file's content in base64", "encode the file") from None
-    else:
-        where, name = f"{where}.upload", query.upload or ""
-        if name not in uploads:
-            raise RequestError(
-                422,
-                where,
-                f"no part {name!r} in the form",
-                "the name of a part",
-                "send the file in a part of this name",
-            )
-        content = uploads[name]
-    limit = service.settings.max_upload_bytes
-    if len(content) > limit:
-        raise too_large(where, f"{len(content):,} bytes", f"an image of {limit:,} bytes at most")
-    return content
-
-
-async def _image_vector(service: Service, publication: ServedPublication, content: bytes) -> Floats:
-    """Vector of an uploaded image, decoded in a sandbox.
-
-    Raises:
-        RequestError: it can't be decoded, or the model has no tower for images.
-    """
-    try:
-        vectors = await service.uploads.run(
-            lambda decoder, _: publication.store.encoder.encode_image([content], decoder)
-        )
-    except (*USER_MISTAKES, ImportError) as error:  # the latter of an installation without torch
-        raise mistake(error, "image") from None
-    vector: Floats = vectors[0]
-    return vector
-
-
-def _stripped(where: str | None) -> str | None:
-    """Condition, or None where it is empty: a form's empty field is no condition."""
-    return where if where is not None and where.strip() else None
+def _options(asked: SearchRequest) -> SearchOptions:
+    """Options of a request; an empty condition is none, as a form's empty field."""
+    return SearchOptions(
+        asked.k,
+        asked.where if asked.where is not None and asked.where.strip() else None,
+        asked.group,
+        asked.fold,
+        asked.hybrid,
+        asked.min_score,
+        asked.text_weight,
+        asked.not_weight,
+    )

@@ -30,7 +30,7 @@ class TaskThreads:
             RequestError: too many wait already.
         """
         if self._num_waiting >= MAX_WAITING_TASKS:
-            raise busy(f"{self._num_waiting} requests wait for {self._name}")
+            raise busy(f"{MAX_WAITING_TASKS} requests wait for {self._name}")
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, task, *arguments)

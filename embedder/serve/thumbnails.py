@@ -9,6 +9,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
+from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
@@ -21,6 +22,7 @@ from embedder.sources.uris import split_uri
 from embedder.storage.item_error import ItemError
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import printable
+from embedder.storage.web_address import is_web
 
 CONTENT_TYPE = "image/webp"
 QUALITY = 82
@@ -79,7 +81,7 @@ class DecoderThreads:
             RequestError: too many wait already.
         """
         if self._num_waiting >= self._max_waiting:
-            raise busy(f"{self._num_waiting} images wait to be decoded")
+            raise busy(f"max_waiting_images = {self._max_waiting} allows no further image to wait")
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, task)
@@ -155,7 +157,7 @@ class Thumbnails:
 def _decode(frame: Frame, decoder: SandboxedDecoder, fetcher: Fetcher, max_bytes: int) -> Pixels:
     resize = ResizeSpec(image_size=frame.size_px, mode="fit", interpolation="lanczos", reduced_decode=True)
     path, _ = split_uri(frame.uri)
-    max_file_bytes = MAX_REMOTE_BYTES if is_remote(path) else decoder.limits.max_video_bytes
+    max_file_bytes = MAX_REMOTE_BYTES if is_remote(path) or is_web(path) else decoder.limits.max_video_bytes
     try:
         with fetcher.fetch(frame.uri, max_bytes=max_bytes, max_file_bytes=max_file_bytes) as fetched:
             if fetched.content is None:
@@ -180,6 +182,9 @@ def unreadable(item_id: str, error: ItemError) -> RequestError:
             503, where, f"its file can't be read now ({error.error_type})", "a source that answers", "try again later",
             retry_after="5",
         )  # fmt: skip
+    if error.error_type == MISSING_EXTRA:
+        rule, cure = "a format that the server's installation reads", "install the extra `formats` beside the server"
+        return RequestError(422, where, f"its file can't be decoded here ({error.error_type})", rule, cure)
     if isinstance(error, DecodeError):
         return RequestError(
             422, where, f"its file can't be decoded ({error.error_type})", "a whole image or video", "restore the file"

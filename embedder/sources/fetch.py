@@ -2,77 +2,59 @@
 
 import os
 import tempfile
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from embedder.config import WebConfig
 from embedder.sources.byte_ranges import local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
 from embedder.sources.errors import FetchError, from_os_error
+from embedder.sources.fetched import Fetched
 from embedder.sources.parquet_cells import ParquetCells
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
 from embedder.sources.uris import TableCell, TarMember, split_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
+from embedder.storage.web_address import is_web
+
+if TYPE_CHECKING:
+    from embedder.sources.web.ahead import DownloadsAhead
+    from embedder.sources.web.body import SizeLimits
+    from embedder.sources.web.client import WebClient
 
 __all__ = ["FetchError", "Fetched", "Fetcher"]
 
 CHUNK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """The bytes of one item: in memory (`data`), in a file (`path`), or none at all, where a table's cell is null.
-
-    Leave it as a context manager, or call `close`: a download's temporary file is deleted then. A user's own file is
-    never touched.
-    """
-
-    data: bytes | None
-    path: Path | None
-    size_bytes: int
-    is_temporary: bool = False
-
-    @property
-    def content(self) -> bytes | Path | None:
-        """The bytes, or the path of the file that holds them; None where there is nothing."""
-        return self.path if self.path is not None else self.data
-
-    @property
-    def is_null(self) -> bool:
-        """Whether there is nothing: a null cell, or a row that holds only a caption."""
-        return self.data is None and self.path is None
-
-    def close(self) -> None:
-        """Delete the temporary file, if there is one."""
-        if self.is_temporary and self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class Fetcher:
     """Fetches items one after another; keeps the last tar and the last Parquet row group open between them.
 
-    One per process; not safe for threads.
+    One per process; not safe for threads, though it downloads in several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, web: WebConfig | None = None) -> None:
+        """Make a fetcher.
+
+        Args:
+            web: limits on addresses of the web; none: those of who reads a store (`reader_settings`).
+        """
         self._cells = ParquetCells()
         self._tar: tuple[str, ByteRanges] | None = None
+        self._web = web
+        self._client: WebClient | None = None
+        self._downloads: DownloadsAhead | None = None
 
     def fetch(self, uri: str, *, max_bytes: int, max_file_bytes: int | None = None) -> Fetched:
         """Fetch one item.
 
         Local whole files are given as a path. Tar members and cells come as bytes, and so do remote files up to
-        `max_bytes`; larger remote files are downloaded to a temporary file.
+        `max_bytes`; larger remote files are downloaded to a temporary file, and so is what the web sends, beyond some
+        MiB.
 
         Args:
             uri: as the listing gives it.
@@ -82,6 +64,8 @@ class Fetcher:
         Raises:
             FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
         """
+        if is_web(uri):
+            return self._download(uri, max_bytes, max_file_bytes)
         path, part = split_uri(uri)
         if isinstance(part, TarMember):
             return self._member(path, part, max_bytes)
@@ -92,6 +76,30 @@ class Fetcher:
         if is_remote(path):
             return _remote_file(path, max_bytes, max_file_bytes)
         return _local_file(path, max_file_bytes)
+
+    @contextmanager
+    def ahead(self, uris: Iterable[str], *, max_bytes: int, max_file_bytes: int | None = None) -> Iterator[None]:
+        """Download what the web holds of some items ahead of `fetch`, several at the same time.
+
+        Args:
+            uris: of the items that will be fetched, in their order.
+            max_bytes: as of `fetch`.
+            max_file_bytes: as of `fetch`.
+        """
+        addresses = [uri for uri in uris if is_web(uri)]
+        if len(addresses) < 2:
+            yield
+            return
+        from embedder.sources.web.ahead import DownloadsAhead
+
+        downloads = DownloadsAhead(self._web_client(), addresses, _size_limits(max_bytes, max_file_bytes))
+        self._downloads = downloads
+        try:
+            yield
+        finally:
+            downloads.close()
+            if self._downloads is downloads:
+                self._downloads = None
 
     def content_hash(self, fetched: Fetched) -> str:
         """Hash the content: blake2b of 128 bits, as 32 hex characters.
@@ -113,6 +121,8 @@ class Fetcher:
     def close(self) -> None:
         """Close all open files."""
         self._cells.close()
+        if self._client is not None:
+            self._client.close()
         if self._tar is not None:
             self._tar[1].close()
             self._tar = None
@@ -159,11 +169,30 @@ class Fetcher:
         _check_size(buffer.size, max_bytes, f"{readable(path)}: row {cell.row} of {cell.column!r}")
         return Fetched(buffer.to_pybytes(), None, buffer.size)
 
+    def _web_client(self) -> "WebClient":
+        if self._client is None:
+            from embedder.sources.web.client import WebClient, reader_settings
+
+            self._client = WebClient(self._web or reader_settings())
+        return self._client
+
+    def _download(self, address: str, max_bytes: int, max_file_bytes: int | None) -> Fetched:
+        fetched = self._downloads.take(address) if self._downloads is not None else None
+        return fetched or self._web_client().download(address, _size_limits(max_bytes, max_file_bytes))
+
     def _referenced(self, table: str, reference: str, max_bytes: int) -> Fetched:
         """Fetch the file that a struct's `path` names; a relative one lies beside the table's file."""
+        if is_web(reference):
+            return self._download(reference, max_bytes, None)
         is_absolute = reference.startswith("/") or is_remote(reference)
         path = reference if is_absolute else f"{table.rpartition('/')[0]}/{reference}"
         return _remote_file(path, max_bytes) if is_remote(path) else _local_file(path)
+
+
+def _size_limits(max_bytes: int, max_file_bytes: int | None) -> "SizeLimits":
+    from embedder.sources.web.body import SizeLimits
+
+    return SizeLimits(max_bytes, max_bytes if max_file_bytes is None else max_file_bytes)
 
 
 def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:

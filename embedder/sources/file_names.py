@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.formats import CAMERA_RAW, EXTRA_FORMATS, IMAGE_FORMATS
 
 Sort = Literal["media", "unknown", "other", "sidecar", "junk"]
 """`media`: an image or video by its suffix. `unknown`: the content tells. `other`: no media. `sidecar`: belongs to an
@@ -26,21 +26,17 @@ def _suffixes(*groups: str) -> frozenset[str]:
 
 
 # Kinds that are read.
-_IMAGE_SUFFIXES = frozenset(suffix for each in IMAGE_FORMATS for suffix in each.suffixes)
+_IMAGE_SUFFIXES = frozenset(suffix for each in (*IMAGE_FORMATS, *EXTRA_FORMATS) for suffix in each.suffixes)
 READ_SUFFIXES = _IMAGE_SUFFIXES | _suffixes("mp4 m4v mov qt mkv webm avi 3gp 3g2")
 # Kinds that this version can't read, by the name that people call them by.
-_HEIF_SUFFIXES = _suffixes("heic heics heif heifs hif")
 _UNREADABLE_SUFFIXES = _suffixes(
-    # camera raws
-    "3fr arw cr2 cr3 crw dcr dng erf fff gpr iiq k25 kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf srw x3f",
     # images
-    "jxl svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf",
+    "svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf",
     # clips
     "mpg mpeg mpe vob mts m2ts wmv asf flv rm rmvb ogv dv mxf insv insp",
 )
-UNREADABLE_SUFFIXES = {suffix: suffix[1:].upper() for suffix in _UNREADABLE_SUFFIXES} | dict.fromkeys(
-    _HEIF_SUFFIXES, "HEIC"
-)
+UNREADABLE_SUFFIXES = {suffix: suffix[1:].upper() for suffix in (*_UNREADABLE_SUFFIXES, *CAMERA_RAW.suffixes)}
+"""Of a camera raw: where its content doesn't tell what it is."""
 RAW_SUFFIXES = _suffixes("3fr arw cr2 dcr dng erf fff gpr iiq k25 kdc mef mos nef nrw orf pef rw2 rwl sr2 srf srw")
 """Of camera raws that are TIFFs by their content."""
 MEDIA_SUFFIXES = READ_SUFFIXES | UNREADABLE_SUFFIXES.keys()

@@ -6,6 +6,9 @@ from embedder.sources.tar_scan import BLOCK_BYTES, check_member
 from embedder.sources.uris import TableRow, TarMember, split_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.printable import readable
+from embedder.storage.web_address import is_web
+
+MAX_DOWNLOAD_BYTES = 1 << 30  # of a video that is downloaded to be shown
 
 
 class PartRanges:
@@ -50,7 +53,7 @@ class BytesRanges:
 
 
 def open_item(uri: str, *, max_bytes: int) -> ByteRanges:
-    """Open the bytes of an item; of a file, a tar and an object only what is asked for is read.
+    """Open the bytes of an item; of a file, a tar and an object only what is asked for is read, of the web all.
 
     Args:
         uri: as the listing gives it.
@@ -60,15 +63,15 @@ def open_item(uri: str, *, max_bytes: int) -> ByteRanges:
         FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
     """
     path, part = split_uri(uri)
-    if part is None:
+    if part is None and not is_web(path):
         return open_ranges(path)
     if isinstance(part, TarMember):
         return _open_member(path, part)
     if isinstance(part, TableRow):
         raise FetchError("NoContent", f"{readable(uri)}: a row without a file")
-    with Fetcher() as fetcher, fetcher.fetch(uri, max_bytes=max_bytes) as fetched:
-        if fetched.path is not None:  # the file that a struct's `path` names
-            return open_ranges(str(fetched.path)) if not fetched.is_temporary else _read(fetched.path.read_bytes())
+    with Fetcher() as fetcher, fetcher.fetch(uri, max_bytes=max_bytes, max_file_bytes=MAX_DOWNLOAD_BYTES) as fetched:
+        if fetched.path is not None:  # the file that a struct's `path` names, or a download, which is open when it goes
+            return open_ranges(str(fetched.path))
         return _read(fetched.data)
 
 

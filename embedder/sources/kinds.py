@@ -16,7 +16,7 @@ from embedder.sources.globbing import is_pattern
 from embedder.sources.listing_schema import Listing
 from embedder.sources.local_listing import walk_folder
 from embedder.sources.selection import Selection
-from embedder.sources.table_files import is_delta
+from embedder.sources.table_files import is_card, is_delta
 from embedder.sources.table_formats import FORMATS
 from embedder.sources.tables import list_table
 from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES
@@ -63,8 +63,8 @@ def detect_kind(path: str, selection: Selection) -> SourceKind:
     """Detect the kind of a source from its path and, for a folder, from its content.
 
     A folder with a transaction log is a Delta table; one of nothing but tars, or nothing but table files of one
-    format, is that; any other folder is files, and so is a single file of no other kind. Junk and the run's own files
-    tell nothing.
+    format, is that; any other folder is files, and so is a single file of no other kind. Junk, the run's own files, and
+    what describes a data set tell nothing.
 
     Args:
         path: as `normalise_source` gives it.
@@ -104,7 +104,7 @@ def _kind_of_names(names: Iterable[str]) -> SourceKind:
     """Stop at the first name that fits no kind: a folder of photographs is recognised by its first one."""
     formats: set[Format | None] = set()
     for name in names:
-        if is_hidden(name):
+        if is_hidden(name) or is_card(name):
             continue
         formats.add(_format_of(name))
         if None in formats or len(formats) > 1:

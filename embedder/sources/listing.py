@@ -6,12 +6,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
-from embedder.config import Columns, SourceConfig
+from embedder.config import SourceConfig, WebConfig
 from embedder.errors import SourceError
+from embedder.sources.column_keys import assigned, key_of, setting
 from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
 from embedder.sources.selection import LeftOut, Selection
 from embedder.sources.uris import normalise_source
+from embedder.sources.web.changes import with_states
 from embedder.store.schema import EMBEDDINGS
 
 LISTING_SCHEMA = pa.schema([ROW_SCHEMA.field(0), pa.field("source", pa.string()), *list(ROW_SCHEMA)[1:]])
@@ -25,6 +27,7 @@ def list_sources(
     rows_per_chunk: int = 10_000,
     own: Collection[str] = (),
     left_out: LeftOut | None = None,
+    web: WebConfig | None = None,
 ) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
@@ -36,6 +39,7 @@ def list_sources(
         rows_per_chunk: rows of every table but the last.
         own: absolute paths and URIs that the run itself writes; they are no items in any source.
         left_out: counts the files that are no items, while the tables are read.
+        web: limits on addresses of the web, and whether they are asked; none: the defaults, which ask none.
 
     Returns:
         Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
@@ -46,7 +50,8 @@ def list_sources(
     left_out = LeftOut() if left_out is None else left_out
     listings = [(source, open_source(source, own, left_out)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
-    tables = (table for source, listing in listings for table in _labelled(source, listing, schema))
+    labelled = (table for source, listing in listings for table in _labelled(source, listing, schema))
+    tables = (with_states(table, web or WebConfig()) for table in labelled)
     return rechunk(tables, rows_per_chunk)
 
 
@@ -66,26 +71,35 @@ def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -
     uncounted = Selection(source, path, own, LeftOut())
     kind = source.kind if source.kind != "auto" else detect_kind(path, uncounted)
     entry = KINDS[kind]
-    if "columns" not in entry.keys and source.columns != Columns():
-        raise SourceError(f'{source.path}: `columns` name those of a table, and this is {kind}; set kind = "table"')
-    if (source.include and "include" not in entry.keys) or (source.exclude and "exclude" not in entry.keys):
+    if "columns" not in entry.keys and (given := source.columns.model_dump(exclude_none=True)):
+        named = setting(source.columns, given)
         raise SourceError(
-            f"{source.path}: `include` and `exclude` choose files of a folder, and this is {kind}; take them out, or "
-            'set kind = "files"'
+            f"{source.path}: {named} names columns of a table, and this is {kind}; take it out, or set "
+            f"{assigned(source.columns, 'kind', 'table')}"
+        )
+    if (source.include and "include" not in entry.keys) or (source.exclude and "exclude" not in entry.keys):
+        include, exclude = (key_of(source.columns, key) for key in ("include", "exclude"))
+        raise SourceError(
+            f"{source.path}: `{include}` and `{exclude}` choose files of a folder, and this is {kind}; take them out, "
+            f"or set {assigned(source.columns, 'kind', 'files')}"
         )
     if source.carryover and "carryover" not in entry.keys:
-        raise SourceError(f"{source.path}: {kind} have no columns to carry over; use a table, or take `carryover` out")
+        carryover = key_of(source.columns, "carryover")
+        raise SourceError(
+            f"{source.path}: {kind} have no columns to carry over; use a table, or take `{carryover}` out"
+        )
     return entry.list_source(source, path, Selection(source, path, own, left_out))
 
 
 def _check_carryover(source: SourceConfig) -> None:
+    carryover = key_of(source.columns, "carryover")
     for name in source.carryover:
         if name in EMBEDDINGS.names:
             raise SourceError(
-                f"{source.path}: carryover {name!r} is already a column of the embeddings table; rename it there"
+                f"{source.path}: {carryover} {name!r} is already a column of the embeddings table; rename it there"
             )
     if len(set(source.carryover)) < len(source.carryover):
-        raise SourceError(f"{source.path}: carryover names a column twice; name each once")
+        raise SourceError(f"{source.path}: {carryover} names a column twice; name each once")
 
 
 def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list[pa.Field]:

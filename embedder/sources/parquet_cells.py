@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.sources.byte_ranges import local_version, open_ranges
+from embedder.sources.columns import column_path, parquet_name, take_column
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import TableCell
 from embedder.storage.file_adapter import RangeFile
@@ -58,19 +59,20 @@ class ParquetCells:
         self.close()
         self._raw = RangeFile(open_ranges(path))
         self._file = pq.ParquetFile(self._raw, pre_buffer=False)  # Arrow's threads would hold bytes of Python
-        if row_group >= self._file.num_row_groups or column not in self._file.schema_arrow.names:
+        schema = self._file.schema_arrow
+        if row_group >= self._file.num_row_groups or column_path(schema, column) is None:
             raise FetchError(
                 "TableChanged", f"{readable(path)}: row group {row_group} of {column!r} is gone; list again"
             )
         self._num_rows = self._file.metadata.row_group(row_group).num_rows
-        rows_per_batch = max(self._num_rows, 1)
-        if _column_bytes(self._file.metadata.row_group(row_group), column) > MAX_KEPT_BYTES:
+        rows_per_batch, stored = max(self._num_rows, 1), parquet_name(schema, column)
+        if _column_bytes(self._file.metadata.row_group(row_group), stored) > MAX_KEPT_BYTES:
             rows_per_batch = ROWS_PER_BATCH
             self._file = pq.ParquetFile(
                 self._raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES
             )
         self._batches = self._file.iter_batches(
-            rows_per_batch, row_groups=[row_group], columns=[column], use_threads=False
+            rows_per_batch, row_groups=[row_group], columns=[stored], use_threads=False
         )
         self._place = place
 
@@ -82,7 +84,7 @@ class ParquetCells:
             batch = next(self._batches, None)
             if batch is None:
                 raise FetchError("TableBroken", f"{readable(path)}: the rows end before row {cell.row}")
-            self._start, self._cells = self._start + len(self._cells), batch.column(0)
+            self._start, self._cells = self._start + len(self._cells), take_column(batch, cell.column)
         return self._cells[cell.row - self._start]
 
     def close(self) -> None:
@@ -93,6 +95,21 @@ class ParquetCells:
         if self._raw is not None:
             self._raw.close()
         self._raw = self._file = None
+
+
+def cell_buffer(value: Any) -> pa.Buffer | None:
+    """Take the bytes of a cell, or of the struct in it; None where they are null."""
+    if value.is_valid and hasattr(value, "keys"):
+        value = value["bytes"]
+    return value.as_buffer() if value.is_valid else None
+
+
+def cell_reference(value: Any) -> str | None:
+    """Take the name of the file that a cell's struct has in place of bytes; None where there is none."""
+    if not value.is_valid or not hasattr(value, "keys") or "path" not in value:
+        return None
+    reference = value["path"].as_py()
+    return reference if isinstance(reference, str) else None
 
 
 def _column_bytes(row_group: Any, column: str) -> int:

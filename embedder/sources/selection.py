@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from embedder.batch_schema import UNREADABLE_KIND
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
+from embedder.installation import MISSING_EXTRA
 from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
 from embedder.sources.globbing import GlobMatches, expand_braces, find_entries, glob_regex
 from embedder.sources.local_listing import Entry
@@ -46,12 +48,16 @@ class LeftOut:
         counts: names by verdict: `junk` of systems and programs, a `sidecar` that is no caption, `excluded` by
             `include` or `exclude`, the run's `own`.
         others: files that are no media, by suffix.
-        unreadable: images and videos of kinds that this version can't read, by kind.
+        unreadable: images and videos of kinds that this version or installation can't read, by kind.
+        missing_extra: those of them that the extra `formats` reads.
+        repeated: rows of tables that hold what an earlier row holds, by the setting that keeps them.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     unreadable: Counter[str] = field(default_factory=Counter)
+    repeated: Counter[str] = field(default_factory=Counter)
+    missing_extra: Counter[str] = field(default_factory=Counter)
 
     def count(self, verdict: Verdict, name: str) -> None:
         """Count one name that is no item."""
@@ -66,10 +72,12 @@ class LeftOut:
         Args:
             rows: `uri`, `error_type` and `error` of the items.
         """
-        left_out = LeftOut(Counter(self.counts), Counter(self.others), Counter(self.unreadable))
+        left_out = deepcopy(self)
         for row in rows.select(["uri", "error_type", "error"]).to_pylist():
-            if row["error_type"] == UNREADABLE_KIND:
-                left_out.unreadable[row["error"].partition(":")[0]] += 1
+            if row["error_type"] in (UNREADABLE_KIND, MISSING_EXTRA):
+                kind = row["error"].partition(":")[0]
+                left_out.unreadable[kind] += 1
+                left_out.missing_extra[kind] += row["error_type"] == MISSING_EXTRA
             else:
                 left_out.others[shown_suffix(name_in(row["uri"]))] += 1
         return left_out
@@ -79,10 +87,21 @@ class LeftOut:
         lines = []
         if self.others:
             lines.append(f"{_files(self.others, 'other')} left out: {counted(self.others)}")
-        if self.unreadable:
+        if missing := +self.missing_extra:
             lines.append(
-                f"{_files(self.unreadable)} of kinds that this version can't read left out: "
-                f"{counted(self.unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
+                f"{_files(missing)} left out for want of a decoder: {counted(missing)}; "
+                "pip install 'embedder[formats]': the next run embeds them"
+            )
+        if unreadable := self.unreadable - self.missing_extra:
+            lines.append(
+                f"{_files(unreadable)} of kinds that this version can't read left out: "
+                f"{counted(unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
+            )
+        for way_out, number in self.repeated.items():
+            rows = "row holds" if number == 1 else "rows hold"
+            lines.append(
+                f"{number:,} {rows} what an earlier one does, left out with captions that may differ; "
+                f"{way_out} keeps every row"
             )
         return lines
 

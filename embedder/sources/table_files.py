@@ -19,6 +19,8 @@ from embedder.storage.object_stores import explain, is_remote, storage_options
 from embedder.storage.printable import is_text, readable
 
 _DELTA_LOG = "_delta_log"
+MAX_COMPARED_ROWS = 100_000
+_CARDS = frozenset({"readme.md", "license", "license.md", "license.txt", "dataset_infos.json", "croissant.json"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class Table:
             return self.schema
         return FORMATS[self.suffix].schema(self.files[0].uri, text_columns)
 
+    def is_unique(self, name: str) -> bool:
+        """Whether each of the first rows of the first file has a value in a column, and all are different."""
+        first, wanted = self.files[0], pa.schema([pa.field(name, pa.string())])
+        if name in first.constants:
+            return False
+        seen: set[str | None] = {None}
+        num_rows = 0
+        for chunk in FORMATS[self.suffix].chunks(first.uri, wanted, frozenset({name}), self.schema is not None):
+            seen.update(chunk.columns[name].to_pylist())
+            num_rows += chunk.num_rows
+            if num_rows >= len(seen) or num_rows >= MAX_COMPARED_ROWS:
+                break
+        return num_rows < len(seen)
+
     def chunks(self, wanted: pa.Schema, text_columns: frozenset[str]) -> Iterator[tuple[TableFile, Chunk]]:
         """Read the wanted columns of all files in order, cast to the wanted types.
 
@@ -95,6 +111,11 @@ def find_table(path: str, selection: Selection | None = None) -> Table:
         return _delta_table(path)
     found, selection = find_selected(path, selection or take_all(path))
     entries = [entry for entry in selection.without_junk(found) if not (found.is_folder and is_hidden(entry.name))]
+    if found.is_folder:
+        cards = [entry for entry in entries if is_card(entry.name)]
+        for entry in cards:
+            selection.left_out.count("other", entry.name)
+        entries = [entry for entry in entries if entry not in cards]
     files = tuple(_table_file(entry, found.uri(entry)) for entry in entries)
     suffixes = {_suffix(file) for file in files}
     if not suffixes:
@@ -105,6 +126,11 @@ def find_table(path: str, selection: Selection | None = None) -> Table:
             f"such as {path}/*{min(suffixes)}"
         )
     return Table(found.root, suffixes.pop(), files)
+
+
+def is_card(name: str) -> bool:
+    """Whether a file describes the data set of its folder, as on the Hugging Face hub; it is no table."""
+    return name.rpartition("/")[2].lower() in _CARDS
 
 
 def is_delta(path: str) -> bool:

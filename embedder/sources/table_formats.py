@@ -3,17 +3,19 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from embedder.errors import SourceError
 from embedder.sources.byte_ranges import open_file, open_ranges
+from embedder.sources.columns import column_path, label_names, parquet_name, take_column
 from embedder.sources.errors import listing_errors
 from embedder.sources.listing_schema import ROWS_PER_TABLE
 from embedder.sources.type_inference import (
@@ -22,7 +24,9 @@ from embedder.sources.type_inference import (
     infer_json_type,
     infer_text_type,
     json_value,
+    names_in,
     text_value,
+    value_at,
 )
 from embedder.storage.file_adapter import RangeFile
 from embedder.storage.printable import readable
@@ -33,13 +37,19 @@ Rows = Iterator[tuple[int, dict[str, Any]]]
 
 
 class Chunk(NamedTuple):
-    """Some rows of one file, in order; `start` counts within the file, `start_in_group` within the row group."""
+    """Some rows of one file, in order; `start` counts within the file, `start_in_group` within the row group.
+
+    `labels` are the names of numbers, by column. `null_counts` has the number of nulls in the row group, by Parquet's
+    name of a column or field, where the file tells it.
+    """
 
     columns: dict[str, pa.Array]
     num_rows: int
     start: int
     row_group: int = 0
     start_in_group: int = 0
+    labels: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    null_counts: Mapping[str, int] = MappingProxyType({})
 
 
 class TableFormat(Protocol):
@@ -68,22 +78,25 @@ class ParquetFormat:
             return file.schema_arrow
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read row group by row group; bytes of columns that are not wanted are never touched.
+        """Read row group by row group; columns, and fields of structs, that aren't wanted are never touched.
 
         Args: see `TableFormat.chunks`.
         """
         with readable_table(uri, "Parquet file"), _parquet(uri) as file:
-            present = [name for name in wanted.names if name in file.schema_arrow.names]
+            schema = file.schema_arrow
+            present = [name for name in wanted.names if column_path(schema, name) is not None]
             if len(present) < len(wanted) and not fill_missing:
                 missing = sorted(set(wanted.names) - set(present))
                 raise SourceError(f"{readable(uri)}: column {missing[0]!r} is missing, which the first file has")
-            start = 0
+            start, labels = 0, label_names(schema)
+            stored = list(dict.fromkeys(parquet_name(schema, name) for name in present))
             for row_group in range(file.num_row_groups):
-                start_in_group = 0
+                start_in_group, nulls = 0, _null_counts(file.metadata.row_group(row_group))
                 for batch in file.iter_batches(
-                    ROWS_PER_TABLE, row_groups=[row_group], columns=present, use_threads=False
+                    ROWS_PER_TABLE, row_groups=[row_group], columns=stored, use_threads=False
                 ):
-                    yield Chunk(_as_wanted(batch, wanted), batch.num_rows, start, row_group, start_in_group)
+                    columns = _as_wanted(batch, wanted, present)
+                    yield Chunk(columns, batch.num_rows, start, row_group, start_in_group, labels, nulls)
                     start, start_in_group = start + batch.num_rows, start_in_group + batch.num_rows
 
 
@@ -99,13 +112,21 @@ def _parquet(uri: str) -> Iterator[Any]:
         yield file
 
 
-def _as_wanted(batch: pa.RecordBatch, wanted: pa.Schema) -> dict[str, pa.Array]:
-    present = batch.schema.names
+def _as_wanted(batch: pa.RecordBatch, wanted: pa.Schema, present: list[str]) -> dict[str, pa.Array]:
     return {
-        field.name: batch[field.name].cast(field.type)
+        field.name: take_column(batch, field.name).cast(field.type)
         if field.name in present
         else pa.nulls(batch.num_rows, field.type)
         for field in wanted
+    }
+
+
+def _null_counts(row_group: Any) -> dict[str, int]:
+    leaves = (row_group.column(index) for index in range(row_group.num_columns))
+    return {
+        leaf.path_in_schema: leaf.statistics.null_count
+        for leaf in leaves
+        if leaf.statistics is not None and leaf.statistics.has_null_count
     }
 
 
@@ -128,9 +149,9 @@ class TextFormat:
         with readable_table(uri, "text table"):
             header, rows = self.open_rows(uri)
             sample = [row for _, row in islice(rows, SAMPLE_ROWS)]
-        names = dict.fromkeys([*header, *(name for row in sample for name in row)])
+        names = dict.fromkeys([*header, *(name for row in sample for name in names_in(row))])
         return pa.schema(
-            pa.field(name, pa.string() if name in text_columns else self.infer([row.get(name) for row in sample]))
+            pa.field(name, pa.string() if name in text_columns else self.infer([value_at(row, name) for row in sample]))
             for name in names
         )
 
@@ -153,10 +174,10 @@ class TextFormat:
         self, where: str, row: dict[str, Any], wanted: pa.Schema, text_columns: frozenset[str]
     ) -> dict[str, Any]:
         for name in text_columns:
-            if type(value := row.get(name)) not in (str, int, type(None)):
+            if type(value := value_at(row, name)) not in (str, int, type(None)):
                 raise SourceError(f"{where}: column {name!r} holds a {type(value).__name__}; it must be a string")
         try:
-            return {field.name: self.convert(row.get(field.name), field.type) for field in wanted}
+            return {field.name: self.convert(value_at(row, field.name), field.type) for field in wanted}
         except ValueError as error:
             raise SourceError(f"{where}: {error}; correct that row, or write the column as text") from None
 

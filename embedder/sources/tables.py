@@ -1,41 +1,30 @@
-"""The rows of a table as items: the configuration names the columns, and no image's bytes are read."""
+"""The rows of a table as items: the configuration names the columns; images are read where they give the ids alone."""
 
-import difflib
 import os
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
 from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
 
-from embedder.config import Columns, SourceConfig
+from embedder.config import SourceConfig
 from embedder.errors import SourceError
+from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, assigned
+from embedder.sources.columns import is_list
 from embedder.sources.listing_schema import Listing, Row, table_of_rows, time_text
+from embedder.sources.row_ids import ContentIds
 from embedder.sources.selection import Selection
 from embedder.sources.table_files import Table, TableFile, find_table
 from embedder.sources.table_formats import Chunk
+from embedder.sources.table_plan import TablePlan, plan_columns
 from embedder.sources.uris import cell_prefix, file_url_path, is_uri, row_uri
 from embedder.storage.object_stores import is_remote, without_credentials
+from embedder.storage.printable import readable
+from embedder.storage.web_address import is_address, is_web, public_name
 
 _MISSING = "missing"  # `modified` of a file that is not there: it changes when the file comes
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """Columns to read of a table, and their use; made once, from the first file.
-
-    Attributes:
-        read: fields to read from each file.
-        carryover: fields to copy.
-        cells: whether images are bytes inside the table (else URIs, or there are none).
-    """
-
-    columns: Columns
-    read: pa.Schema
-    carryover: pa.Schema
-    cells: bool
 
 
 def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing:
@@ -56,122 +45,95 @@ def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing
     columns = source.columns
     text_columns = frozenset(name for name in (columns.id, columns.image, columns.caption) if name)
     table = find_table(path, selection)
-    plan = plan_columns(source, path, table.read_schema(text_columns))
-    return Listing(_tables(table, plan, text_columns), carryover=plan.carryover)
+    plan = plan_columns(source, path, table.read_schema(text_columns), table.is_unique)
+    way_out = assigned(columns, "id", FILE_AND_ROW)
+    hashes = ContentIds(selection.left_out, way_out) if plan.ids == "content" else None
+    tables = _tables(table, plan, text_columns, hashes)
+    return Listing(tables, carryover=plan.carryover, unique_ids=plan.ids in ROW_IDS)
 
 
-def plan_columns(source: SourceConfig, path: str, schema: pa.Schema) -> TablePlan:
-    """Check the named columns against those that exist, and choose those to read.
+def _tables(
+    table: Table, plan: TablePlan, text_columns: frozenset[str], hashes: ContentIds | None
+) -> Iterator[pa.Table]:
+    """Rows of the files in order.
 
     Args:
-        source: names the columns.
-        path: of the table, for messages.
-        schema: the table's own.
-
-    Raises:
-        SourceError: a column is missing or of a wrong type, or none can give ids.
+        table: its files.
+        plan: use of its columns.
+        text_columns: names of ids, URIs and captions.
+        hashes: gives the ids where they are hashes; closed at the end.
     """
-    columns = source.columns
-    if columns.image is None and columns.caption is None:
-        raise SourceError(f"{path}: a table needs columns.image or columns.caption; it has {_names(schema)}")
-    for name in (columns.id, columns.image, columns.caption, *source.carryover):
-        if name is not None and name not in schema.names:
-            raise SourceError(f"{path}: there is no column {name!r}{_similar(name, schema)}; it has {_names(schema)}")
-    carryover = pa.schema(_plain(schema.field(name)) for name in source.carryover)
-    cells = columns.image is not None and _image_is_bytes(path, schema.field(columns.image))
-    if columns.id is None and (columns.image is None or cells):
-        raise SourceError(f"{path}: nothing gives stable ids; set columns.id to one of {_names(schema)}")
-    fields = {field.name: field for field in carryover}
-    for name in (columns.caption, None if cells else columns.image):
-        if name is not None:
-            fields.setdefault(name, _text_field(path, schema.field(name)))
-    if columns.id is not None:
-        fields.setdefault(columns.id, _id_field(path, schema.field(columns.id)))
-    return TablePlan(columns, pa.schema(list(fields.values())), carryover, cells)
-
-
-def _image_is_bytes(path: str, field: pa.Field) -> bool:
-    kind = _value_type(field.type)
-    if pa.types.is_struct(kind):
-        names = [kind.field(index).name for index in range(kind.num_fields)]
-        if "bytes" in names and _is_binary(kind.field(names.index("bytes")).type):
-            return True
-    elif _is_binary(kind):
-        return True
-    elif _is_text(kind):
-        return False
-    raise SourceError(
-        f"{path}: columns.image = {field.name!r} is {field.type}; it must be bytes, a struct with `bytes`, or URIs"
-    )
-
-
-def _text_field(path: str, field: pa.Field) -> pa.Field:
-    if not (_is_text(_value_type(field.type)) or pa.types.is_null(field.type)):
-        raise SourceError(f"{path}: column {field.name!r} is {field.type}; captions and URIs must be strings")
-    return pa.field(field.name, pa.string())
-
-
-def _id_field(path: str, field: pa.Field) -> pa.Field:
-    kind = _value_type(field.type)
-    if not (_is_text(kind) or pa.types.is_integer(kind)):
-        raise SourceError(f"{path}: columns.id = {field.name!r} is {field.type}; ids must be strings or integers")
-    return pa.field(field.name, pa.string())
-
-
-def _plain(field: pa.Field) -> pa.Field:
-    """Take dictionaries apart: each file and row group has its own, and the values are what is carried."""
-    return pa.field(field.name, _value_type(field.type))
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return kind in (pa.binary(), pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string(), pa.string_view())
-
-
-def _names(schema: pa.Schema) -> str:
-    names = schema.names
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"the columns {', '.join(names[:20])}{more}" if names else "no columns"
-
-
-def _similar(name: str, schema: pa.Schema) -> str:
-    close = difflib.get_close_matches(name, schema.names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _tables(table: Table, plan: TablePlan, text_columns: frozenset[str]) -> Iterator[pa.Table]:
-    for file, chunk in table.chunks(plan.read, text_columns):
-        rows = list(_rows(chunk, plan, file, table.folder))
-        yield table_of_rows(rows, {field.name: chunk.columns[field.name].cast(field.type) for field in plan.carryover})
+    with nullcontext() if hashes is None else closing(hashes):
+        for file, chunk in table.chunks(plan.read, text_columns):
+            rows: list[Row | None] = list(_rows(chunk, plan, file, table.folder))
+            if hashes is not None:
+                rows = [hashes.identify(row, _place(file, chunk, index)) for index, row in enumerate(rows) if row]
+            kept = pa.array([row is not None for row in rows], pa.bool_())
+            carried = {field.name: chunk.columns[field.name].cast(field.type).filter(kept) for field in plan.carryover}
+            yield table_of_rows([row for row in rows if row is not None], carried)
 
 
 def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterator[Row]:
-    names = plan.columns
-    ids = _texts(chunk, names.id)
-    captions = _texts(chunk, names.caption)
-    images = _texts(chunk, None if plan.cells else names.image)
-    cell = cell_prefix(file.uri, names.image or "", chunk.row_group) if plan.cells else None
+    names, cells = plan.columns, plan.cells
+    ids = _texts(chunk, names.id if plan.ids == "column" else None)
+    captions = _captions(chunk, names.caption, file)
+    images = _texts(chunk, names.image if cells is None else cells.references)
+    cell = cell_prefix(file.uri, cells.name, chunk.row_group) if cells is not None else None
+    may_refer = cells is not None and chunk.null_counts.get(cells.bytes_leaf) != 0
     for index, (item_id, text, image) in enumerate(zip(ids, captions, images, strict=True)):
         row = chunk.start + index
         caption = text if text and not text.isspace() else None
         if cell is not None:
-            listed = Row("", f"{cell}{chunk.start_in_group + index}", None, file.modified, caption)
+            modified = _modified_beside(file, image) if image and may_refer else file.modified
+            listed = Row("", f"{cell}{chunk.start_in_group + index}", None, modified, caption)
         elif image:
             listed = image_row(image, caption, file, folder)
         else:
             listed = _caption_row(row_uri(file.uri, row), caption, file)
-        yield _with_id(listed, item_id if names.id else image, f"{file.name}#row={row}", names.id or names.image or "")
+        place = _place(file, chunk, index)
+        match plan.ids:
+            case "content":  # a row may have moved to another file that is as old
+                yield listed._replace(modified=f"{listed.modified}|{place}")
+            case "file+row":
+                yield listed._replace(item_id=f"{file.name}#{row}")
+            case "column":
+                yield _with_id(listed, item_id, place, names.id or "")
+            case "address":
+                yield _with_id(listed, image and public_name(image), place, names.image or "")
+
+
+def _place(file: TableFile, chunk: Chunk, index: int) -> str:
+    """Name a row that has no id."""
+    return f"{file.name}#row={chunk.start + index}"
 
 
 def _texts(chunk: Chunk, name: str | None) -> list[Any]:
     return [None] * chunk.num_rows if name is None else chunk.columns[name].cast(pa.string()).to_pylist()
+
+
+def _captions(chunk: Chunk, name: str | None, file: TableFile) -> list[str | None]:
+    """Captions of the rows: of lists the first one that is not blank, of labels their names."""
+    if name is None or not (is_list(kind := chunk.columns[name].type) or pa.types.is_integer(kind)):
+        return _texts(chunk, name)
+    values = chunk.columns[name].to_pylist()
+    if is_list(kind):
+        return [next((text for text in texts or () if text and not text.isspace()), None) for texts in values]
+    labels = chunk.labels.get(name, ())
+    for index, value in enumerate(values):
+        if value is not None and value >= len(labels):
+            raise SourceError(
+                f"{readable(file.uri)}: row {chunk.start + index}: column {name!r} is {value}, and the file names "
+                f"{len(labels)} labels; write the names into a column of strings"
+            )
+    return [labels[value] if value is not None and value >= 0 else None for value in values]  # -1: none is known
+
+
+def _modified_beside(file: TableFile, reference: str) -> str:
+    """Version of a row whose image may lie in a file beside the table's, as `Fetcher` finds it."""
+    path = _resolve(reference, file.uri.rpartition("/")[0])
+    if path is None or is_remote(path) or is_web(path):
+        return file.modified
+    return f"{file.modified}|{_local_state(path)[1]}"
 
 
 def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
@@ -203,11 +165,11 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
     if uri is None or "\0" in uri:
         reference = without_credentials(reference)
         message = (
-            f"{reference[:100]!r}: images are named by a path, file://, s3://, gs:// or az://, without credentials; "
-            "download others first"
+            f"{reference[:100]!r}: images are named by a path, file://, http(s)://, s3://, gs:// or az://, without "
+            "credentials; download others first"
         )
         return Row("", reference, None, file.modified, caption, error_type="UnsupportedUri", error=message)
-    if is_remote(uri):  # a request an item would be too much for a listing; the table's version stands in
+    if is_remote(uri) or is_web(uri):  # a request an item would be too much for a listing; the table's stands in
         return Row("", uri, None, file.modified, caption)
     size_bytes, modified = _local_state(uri)
     return Row("", uri, size_bytes, f"{modified}|{_digest(caption)}" if caption else modified, caption)
@@ -215,8 +177,9 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
 
 def _resolve(reference: str, folder: str) -> str | None:
     """Make a reference absolute; None where its scheme is not served, or it climbs out of its bucket."""
-    if is_remote(reference):
-        return reference if without_credentials(reference) == reference else None
+    if is_web(reference) or is_remote(reference):
+        is_served = is_address(reference) or (is_remote(reference) and without_credentials(reference) == reference)
+        return reference if is_served else None
     if reference.startswith("/"):
         return reference
     if reference.startswith("file://"):

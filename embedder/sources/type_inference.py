@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow as pa
 from embedder.storage.printable import is_text, readable
 
 SAMPLE_ROWS = 1000
+MAX_DEPTH = 3  # of objects in objects whose values can be columns
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})\Z")  # at most 18 digits: always in int64
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\Z|[+-]?(nan|inf)\Z", re.IGNORECASE)
 _LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code, of which a double would lose digits
@@ -81,6 +82,30 @@ def text_value(text: str | None, kind: pa.DataType) -> Any:
 def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str, pa.Array]:
     """Turn converted values into one array per field."""
     return {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
+
+
+def names_in(row: Mapping[str, Any], depth: int = MAX_DEPTH) -> Iterator[str]:
+    """Yield the names of a row's values, and behind an object those of its own: `image`, `image.path`.
+
+    Args:
+        row: a JSON object.
+        depth: levels of objects that are looked into.
+    """
+    for name, value in row.items():
+        yield name
+        if depth and isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in names_in(value, depth - 1))
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:
+    """Take a value; a dot leads into an object, unless a name in the row has it. None where there is none."""
+    if name in row:
+        return row[name]
+    for dot in reversed([place for place, letter in enumerate(name) if letter == "."]):  # the longest name first
+        inner = row.get(name[:dot])
+        if isinstance(inner, dict) and (value := value_at(inner, name[dot + 1 :])) is not None:
+            return value
+    return None
 
 
 def clean_text(text: str) -> str:

@@ -12,6 +12,7 @@ from urllib.request import url2pathname
 
 from embedder.errors import SourceError
 from embedder.storage.object_stores import ObjectStoreError, is_remote, split_place, without_credentials
+from embedder.storage.web_address import is_web
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MEMBER = re.compile(r"#member=([^#&]*)&offset=(\d+)&size=(\d+)\Z")
@@ -75,9 +76,9 @@ def row_uri(path: str, row: int) -> str:
 def split_uri(uri: str) -> tuple[str, Part | None]:
     """Split a uri into the file that holds the bytes and the part of it that is meant.
 
-    A local file whose whole name looks like a fragment wins over the fragment.
+    A local file whose whole name looks like a fragment wins over the fragment; an address of the web has no parts.
     """
-    if "#" not in uri:
+    if "#" not in uri or is_web(uri):
         return uri, None
     part = _parse_fragment(uri)
     if part is None or (not is_remote(uri) and os.path.lexists(uri)):
@@ -86,7 +87,9 @@ def split_uri(uri: str) -> tuple[str, Part | None]:
 
 
 def name_in(uri: str) -> str:
-    """Return the name of the file or of the tar's member whose bytes a uri names."""
+    """Return the name of the file or of the tar's member whose bytes a uri names; of the web without its query."""
+    if is_web(uri):
+        return uri.partition("?")[0].partition("#")[0]
     path, part = split_uri(uri)
     return part.name if isinstance(part, TarMember) else path
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
+from embedder.quantities import counted
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text, json_object
 from embedder.sources.errors import FetchError, listing_errors
@@ -229,7 +230,8 @@ def _rows_of_tar(tar: Tar, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]
         yield from ((row, {}) for row in _leftover_rows(tar, sample, wanted))
     yield from ((tar.member_reject(problem), {}) for problem in samples.problems)
     if broken:
-        yield tar.reject(tar.entry.name, "BrokenTar", f"{broken}; the {len(samples.by_key)} items before are kept"), {}
+        kept = f"{counted(len(samples.by_key), 'item')} before it kept"
+        yield tar.reject(tar.entry.name, "BrokenTar", f"{broken}; {kept}"), {}
 
 
 @listing_errors()

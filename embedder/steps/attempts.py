@@ -19,6 +19,12 @@ MAX_DEATHS = 3  # of the same work when it was tried again
 MAX_CAUSE_CHARACTERS = 200
 
 
+class DeadlyWorkError(RunFailedError):
+    """Work that killed its process each time that it was tried."""
+
+    is_resumable = True
+
+
 @dataclass(frozen=True)
 class Attempt:
     """Place of one attempt of a task: ids that Ray gives its node and its process."""
@@ -58,7 +64,7 @@ def limit_deaths(work: Callable[[], str], cure: str, *, key: str | None = None) 
             a thread, which doesn't know the task. None: the task, or the actor's start, that runs in this thread.
 
     Raises:
-        RunFailedError: it has.
+        DeadlyWorkError: it has.
     """
     if key is None and ray_attempts.attempt_number() == 0:
         yield
@@ -86,7 +92,7 @@ def _refuse_deadly(prefix: str, own: Attempt, work: Callable[[], str], cure: str
         ray_attempts.delete_note(key)
     last = died[-1]
     cause = ray_attempts.ends_of([last.worker]).get(last.worker, "Ray doesn't know why")
-    raise RunFailedError(
+    raise DeadlyWorkError(
         f"{work()} killed its process each time that it was tried again, {len(died)} times, last on node "
-        f"{nodes[last.node]} ({' '.join(cause.split())[:MAX_CAUSE_CHARACTERS]}); what is finished is kept; {cure}"
+        f"{nodes[last.node]} ({' '.join(cause.split())[:MAX_CAUSE_CHARACTERS]}); {cure}"
     )

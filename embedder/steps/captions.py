@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from shards.tokenizer import knows_a_word
+
 # The tokeniser truncates after it has tokenised everything, and a word of a megabyte takes it seconds. A token has at
 # most about 16 characters, and no tower takes more than a few hundred tokens.
 MAX_CHARACTERS = 1 << 16
@@ -43,3 +45,7 @@ class CaptionEncoder:
             return ids
         (ends,) = np.nonzero(ids == self._end_id)
         return ids[: ends[0] + 1] if len(ends) else ids
+
+    def knows(self, caption: str) -> bool:
+        """Whether the tokeniser knows a word of a caption, or a piece of one."""
+        return knows_a_word(self._tokenizer, caption[:MAX_CHARACTERS])

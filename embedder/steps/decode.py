@@ -13,7 +13,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embedder.batch_schema import IMAGE_GRID, OTHER_FILE, TENSOR, UNREADABLE_KIND
-from embedder.media.sniff import is_own_sheet, sniff, unreadable_kind
+from embedder.installation import MISSING_EXTRA
+from embedder.media.errors import UNSUPPORTED_CAMERA
+from embedder.media.sniff import HEAD_BYTES, is_own_sheet, may_be_animated, other_kind, sniff, unreadable_kind
+from embedder.quantities import counted
 from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
@@ -27,7 +30,6 @@ from embedder.store.step_metrics import Measurement, measure, trace_column
 from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32
-HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 VERSIONS = ("known_version", "held_version")  # content versions that have vectors already
 CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
@@ -67,7 +69,8 @@ def decode_at_low_priority(
         RunFailedError: the items have killed several processes.
     """
     _lower_priority()
-    with limit_deaths(lambda: f"decoding {listing.num_rows} items, the first {listing['uri'][0]},", DECODE_CURE):
+    work = f"decoding {counted(listing.num_rows, 'item')}, the first {listing['uri'][0]},"
+    with limit_deaths(lambda: work, DECODE_CURE):
         yield from decode(listing, spec=spec, run=run, table_bytes=table_bytes or RAY_TABLE_BYTES)
 
 
@@ -92,7 +95,7 @@ class ItemReader:
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
-        self.fetcher = Fetcher()
+        self.fetcher = Fetcher(spec.web)
         self.decoder = ItemDecoder(spec)
 
     def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
@@ -124,13 +127,16 @@ class ItemReader:
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
         columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS))]
-        for number, item in enumerate(listing.select(columns).to_pylist()):
-            if should_stop():
-                return
-            for row in self._item_rows(item):
-                yield number, row
-                if row.get("segment") and should_stop():  # an hour of video; an item that lacks segments is done again
+        items, limits = listing.select(columns).to_pylist(), self.spec.limits
+        uris = (item["uri"] for item in items if item["error_type"] is None)
+        with self.fetcher.ahead(uris, max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes):
+            for number, item in enumerate(items):
+                if should_stop():
                     return
+                for row in self._item_rows(item):
+                    yield number, row
+                    if row.get("segment") and should_stop():  # an hour of video; what lacks segments is done again
+                        return
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
         if item["error_type"] is not None:
@@ -156,8 +162,10 @@ class ItemReader:
         """Hash of the content that the item's vectors are made from; None where there is none to hash."""
         if content.media is None and not content.caption:
             return None
-        is_image = content.kind == "image" and fetched.size_bytes > self.spec.limits.max_file_bytes
+        is_image = content.kind in ("image", "animation") and fetched.size_bytes > self.spec.limits.max_file_bytes
         media_hash = "too large" if is_image else self.fetcher.content_hash(fetched)
+        if content.kind == "animation":  # the same file has another vector as its first frame
+            media_hash += " as a clip"
         return content_version(media_hash, content.caption)
 
     def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
@@ -174,10 +182,12 @@ class ItemReader:
         if fetched.content is None:
             return ItemContent("text", None, caption, problem)
         head = _head(fetched.content)
-        kind = sniff(head)
+        kind: str | None = sniff(head)
         if is_own_sheet(head):
             return ItemContent(None, None, caption, ItemProblem("decode", OTHER_FILE, "a contact sheet of a search"))
-        if kind in ("image", "video"):
+        if kind == "image" and self.spec.animations == "clip" and may_be_animated(head):
+            kind = "animation"
+        if kind in ("image", "animation", "video"):
             return ItemContent(kind, fetched.content, caption, problem)
         if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
             return _caption_content(item, *self._caption(item | {"caption_uri": item["uri"]}))
@@ -205,19 +215,23 @@ def no_media(item: Values, head: bytes) -> ItemProblem:
         item: values of the listing.
         head: first bytes of the item.
     """
+    if not head:
+        error_type = OTHER_FILE if item.get("is_media") is False else "EmptyFile"
+        return ItemProblem("decode", error_type, "the file is empty")
     kind = unreadable_kind(head) or UNREADABLE_SUFFIXES.get(suffix_of(name_in(item["uri"])))
-    begins = f"it begins with {head[:16]!r}"
     if kind is not None:
         return ItemProblem("decode", UNREADABLE_KIND, f"{kind}: this version can't read that kind; {CONVERT}")
-    if item.get("is_media") is False:
-        return ItemProblem("decode", OTHER_FILE, f"neither an image, a video nor a caption: {begins}")
-    return ItemProblem("decode", "UnknownKind", f"neither an image, a video nor a caption: {begins}")
+    error_type = OTHER_FILE if item.get("is_media") is False else "UnknownKind"
+    return ItemProblem("decode", error_type, f"neither an image, a video nor a caption: {other_kind(head)}")
 
 
 def _raw_file_row(uri: str, row: Values) -> Values:
-    """Row of a camera's raw file that is a TIFF, of which Pillow reads the preview or nothing."""
-    suffix = suffix_of(name_in(uri))
-    if suffix not in RAW_SUFFIXES or row.get("step") != "decode" or row.get("transient"):
+    """Row of a camera raw that nothing here reads: of an unknown camera, or a TIFF that is a raw by its name alone."""
+    suffix, found = suffix_of(name_in(uri)), row.get("error_type")
+    if found == UNSUPPORTED_CAMERA:
+        return row | {"error_type": UNREADABLE_KIND}
+    is_read = found == MISSING_EXTRA or str(found).startswith("LibRaw")
+    if suffix not in RAW_SUFFIXES or row.get("step") != "decode" or row.get("transient") or is_read:
         return row
     message = f"{UNREADABLE_SUFFIXES[suffix]}: this version can't read that kind ({row['error']}); {CONVERT}"
     return row | {"error_type": UNREADABLE_KIND, "error": message}

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from embedder.batch_schema import DECODED, IMAGE_GRID
-from embedder.media.errors import DecodeError
+from embedder.config import WebConfig
+from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
@@ -27,7 +28,8 @@ class DecodeSpec:
     """Configuration of a decode task; plain values, so that equal specs share one decoder in a process.
 
     `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
-    decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids.
+    decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids. `web` limits what is
+    fetched from addresses of the web. `animations` says whether animated images are `clip`s.
     """
 
     resize: ResizeSpec | None
@@ -38,6 +40,8 @@ class DecodeSpec:
     frames_per_segment: int
     rows_per_batch: int
     caption_end_id: int | None = None
+    web: WebConfig = field(default_factory=WebConfig)
+    animations: str = "first_frame"
 
     @property
     def columns(self) -> list[pa.Field]:
@@ -58,7 +62,10 @@ class ItemProblem:
 
 @dataclass(frozen=True)
 class ItemContent:
-    """Content of an item: an image or video, a caption, or both; and a problem found while reading it."""
+    """Content of an item: an image or video, a caption, or both; and a problem found while reading it.
+
+    Of kind `animation` is an image that may be animated, and is then embedded as a video.
+    """
 
     kind: str | None = None
     media: bytes | Path | None = None
@@ -84,7 +91,7 @@ class ItemDecoder:
 
     def rows(self, content: ItemContent) -> Iterator[Values]:
         """Item's rows in order; the last one has `num_vectors` and the problem, if any."""
-        if content.kind == "video" and content.media is not None and self.spec.resize is not None:
+        if content.kind in ("video", "animation") and content.media is not None and self.spec.resize is not None:
             return self._video_rows(content, content.media, self.spec.resize)
         return iter([self._image_row(content)])
 
@@ -129,6 +136,9 @@ class ItemDecoder:
                 last_row = last_row | vars(segment) | pixel_columns(segment.pixels, resize) | {"modality": "video"}
                 num_vectors += 1
         except DecodeError as error:
+            if content.kind == "animation" and error.error_type == STILL_IMAGE:
+                yield self._image_row(replace(content, kind="image"))
+                return
             problem = _decode_problem(error)
         if last_row is None and "token_ids" in caption:
             last_row, num_vectors = caption | {"segment": 0, "modality": "video"}, 1
@@ -145,7 +155,7 @@ class ItemDecoder:
 def _modality(content: ItemContent) -> str:
     if content.kind == "image":
         return "pair" if content.caption else "image"
-    return "video" if content.kind == "video" else "text"
+    return "video" if content.kind in ("video", "animation") else "text"
 
 
 def _decode_problem(error: DecodeError) -> ItemProblem:

@@ -13,6 +13,7 @@ from embedder.batch_schema import CARRIED
 from embedder.compat.light_transformers import sparing_imports
 from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import USER_MISTAKES, RunFailedError
+from embedder.quantities import counted
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
 from embedder.store.runs import Run
 from embedder.store.step_metrics import LOAD, measure
@@ -137,4 +138,4 @@ def _key(stage: int, table: pa.Table) -> str:
 
 def _described(table: pa.Table) -> str:
     first = f", the first of item {table['item_id'][0]}," if "item_id" in table.column_names and table.num_rows else ""
-    return f"a block of {table.num_rows} rows{first}"
+    return f"a block of {counted(table.num_rows, 'row')}{first}"

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from embedder.errors import StoreError
+from embedder.quantities import counted
 from embedder.store.current import begin, parts_at, publish_files, writable
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
@@ -91,9 +92,9 @@ def compact(
     for run in unfinished_runs(files):
         raise StoreError(
             f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
-            "finish it first (the same command goes on)"
+            "finish it first, by the command that began it"
         )
-    LOG.info(f"compacting: {num_saved:,} part files fewer")
+    LOG.info(f"compacting: {counted(num_saved, 'part file')} fewer")
     operation = begin(files, "compaction", current)
     wanted = {name: _merged(files, operation, current, name, parts[name], groups[name]) for name in parts}
     # The index knows rows by (item_id, segment), not by file, so it stays true.

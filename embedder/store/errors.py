@@ -18,15 +18,22 @@ _CURES = {
 
 
 class StoreUnavailableError(RunFailedError):
-    """Failure of the store's server after many retries; finished work is kept."""
+    """Failure of the store's server after many retries."""
+
+    is_resumable = True
+
+
+class StoreUnwritableError(StoreError):
+    """Disk of the store that can't be written, as it is full or the rights are missing."""
+
+    is_resumable = True
 
 
 def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailableError:
     """Error of a request to a bucket that failed permanently, or after all retries."""
     if error.transient:
         return StoreUnavailableError(
-            f"store {error.message}: it failed or did not answer, even after many retries; "
-            "what is finished is kept, and the same command goes on"
+            f"store {error.message}: it failed or did not answer, even after many retries; try again when it answers"
         )
     return StoreError(f"store {error.message}")
 
@@ -40,7 +47,4 @@ def local_problem(error: Exception, where: str) -> Exception:
         number = int(match[1])
     if number not in _CURES:
         return error
-    return StoreError(
-        f"store {where}: {os.strerror(number).lower()}; {_CURES[number]}: what is finished is kept, and the same "
-        "command goes on"
-    )
+    return StoreUnwritableError(f"store {where}: {os.strerror(number).lower()}; {_CURES[number]}, and try again")

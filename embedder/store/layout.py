@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.errors import StoreError
+from embedder.quantities import counted
 from embedder.store.files import StoreFiles
 from embedder.store.schema import FORMAT_VERSION, MARKS, READABLE_FORMATS
 
@@ -147,8 +148,8 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
         return None
     except ValidationError as error:
         raise StoreError(
-            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]} ({error.error_count()} errors); "
-            "restore the file from a backup, or start a new store"
+            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]} "
+            f"({counted(error.error_count(), 'error')}); restore the file from a backup, or start a new store"
         ) from None
     if record.format_version not in READABLE_FORMATS:
         known = " and ".join(map(str, READABLE_FORMATS))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from embedder.errors import RunFailedError, StoreError
+from embedder.quantities import duration_text
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles, Tag, WriteConflictError
 from embedder.store.layout import CURRENT_FILE, utc_now
@@ -125,9 +126,9 @@ class BucketLease(Lease):
                 self.lost = True
         if self.lost:
             raise LeaseLostError(
-                f"store {self.files.address}: this run was silent for more than {self.lease_s:g} s, and another one "
-                f"took the store over ({describe(read_holder(self.files))}); nothing of this one is published since: "
-                "its finished part is kept, and the same command goes on"
+                f"store {self.files.address}: this run was silent for longer than EMBEDDER_LEASE_S = {self.lease_s:g}, "
+                f"and another one took the store over ({describe(read_holder(self.files))}); nothing of this one is "
+                "published since: run the same command again"
             )
 
     def close(self) -> None:
@@ -172,7 +173,9 @@ class BucketLease(Lease):
             StoreError: the holder is alive.
         """
         lease_s = float(holder.get("lease_s", LEASE_S))
-        LOG.info(f"the store is locked by {describe(holder)}; watching for {lease_s:g} s whether that run lives")
+        LOG.info(
+            f"the store is locked by {describe(holder)}; watching for {duration_text(lease_s)} whether that run lives"
+        )
         began_s = clock_s()
         while clock_s() - began_s < lease_s:
             time.sleep(lease_s / (4 * BEATS_PER_LEASE))
@@ -238,7 +241,7 @@ def _disk_lock(files: StoreFiles) -> Iterator[Lease]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            raise _held(files, handle.read().strip() or "unknown") from None
+            raise _held(files, describe(_parse(handle.read().encode()))) from None
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -270,7 +273,8 @@ def describe(holder: dict[str, Any]) -> str:
     """Describe the holder, and since when it holds the lock."""
     if "token" not in holder and "pid" not in holder:
         return "unknown"
-    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+    pid, host, since = (holder.get(name, "unknown") for name in ("pid", "host", "since"))
+    return f"process {pid} on {host}, since {since}"
 
 
 def _held(files: StoreFiles, holder: str) -> StoreError:

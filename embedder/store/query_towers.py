@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from embedder.errors import StoreError
+from embedder.quantities import counted
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.layout import StoreInfo
@@ -90,8 +91,8 @@ class QueryTowers:
             finally:
                 fetched.unlink(missing_ok=True)
         raise StoreError(
-            f"{uri}: it is missing, or not of the {expected.size_bytes:,} bytes and the hash that the manifest beside "
-            f"it names; write it again with `embedder export-query-towers --force --store {self.files.address}`"
+            f"{uri}: it is missing, or not of the {counted(expected.size_bytes, 'byte')} and hash that the manifest "
+            f"beside it names; write it again with `embedder export-query-towers --force --store {self.files.address}`"
         )
 
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
+from embedder.quantities import counted
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, publications
@@ -151,5 +152,7 @@ def describe_reasons(rejects: pa.Table) -> str:
         error = printable(reason["error_first"], MAX_ERROR_CHARACTERS)
         parts.append(f"{reason['item_id_count']:,} x {reason['step']} {reason['error_type']} (as {item_id}: {error})")
     if others := reasons[MAX_REASONS:]:
-        parts.append(f"{sum(reason['item_id_count'] for reason in others):,} for {len(others)} other reasons")
+        parts.append(
+            f"{sum(reason['item_id_count'] for reason in others):,} for {counted(len(others), 'other reason')}"
+        )
     return ", ".join(parts)

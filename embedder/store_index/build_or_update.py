@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from embedder.config import IndexConfig
 from embedder.errors import RunFailedError
+from embedder.quantities import percent, size_text
 from embedder.store.errors import local_problem
 from embedder.store.files import StoreFiles
 from embedder.store.layout import SEARCHED_NAMES, StoreInfo
@@ -107,8 +108,8 @@ class IndexJob:
         check_gate(manifest, self.last, Gate(self.config.min_recall, self.config.max_drop), where)
         if limit is not None and manifest.memory_bytes > limit:
             raise GateRefusedError(
-                f"{where}: the new index ({manifest.design}) takes {manifest.memory_bytes:,} bytes, and "
-                f"index.memory_bytes = {limit:,} is the most that is allowed; allow more, or ask for a lower recall"
+                f"{where}: the new index ({manifest.design}) takes {size_text(manifest.memory_bytes)}, and "
+                f"index.memory_bytes = {limit} allows {size_text(limit)}; allow more, or ask for a lower recall"
             )
 
 
@@ -140,7 +141,7 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
             reasons.append(str(error))
             continue
         except MemoryError as error:
-            reasons.append(f"this machine's memory is too small for it ({error or 'MemoryError'})")
+            reasons.append(f"this machine's memory is too small for it{f' ({error})' if str(error) else ''}")
             break
         except OSError as error:
             raise local_problem(error, f"{job.files.address}/{INDEX_FOLDER}") from error
@@ -156,10 +157,12 @@ def _not_made(job: IndexJob, reasons: list[str]) -> RunFailedError:
     )
     if job.previous is None:
         cure += ", or publish without an index (--set index.build=false: search compares with every vector)"
-    return RunFailedError(
+    failure = RunFailedError(
         f"store {job.files.address}: no index of the new version may be published: {'; '.join(reasons)}; what was "
-        f"published stays, and what was embedded is kept: {cure}; then run the same command again"
+        f"published stays: {cure}; then run the same command again"
     )
+    failure.is_resumable = True
+    return failure
 
 
 def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = False) -> Made:
@@ -229,7 +232,7 @@ def _updated(job: IndexJob) -> tuple[int, str]:
     number, manifest = job.add(update)
     return number, (
         f"updated, {len(changes.added):,} added, {changes.num_removed:,} masked "
-        f"({manifest.num_masked / manifest.num_rows:.1%} of its rows are)"
+        f"({percent(manifest.num_masked / manifest.num_rows)} of its rows are)"
     )
 
 

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 from embedder.config import IndexConfig, RunConfig
 from embedder.engine.cluster_address import find_cluster
 from embedder.engine.query_tower_export import add_query_towers
-from embedder.errors import StoreError
+from embedder.errors import StoreError, check_argument
 from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, same_rows
@@ -40,6 +40,7 @@ def build_index(
         RetrievalError: no design keeps the constraints.
         GateRefusedError: the recall of the index is too low; the published one stays.
     """
+    check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")
     files, wanted = StoreFiles(config.required_store), config.index
     published(files)  # before the lock makes a folder
     with write_lock(files):

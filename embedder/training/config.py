@@ -6,13 +6,24 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from embedder.config import ConfigSection, DecodeConfig, Engine, SourceConfig, check_source_names, describe, load_as
+from embedder.config import (
+    ConfigSection,
+    DecodeConfig,
+    Engine,
+    RunConfig,
+    SourceConfig,
+    WebConfig,
+    check_source_names,
+)
+from embedder.config_toml.load import load
+from embedder.config_toml.values import toml
 from embedder.training.tokenizer import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig
 from shards.ranges import LayerRange
 from shards.towers import DEFAULT_TEXT, DEFAULT_VISION, AnyTextTower, AnyVisionTower
 from shards.training.settings import TrainSettings
 
+LAYER_KEYS = ("vision_layers", "text_layers")
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
 
 
@@ -31,10 +42,11 @@ class Architecture(ConfigSection):
         try:
             self.as_model()
         except ValidationError as error:
-            raise ValueError(describe(error)) from None
+            said = (item["msg"].removeprefix("Value error, ") for item in error.errors())
+            raise ValueError("; ".join(said)) from None
         if self.text.num_vocabulary < MIN_VOCABULARY:
             raise ValueError(
-                f"text.vocab_size is {self.text.num_vocabulary}; a tokeniser needs at least {MIN_VOCABULARY}"
+                f"text.vocab_size = {self.text.num_vocabulary}: a tokeniser needs at least {MIN_VOCABULARY}; raise it"
             )
         return self
 
@@ -72,11 +84,17 @@ class TrainConfig(ConfigSection):
     validation: ValidationConfig = ValidationConfig()
     train: TrainSettings = TrainSettings()
     decode: DecodeConfig = DecodeConfig()
+    web: WebConfig = WebConfig()
     engine: Engine = Field("auto", description="what decodes: ray, local (this process), or what is faster here")
     num_workers: int = Field(
         1, ge=1, description="processes that train together on Ray, each with the whole model and a share of each batch"
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"auto", "cpu" or "cuda"')
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description='"auto", "cpu" or "cuda"',
+        json_schema_extra={"rule": '"auto", "cpu", "cuda", or one GPU, as "cuda:0"'},
+    )
     num_threads: int | None = Field(
         None, ge=1, description="torch threads of each worker; none: all CPUs, or a worker's share of them"
     )
@@ -99,7 +117,7 @@ class TrainConfig(ConfigSection):
         """In a file, a range of layers is written as [start, stop]."""
         if not isinstance(value, dict):
             return value
-        return value | {name: _layer_range(value[name]) for name in ("vision_layers", "text_layers") if name in value}
+        return value | {name: _layer_range(value[name]) for name in LAYER_KEYS if name in value}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -110,18 +128,27 @@ class TrainConfig(ConfigSection):
         if self.tokenizer is not None and self.architecture is None:
             raise ValueError("`tokenizer` goes with [architecture]; a model folder has its own")
         if not self.source:
-            raise ValueError("no [[source]]; name at least one place with images and captions")
+            raise ValueError(
+                'no [[source]]: write [[source]] and below it path = "...", a place with images and captions'
+            )
         check_source_names(self.source)
         names = [source.name for source in self.source]
         if self.validation.source is not None and self.validation.source not in names:
-            raise ValueError(f"validation.source is {self.validation.source!r}; the sources are {names}")
+            known = ", ".join(toml(name) for name in names if name is not None) or "none with a name"
+            raise ValueError(
+                f"validation.source = {toml(self.validation.source)}: there is no [[source]] of that name; there "
+                f"{'are' if len(names) > 1 else 'is'} {known}"
+            )
         if self.validation.source is not None and len(names) < 2:
-            raise ValueError("validation.source holds out the only source; add another to train on")
+            raise ValueError(
+                f"validation.source = {toml(self.validation.source)} holds out the only [[source]]; add another to "
+                "train on, or write validation.fraction in place of it"
+            )
         if self.train.what == "layers" and self.model is None:
             raise ValueError('train.what = "layers" saves a delta over a base; give `model`, not [architecture]')
         self._check_workers()
         if self.train.loss == "concepts":
-            raise ValueError('train.loss "concepts" is not for `embedder train`; write "clip" or "siglip"')
+            raise ValueError('train.loss = "concepts" is not for `embedder train`; write "clip" or "siglip"')
         return self
 
     def _check_workers(self) -> None:
@@ -139,18 +166,23 @@ class TrainConfig(ConfigSection):
 
 
 def _layer_range(value: object) -> object:
+    """Range that a list of two integers means; anything else stays as it is, for its own message."""
     match value:
-        case [int(start), int(stop)]:
+        case [int(start), int(stop)] if 0 <= start <= stop:
             return LayerRange(start, stop)
-        case LayerRange():
-            return value
-    raise ValueError(f"layers are written as [start, stop], and found is {value!r}")
+    return value
+
+
+RUN_ONLY = frozenset(RunConfig.model_fields) - frozenset(TrainConfig.model_fields)
+TrainConfig.elsewhere = dict.fromkeys(
+    RUN_ONLY, "of a run that embeds: give the file to `embedder embed --config` or `embedder refresh`"
+)
 
 
 def load_train_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
 ) -> TrainConfig:
-    """Read the configuration of a training run; see `embedder.config.load_as`.
+    """Read the configuration of a training run: the file first, then options, then `key=value` texts.
 
     Args:
         path: a TOML file, or none.
@@ -160,4 +192,4 @@ def load_train_config(
     Raises:
         ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule.
     """
-    return load_as(TrainConfig, path, overrides, settings)
+    return load(TrainConfig, path, overrides, settings).config

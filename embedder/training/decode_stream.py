@@ -15,6 +15,7 @@ from embedder.engine.block_size import FEW_ITEMS
 from embedder.engine.choose_engine import EngineChoice
 from embedder.engine.local import ahead
 from embedder.engine.resources import decode_cpus
+from embedder.quantities import counted, duration_text
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.decode import DECODE_CURE
 from embedder.training.batches import Decode
@@ -47,7 +48,7 @@ def choose_decode_engine(config: TrainConfig, num_items: int, num_cpus: int, *, 
     if not has_ray:
         return EngineChoice("local", "Ray is not installed")
     decode_s = num_items * IMAGE_DECODE_S / num_cpus
-    work = f"{num_items:,} images are about {decode_s:.0f} s of decoding"
+    work = f"{counted(num_items, 'image')}, about {duration_text(round(decode_s))} of decoding"
     if decode_s < STARTUP_S:
         return EngineChoice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
     return EngineChoice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")
@@ -127,6 +128,6 @@ def _map_blocks(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], n
 
 def _limited(decode: Callable[[pa.Table], Any], block: pa.Table) -> Iterator[Any]:
     """Run a decode task that may be begun again."""
-    with limit_deaths(lambda: f"decoding {block.num_rows} items of the training data", DECODE_CURE):
+    with limit_deaths(lambda: f"decoding {counted(block.num_rows, 'item')} of the training data", DECODE_CURE):
         tables = decode(block)
         yield from [tables] if isinstance(tables, pa.Table) else tables

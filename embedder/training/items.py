@@ -1,5 +1,6 @@
 """Items to train on and items to measure on: listing, concepts, and the split between the two."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,14 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
 from embedder.errors import SourceError
+from embedder.quantities import counted
 from embedder.sources.listing import list_sources
+from embedder.sources.selection import LeftOut
 from embedder.training.config import TrainConfig
 from embedder.training.sampler import Keys, epoch_order, is_held_out
 from shards.training.batch import item_key
 
+LOG = logging.getLogger(__name__)
 VALIDATION_EPOCH = -1
 OWN_COLUMNS = ("item_id", "caption")  # of every listing; concepts that no column needs to be carried for
 
@@ -53,7 +57,10 @@ def list_items(config: TrainConfig) -> Items:
         source.model_copy(update={"carryover": (*source.carryover, *sorted(columns - set(source.carryover)))})
         for source in config.source
     ]
-    tables = list(list_sources(sources, own=own))
+    left_out = LeftOut()
+    tables = list(list_sources(sources, own=own, left_out=left_out))
+    for line in left_out.lines():
+        LOG.info(line)
     if not any(table.num_rows for table in tables):
         paths = ", ".join(source.path for source in config.source)
         raise SourceError(f"source {paths}: nothing is in it; check the path, or whether a disk is mounted")
@@ -91,7 +98,7 @@ def split_items(items: Items, config: TrainConfig) -> tuple[Items, Items]:
     train, validation = items.take(np.flatnonzero(~held_out)), items.take(np.flatnonzero(held_out))
     if len(train) < 2:
         raise SourceError(
-            f"{len(items)} items are listed and {len(validation)} of them held out: too few are left to train on; "
+            f"{counted(len(items), 'item')} listed, {len(validation):,} held out: too few are left to train on; "
             "lower validation.fraction, or add a source"
         )
     order = epoch_order(validation.keys, config.train.seed, VALIDATION_EPOCH)[: config.validation.max_items]

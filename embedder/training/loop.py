@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from embedder.engine.choose_engine import EngineChoice
 from embedder.errors import RunFailedError, SourceError
+from embedder.quantities import counted
 from embedder.training.config import TrainConfig
 from embedder.training.examples import ExampleSpec
 from embedder.training.items import Items
@@ -161,8 +162,8 @@ class Loop:
         if is_whole and self.trainer.num_steps_done == before:
             self._check_rejects()
             raise SourceError(
-                f"none of {len(self.prepared.train):,} items has both an image and a caption; name `columns.caption` "
-                "or `texts`, or put .txt files beside the images"
+                f"0 of {counted(len(self.prepared.train), 'item')} with both an image and a caption; name "
+                "`columns.caption` or `texts`, or put .txt files beside the images"
             )
 
     def _step(self, metrics: StepMetrics) -> None:
@@ -199,7 +200,7 @@ class Loop:
 
     def _draw(self) -> None:
         train, num_items = self.config.train, len(self.prepared.train)
-        title = f"{train.loss} loss, {train.what}, {num_items:,} items, batches of {self.config.batch_size}"
+        title = f"{train.loss} loss, {train.what}, {counted(num_items, 'item')}, batches of {self.config.batch_size}"
         draw_curves(self.outputs.curves, self.outputs.read_metrics(), f"{self.outputs.root.name}: {title}")
         self._drawn_s = time.monotonic()
 
@@ -218,9 +219,9 @@ class Loop:
         if counts.reject_fraction > limit:
             self._save()
             raise RunFailedError(
-                f"{len(counts.rejects):,} of {counts.num_seen:,} items were rejected, more than max_reject_fraction = "
-                f"{limit:g} allows; see the reasons in {self.outputs.rejects}, then repair the files, or allow more "
-                "with --set max_reject_fraction=... --resume"
+                f"{len(counts.rejects):,} of {counted(counts.num_seen, 'item')} rejected, more than "
+                f"max_reject_fraction = {limit:g} allows; see the reasons in {self.outputs.rejects}, then repair the "
+                "files, or allow more with --set max_reject_fraction=... --resume"
             )
 
     def _finish(self) -> None:
@@ -235,5 +236,5 @@ def describe(found: dict[str, Any]) -> str:
     """Describe a measurement in one line."""
     return (
         f"R@1 {found['r_at_1']:.3f}, R@5 {found['r_at_5']:.3f}, R@10 {found['r_at_10']:.3f} on "
-        f"{found['num_pictures']:,} held-out images by {found['num_queries']:,} captions"
+        f"{counted(found['num_pictures'], 'held-out image')} by {counted(found['num_queries'], 'caption')}"
     )

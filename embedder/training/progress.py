@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from embedder.config_toml.values import toml
 from embedder.errors import ConfigError
 from embedder.training.batches import ExampleCounts
 from embedder.training.config import TrainConfig
@@ -28,6 +29,7 @@ FREE_KEYS = {
     "no_progress_timeout_s",
     "ray_address",
     "decode",
+    "web",
 }
 
 
@@ -86,6 +88,19 @@ def _items_hash(items: Items) -> str:
     return f"{len(items)} items, {hashlib.sha256(rows.tobytes()).hexdigest()[:12]}"
 
 
+def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
+    """Take the warm-up that a run began with where the configuration sets none: its default was another one once.
+
+    Args:
+        config: the run that goes on.
+        state: content of the checkpoint.
+    """
+    began = state.get("identity", {}).get("train.warmup_steps")
+    if began is None or "warmup_steps" in config.train.model_fields_set:
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"warmup_steps": began})})
+
+
 def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> None:
     """Refuse to resume something else.
 
@@ -106,5 +121,6 @@ def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> No
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value)
+    """A value as a configuration writes it."""
+    text = "nothing" if value is None else toml(value)
     return text if len(text) <= 160 else text[:157] + "..."

@@ -21,7 +21,8 @@ from embedder.engine.fleet import Available
 from embedder.engine.job import decode_spec
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.signals import stop_on_signals
-from embedder.errors import ConfigError, SourceError
+from embedder.errors import ConfigError, SourceError, check_argument
+from embedder.quantities import counted
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.training.backends import training_setup
 from embedder.training.batches import Decode, ExampleCache, ExampleCounts, numbered_pairs
@@ -31,7 +32,7 @@ from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
 from embedder.training.items import Items, list_items, split_items
 from embedder.training.loop import Loop, PreparedTraining, ShowSteps, no_steps
 from embedder.training.outputs import Outputs
-from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of
+from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of, with_warm_up_of
 from embedder.training.sampler import num_batches
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.train_worker import allocate_workers
@@ -95,6 +96,7 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
         shards.ModelError: the model folder is none, or the settings don't fit it.
         RunFailedError: a signal came, or more than `max_reject_fraction` was rejected.
     """
+    check_argument("embedder.train: config", config, TrainConfig, "one of embedder.load_train_config")
     started_s = time.monotonic()
     torch.set_num_threads(config.num_threads or hardware.num_cpus())
     outputs = Outputs(config.out)
@@ -103,7 +105,7 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
     train_items, held_out = split_items(list_items(config), config)
     with outputs.locked():
         prepared = _prepare(config, outputs, train_items, held_out, resume)
-        LOG.info(f"{len(train_items):,} items to train on, {len(held_out):,} held out")
+        LOG.info(f"{counted(len(train_items), 'item')} to train on, {len(held_out):,} held out")
         LOG.info(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
         cache, device = _run(prepared, show_steps)
         report = _report(prepared, cache, device, time.monotonic() - started_s)
@@ -121,13 +123,15 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
 def _prepare(
     config: TrainConfig, outputs: Outputs, train_items: Items, held_out: Items, resume: bool
 ) -> PreparedTraining:
+    state = load_checkpoint(outputs.checkpoint) if resume else None
+    if state is not None:
+        config = with_warm_up_of(config, state)
     choice = choose_decode_engine(config, len(train_items), hardware.num_cpus(), has_ray=find_spec("ray") is not None)
     _check_workers(config, len(train_items))
     trainer, spec = _trainer(config, outputs, train_items)
     identity = identity_of(config, train_items, held_out)
     progress = TrainProgress(counts=ExampleCounts(len(train_items) + len(held_out)))
-    if resume:
-        state = load_checkpoint(outputs.checkpoint)
+    if state is not None:
         check_identity(state["identity"], identity, str(outputs.checkpoint))
         trainer.load_state_dict(state["trainer"])
         progress = from_plain(state["standing"])
@@ -145,7 +149,7 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
         return
     if num_items < config.batch_size:
         raise ConfigError(
-            f"num_workers = {config.num_workers}: {num_items} items to train on fill no batch of "
+            f"num_workers = {config.num_workers}: {counted(num_items, 'item')} to train on fill no batch of "
             f"{config.batch_size}; lower batch_size, or train with one worker"
         )
     if config.ray_address is None:
@@ -164,7 +168,7 @@ def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Train
         tokenizer_json = _tokenizer(config, architecture.text, outputs, items)
         model = Model(str(outputs.root), outputs.root, architecture.as_model(), tokenizer_json, fingerprint="")
         trainer = Trainer(model.config, config.train, device=device, tokenizer_json=tokenizer_json)
-    decode = decode_spec(RunConfig(decode=config.decode), model)
+    decode = decode_spec(RunConfig(decode=config.decode, web=config.web), model)
     return trainer, ExampleSpec(decode, config.texts, config.tag_sets)
 
 

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from embedder.errors import RunFailedError
+from embedder.quantities import counted, duration_text
 from embedder.training.batches import sampler_of
 from embedder.training.decode_stream import share_stream
 from embedder.training.loop import PreparedTraining
@@ -169,10 +170,10 @@ class WorkerGroup:
                 done, waiting = ray.wait(waiting, timeout=timeout_s)
                 if not done:
                     raise RunFailedError(
-                        f"{len(waiting)} of {len(self.workers)} training workers gave no answer for {timeout_s:g} s "
-                        f"after step {self.num_steps_done:,}: the cluster lacks CPUs or GPUs for them, or decoding is "
-                        "stuck; the last checkpoint is whole, and the same command with --resume goes on (slow items "
-                        "need a larger no_progress_timeout_s)"
+                        f"{len(waiting)} of {counted(len(self.workers), 'training worker')} gave no answer for "
+                        f"{duration_text(timeout_s)} after step {self.num_steps_done:,}: the cluster lacks CPUs or "
+                        "GPUs for them, or decoding is stuck; the last checkpoint is whole, and the same command with "
+                        "--resume goes on (slow items need a larger no_progress_timeout_s)"
                     )
                 ray.get(done)
             return list(ray.get(asked))
@@ -200,6 +201,10 @@ class WorkerGroup:
     def _died(self, error: RayError) -> RunFailedError:
         reason = " ".join(str(error).split())[:200]
         return RunFailedError(
-            f"one of {len(self.workers)} training workers died after step {self.num_steps_done:,} ({reason}); the last "
+            f"{_one_of(len(self.workers))} died after step {self.num_steps_done:,} ({reason}); the last "
             "checkpoint is whole, and the same command with --resume goes on, also with fewer num_workers"
         )
+
+
+def _one_of(num_workers: int) -> str:
+    return "the training worker" if num_workers == 1 else f"one of {num_workers} training workers"

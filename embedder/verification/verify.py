@@ -23,6 +23,7 @@ from embedder.engine.job import decode_spec, make_plan, rows_per_batch, stage_th
 from embedder.engine.model_folder import Model, open_model
 from embedder.errors import SourceError
 from embedder.installation import require
+from embedder.quantities import counted
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
@@ -211,9 +212,10 @@ def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
         rows = list(ItemReader(decode_spec(config, model)).decode(listing, lambda: False))
     if not any(table["modality"].null_count < table.num_rows for table in rows):
         reasons = {f"{row['error_type']}: {row['error']}" for table in rows for row in table.to_pylist()[:1]}
+        paths = ", ".join(source.path for source in config.source)
         raise SourceError(
-            f"source {', '.join(source.path for source in config.source)}: none of {listing.num_rows} items can be "
-            f"embedded ({'; '.join(sorted(reasons)[:2])}); name a source with images, videos or captions"
+            f"source {paths}: 0 of {counted(listing.num_rows, 'item')} can be embedded "
+            f"({'; '.join(sorted(reasons)[:2])}); name a source with images, videos or captions"
         )
     return rows
 

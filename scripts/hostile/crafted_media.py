@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
 import av
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from corpus import encode
+from hostile.crafted_formats import extra_contents
 
 Make = Callable[[Path], None]
 """Fills an empty folder with one case."""
@@ -24,7 +26,7 @@ SECRET_TEXT = "file '/etc/hostname'\n"
 
 def media_cases(good: Good) -> Iterator[tuple[str, Make]]:
     """Name and maker of each case."""
-    for name, content in contents(good):
+    for name, content in chain(contents(good), extra_contents(good)):
         yield name, writer(name, content)
     yield "endless video.mkv", endless_video
     yield "video with years between frames.mkv", lambda folder: video(folder / "years.mkv", [0, 1, 10**7, 3 * 10**7])

@@ -8,11 +8,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
+import pillow_jxl  # noqa: F401 - makes Pillow write JPEG XL
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, ImageCms
 
 from corpus import encode, read_shipped, write_clip
+from hostile.camera_raws import dng
 
 NUM_IMAGES = 3
 SIZE = (128, 96)
@@ -65,6 +68,35 @@ def encoded_images(images: list[Image.Image]) -> dict[str, bytes]:
         "plain.bmp": encode(rgb, "BMP"),
         "palette.bmp": encode(rgb.quantize(8), "BMP"),
         "plain.avif": encode(rgb, "AVIF"),
+        "animated.avif": encode(rgb, "AVIF", **animation),
+        "animated.png": encode(rgb, "PNG", **animation),
+    } | extra_images(images)
+
+
+def extra_images(images: list[Image.Image]) -> dict[str, bytes]:
+    """Images of the formats that the extra `formats` decodes, and some of their variants."""
+    pillow_heif.register_heif_opener()
+    rgba, rgb = images[0], images[0].convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    deep = pillow_heif.from_bytes("RGB;16", rgb.size, (np.asarray(rgb, np.uint16) * 257).tobytes())
+    deep_file = io.BytesIO()
+    deep.save(deep_file)
+    jpeg = encode(rgb, "JPEG")
+    with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
+        Path(file.name).write_bytes(jpeg)
+        from_jpeg = encode(Image.open(file.name), "JXL", lossless_jpeg=True)
+    return {
+        "plain.heic": encode(rgb, "HEIF", exif=exif.tobytes()),
+        "alpha.heic": encode(rgba, "HEIF"),
+        "tiles.heic": encode(rgb, "HEIF", tile_size=64),
+        "several.heic": encode(rgb, "HEIF", save_all=True, append_images=[rgba], thumbnails=[32]),
+        "deep.heic": deep_file.getvalue(),
+        "lossy.jxl": encode(rgb, "JXL"),
+        "lossless.jxl": encode(rgba, "JXL", lossless=True, use_container=True, exif=exif.tobytes()),
+        "jpeg.jxl": from_jpeg,
+        "plain.dng": dng(np.asarray(rgb)),
+        "preview.dng": dng(np.asarray(rgb), orientation=6, preview=jpeg),
     }
 
 

@@ -94,6 +94,7 @@ def _serve(connection: Connection) -> None:
         segment_s=5.0,
         frames_per_segment=2,
         rows_per_batch=32,
+        animations="clip",
     )
     reader = ItemReader(spec)
     while True:

@@ -1,22 +1,26 @@
 """Import of a checkpoint of any kind: its content tells which."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.convert.checkpoint_hints import OPEN_CLIP_FILE, WEIGHT_SUFFIXES, find_weight_file, weights_hint
 from shards.convert.single_tower import import_timm, import_tower, read_timm_config, read_tower_config
 from shards.convert.transformers_model import import_transformers, read_transformers_config
 from shards.errors import ModelError
 from shards.saving import staged_model
 from shards.schema import read_json
-from shards.summary import DELTA_FILE
+from shards.summary import DELTA_FILE, fresh_towers
+from shards.tensor_shapes import LOGIT_SCALE
 from shards.towers import CLASSES, IMPORTS
-from shards.weights import find_weights
+from shards.weights import find_weights, read_entries
 
-OPEN_CLIP_FILE = "open_clip_config.json"
 MAX_LISTED = 5
+JOINED_TYPE = "vision-text-dual-encoder"
+FIRST_LOGIT_SCALE = 2.6592  # transformers' default of `logit_scale_init_value`
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,14 @@ def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = No
 
     Raises:
         ModelError: the folder holds none of these, something else than its configuration says, or something that can't
-            be mapped.
+            be mapped; or it is a file.
     """
-    return _importer(find_model_folder(src)).convert(src, out, name=name)
+    config = _importer(find_checkpoint(src)).convert(src, out, name=name)
+    # A library saves the random weights of a new model as it does any others.
+    if config.trained and (fresh_towers(out) or _has_first_temperature(find_model_folder(src), Path(out))):
+        config = config.model_copy(update={"trained": False})
+        (Path(out) / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    return config
 
 
 def import_config(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -63,10 +72,40 @@ def import_config(src: str | Path, out: str | Path, *, name: str | None = None) 
     Raises:
         ModelError: the folder holds none of these checkpoints, or something that can't be mapped.
     """
-    folder = find_model_folder(src)
+    folder = find_checkpoint(src)
     config = _importer(folder).read_config(folder, name or Path(src).name)
     with staged_model(Path(out), config, None):
         return config
+
+
+def _has_first_temperature(folder: Path, out: Path) -> bool:
+    """Whether two towers of any families were joined, and their temperature never trained: nor were the projections.
+
+    Args:
+        folder: the checkpoint.
+        out: the model folder that was made of it.
+    """
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "") if path.is_file() else {}
+    entry = read_entries(out).get(LOGIT_SCALE)
+    if tree.get("model_type") != JOINED_TYPE or entry is None or entry.dtype != "F32":
+        return False
+    first = tree.get("logit_scale_init_value")
+    with entry.path.open("rb") as file:
+        file.seek(entry.start)
+        return file.read(4) == struct.pack("<f", first if isinstance(first, float) else FIRST_LOGIT_SCALE)
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Find the local folder of a checkpoint; its content is not checked.
+
+    Raises:
+        ModelError: there is none; of a file of weights, the message says what is missing beside it.
+    """
+    file = Path(path).expanduser()
+    if file.is_file() and file.name.lower().endswith(WEIGHT_SUFFIXES):
+        raise ModelError(f"{path}: {weights_hint(file)}")
+    return find_model_folder(path)
 
 
 def _importer(folder: Path) -> Importer:
@@ -104,6 +143,8 @@ def _found(folder: Path, tree: dict[str, Any]) -> str:
         return f"{CONFIG_FILE} says model_type = {tree['model_type']!r}"
     if tree:
         return f"{CONFIG_FILE} has neither model_type nor architecture"
+    if (weights := find_weight_file(folder)) is not None:
+        return f"found {weights.name} and no {CONFIG_FILE}: {weights_hint(weights)}"
     names = sorted(each.name for each in folder.iterdir())[:MAX_LISTED]
     return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {', '.join(names) or 'nothing'}"
 

@@ -88,15 +88,19 @@ def _convert(pickle: Path, folder: Path) -> dict[str, Path]:
     return files
 
 
-def _load(pickle: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a pickle by name, mapped from the file where its format allows that."""
+def load_values(pickle: Path) -> object:
+    """Load tensors and plain values of a pickle, mapped from the file where its format allows that.
+
+    Raises:
+        ModelError: it is no whole file of torch's, or holds something else.
+    """
     import torch
 
     with pickle.open("rb") as file:
         can_be_mapped = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
     try:
         with warnings.catch_warnings(action="ignore"):
-            state = torch.load(pickle, map_location="cpu", weights_only=True, mmap=can_be_mapped)
+            return torch.load(pickle, map_location="cpu", weights_only=True, mmap=can_be_mapped)
     except Exception as error:  # noqa: BLE001 - torch raises system, pickle, zip and runtime errors for broken files
         # The rest of torch's message advises to run the code in the file.
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -105,6 +109,11 @@ def _load(pickle: Path) -> dict[str, torch.Tensor]:
             f"{pickle}: torch's weights-only loader refuses it ({reason}); pickles may hold tensors and nothing else, "
             "fetch the file again, or save the model as safetensors"
         ) from None
+
+
+def _load(pickle: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a pickle by name."""
+    state = load_values(pickle)
     if not isinstance(state, dict):
         raise ModelError(f"{pickle}: found one {type(state).__name__}, expected tensors by name; save a state_dict")
     for name, tensor in state.items():

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.config import CONFIG_FILE, ModelConfig
+from shards.convert.checkpoint import find_checkpoint
+from shards.convert.checkpoint_hints import check_joined
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_tokenizer, max_caption_tokens
 from shards.convert.single_tower import bare_names
@@ -47,7 +49,8 @@ def import_timm_and_text(
     Raises:
         ModelError: a checkpoint has something that can't be mapped, or lacks something.
     """
-    vision_folder, text_folder = find_model_folder(vision_src), find_model_folder(text_src)
+    vision_folder, text_folder = find_checkpoint(vision_src), find_checkpoint(text_src)
+    check_joined(vision_folder, text_folder)
     module = load_timm_model(vision_folder)
     with checkpoint_weights(text_folder, Path(out)) as files:
         text, names = _read_text(text_folder, files)

@@ -8,11 +8,14 @@ from math import ceil
 import numpy as np
 
 from shards.costs import weight_bytes
+from shards.errors import ModelError
 from shards.planning.problem import BOUNDLESS, PlacementProblem, StageLoad
 from shards.planning.solver.resources import Resources, Stages, smallest_part
 from shards.planning.solver.search import MIN_RATE_SHARE, best_placement
 from shards.ranges import ShardSpec, specs_between
 
+# The most stages among which a plan chooses: more seldom gain anything, and each takes the search longer than the last.
+MAX_STAGES_SEARCHED = 8
 # The most stages that are tried when an error names the nearest number that fits.
 MAX_STAGES_TRIED = 16
 CAPS = {"--weights-cap": "weights_cap_bytes", "--memory-cap": "memory_cap_bytes"}
@@ -22,8 +25,30 @@ CAP_STEP = 1.01
 AS_GOOD = 0.02
 
 
-def describe_alternative(problem: PlacementProblem, num_stages: int, items_per_s: float) -> str | None:
-    """Describe the throughput of another number of stages; None where a model can't be cut into that many.
+@dataclass(frozen=True)
+class Alternative:
+    """Another number of stages: what it would bring, or what it lacks.
+
+    Attributes:
+        num_stages: the number.
+        items_per_s: throughput; None where it can't run.
+        change: change of the throughput against the planned number, as a fraction; None where it can't run.
+        lack: why it can't run; None where it can.
+    """
+
+    num_stages: int
+    items_per_s: float | None = None
+    change: float | None = None
+    lack: str | None = None
+
+    def __str__(self) -> str:
+        if self.items_per_s is None:
+            return f"{stages_text(self.num_stages)}: {self.lack}"
+        return f"{stages_text(self.num_stages)}: {self.items_per_s:.4g} items/s ({self.change:+.1%})"
+
+
+def find_alternative(problem: PlacementProblem, num_stages: int, items_per_s: float) -> Alternative | None:
+    """Plan another number of stages; None where a model can't be cut into that many.
 
     Args:
         problem: the model, the workload and the devices.
@@ -32,35 +57,76 @@ def describe_alternative(problem: PlacementProblem, num_stages: int, items_per_s
     """
     if not 1 <= num_stages <= sum(problem.depths):
         return None
-    name = _stages(num_stages)
     placement = best_placement(problem, num_stages)
     if placement is None:
-        return f"{name}: {_missing_resource(problem, num_stages)}"
-    change = placement.items_per_s / items_per_s - 1
-    return f"{name}: {placement.items_per_s:.4g} items/s ({change:+.1%})"
+        return Alternative(num_stages, lack=_missing_resource(problem, num_stages))
+    return Alternative(num_stages, placement.items_per_s, placement.items_per_s / items_per_s - 1)
 
 
-def _stages(num: int) -> str:
+def find_num_stages(problem: PlacementProblem) -> int:
+    """Find the number of stages to plan: the fewest that no other number beats by `AS_GOOD`.
+
+    Numbers up to `MAX_STAGES_SEARCHED` are compared. Where none of them can run, as the weights of a stage are capped,
+    it is the first after them, up to `MAX_STAGES_TRIED`, that can. A number is searched only above the throughput that
+    would make it worth while, so that most searches end at once.
+
+    Raises:
+        ModelError: no number can run; the message names what would.
+    """
+    best, rate = None, 0.0
+    for number in range(1, min(sum(problem.depths), MAX_STAGES_TRIED) + 1):
+        if best is not None and number > MAX_STAGES_SEARCHED:
+            break
+        placement = best_placement(problem, number, min_items_per_s=rate * (1 + AS_GOOD))
+        if placement is not None:
+            best, rate = number, placement.items_per_s
+    if best is None:
+        raise ModelError(_explain_refused_search(problem))
+    return best
+
+
+def stages_text(num: int) -> str:
+    """Write a number of stages."""
     return "1 stage" if num == 1 else f"{num} stages"
+
+
+def rate_text(items_per_s: float) -> str:
+    """Write a throughput to three digits, or to the whole number of items: 0.0412, 83.5, 15,460 items/s."""
+    return f"{items_per_s:,.0f} items/s" if items_per_s >= 100 else f"{items_per_s:.3g} items/s"
 
 
 def explain_refusal(problem: PlacementProblem, num_stages: int) -> str:
     """Explain in one line why the stages don't fit, and what does: another number of stages, or a higher cap."""
-    reason = f"plan: {_stages(num_stages)} of {problem.config.name!r}: {_missing_resource(problem, num_stages)}"
+    reason = f"plan: {stages_text(num_stages)} of {problem.config.name!r}: {_missing_resource(problem, num_stages)}"
     cures = []
     most = min(sum(problem.depths), MAX_STAGES_TRIED)
     for number in sorted(range(1, most + 1), key=lambda number: abs(number - num_stages)):
         placement = best_placement(problem, number) if number != num_stages else None
         if placement is not None:
-            cures.append(f"--stages {number} ({placement.items_per_s:.3g} items/s)")
+            cures.append(f"--stages {number} ({rate_text(placement.items_per_s)})")
             break
-    for option, field in CAPS.items():
-        least = _least_cap(problem, num_stages, field)
-        if least is not None:
-            cures.append(f"{option} {_size_text(least)}")
+    cures += _higher_caps(problem, num_stages)
     if cures:
         return f"{reason}; the nearest that can run: {' or '.join(cures)}"
     return f"{reason}; no number of stages up to {most} does, either: give more or larger devices"
+
+
+def _explain_refused_search(problem: PlacementProblem) -> str:
+    """Explain in one line why no number of stages fits, and what does: a higher cap, or other devices."""
+    most = min(sum(problem.depths), MAX_STAGES_TRIED)
+    num_stages = min(most, MAX_STAGES_SEARCHED)
+    reason = (
+        f"plan: no number of stages up to {most} of {problem.config.name!r} can run; of {stages_text(num_stages)}: "
+        f"{_missing_resource(problem, num_stages)}"
+    )
+    cures = _higher_caps(problem, num_stages)
+    return f"{reason}; give {' or '.join(cures) or 'more or larger devices'}"
+
+
+def _higher_caps(problem: PlacementProblem, num_stages: int) -> list[str]:
+    """Options that raise one cap as far as the stages need it, where that is enough."""
+    least = {option: _least_cap(problem, num_stages, field) for option, field in CAPS.items()}
+    return [f"{option} {_size_text(cap)}" for option, cap in least.items() if cap is not None]
 
 
 def _missing_resource(problem: PlacementProblem, num_stages: int) -> str:
@@ -76,7 +142,7 @@ def _missing_resource(problem: PlacementProblem, num_stages: int) -> str:
     boundless = replace(problem, pools=roomy, weights_cap_bytes=None, memory_cap_bytes=None)
     if best_placement(boundless, num_stages) is not None:
         return "its stages' weights, activations and workspace don't fit into the devices' memory"
-    return f"there are too few devices for {_stages(num_stages)}"
+    return f"there are too few devices for {stages_text(num_stages)}"
 
 
 def _least_cap(problem: PlacementProblem, num_stages: int, field: str) -> int | None:
@@ -123,8 +189,12 @@ class PlanComparison:
     def __str__(self) -> str:
         if not self.equal_parts:
             return "each tower in equal parts: doesn't fit"
-        verdict = "as good as the planned cut" if self.gain < 1 + AS_GOOD else f"the planned cut does {self.gain:.2f}x"
-        return f"each tower in equal parts: {self.equal_parts:.4g} items/s; {verdict}"
+        verdict = (
+            "as good as the planned cut"
+            if self.gain < 1 + AS_GOOD
+            else f"the planned cut does {self.gain:.2f} times as many"
+        )
+        return f"each tower in equal parts: {rate_text(self.equal_parts)}; {verdict}"
 
 
 def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from shards.errors import ModelError
+from shards.planning.explain import stages_text
 from shards.planning.problem import PlacedStage, PlacementProblem, PlanPrediction, Pool, predict
 from shards.planning.solver.search import best_placement
 
@@ -75,7 +76,7 @@ def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_
     placement = best_placement(problem, num_stages)
     if placement is None:
         raise ModelError(
-            f"what if: {num_stages} stages don't fit this fleet; `embedder plan` without --what-if says why"
+            f"what if: {stages_text(num_stages)} can't run on this fleet; `embedder plan` without --what-if says why"
         )
     prediction = predict(problem, placement.stages)
     hours = (startup_s + num_items / prediction.items_per_s) / HOUR_S

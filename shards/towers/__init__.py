@@ -64,7 +64,7 @@ def _any_of(kind: type[Tower], default: type[Tower]) -> Any:
         return default
 
     def find(section: Any) -> str:
-        family = section.get("family") if isinstance(section, dict) else section.family
+        family = section.get("family") if isinstance(section, dict) else getattr(section, "family", None)
         return FAMILY_TAG + str(family or family_name(default))
 
     return Annotated[

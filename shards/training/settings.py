@@ -13,6 +13,8 @@ from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, is_table
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
+MAX_WARMUP_STEPS = 100  # where none are set
+
 # Parameters of the loss, trained beside the towers, with the temperature and SigLIP's bias.
 PROTOTYPES = "prototypes"
 
@@ -52,7 +54,12 @@ class TrainSettings(ModelSection):
     final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, at the last step")
     weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
     beta2: float = Field(0.98, gt=0, lt=1, description="AdamW's second decay")
-    warmup_steps: int = Field(100, ge=0, description="steps in which the rate rises to learning_rate")
+    warmup_steps: int = Field(
+        MAX_WARMUP_STEPS,
+        ge=0,
+        description="steps in which the rate rises to learning_rate; left out: a tenth of num_steps, at most 100",
+        json_schema_extra={"default": "num_steps / 10, at most 100"},
+    )
     num_steps: int = Field(1000, ge=1, description="length of the schedule; steps beyond keep its last rate")
     cooldown_steps: int | None = Field(
         None,
@@ -74,22 +81,35 @@ class TrainSettings(ModelSection):
     seed: int = Field(0, description="of order, augmentation, captions and fresh weights")
 
     @model_validator(mode="after")
+    def _warm_up_of_length(self) -> Self:
+        """Fit a warm-up that nobody set to the length of the run."""
+        if "warmup_steps" not in self.model_fields_set:
+            object.__setattr__(self, "warmup_steps", min(MAX_WARMUP_STEPS, self.num_steps // 10))
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> Self:
         has_layers = len(self.vision_layers) + len(self.text_layers) > 0
         if (self.what == "layers") != has_layers:
             raise ValueError(
-                f'what is "{self.what}", vision_layers {_text(self.vision_layers)} and text_layers '
-                f'{_text(self.text_layers)}; ranges of layers go with what = "layers", and it with them'
+                f'what = "{self.what}" with vision_layers = {_text(self.vision_layers)} and text_layers = '
+                f'{_text(self.text_layers)}: ranges of layers go with what = "layers", and it with them; write both'
             )
         if self.warmup_steps > self.num_steps:
-            raise ValueError(f"warmup_steps ({self.warmup_steps}) exceeds num_steps ({self.num_steps}); lower it")
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} exceeds num_steps = {self.num_steps}; lower warmup_steps, or "
+                "leave it out for a tenth of num_steps"
+            )
         if (self.loss == "concepts") != (self.num_concepts > 0):
-            raise ValueError(f'loss is "{self.loss}" and num_concepts {self.num_concepts}; only "concepts" has some')
+            raise ValueError(
+                f'loss = "{self.loss}" with num_concepts = {self.num_concepts}: loss = "concepts" needs num_concepts, '
+                "and no other loss has it"
+            )
         return self
 
 
 def _text(layers: LayerRange) -> str:
-    return f"[{layers.start}, {layers.stop})"
+    return f"[{layers.start}, {layers.stop}]"
 
 
 def learning_rate_at(step: int, settings: TrainSettings) -> float:

@@ -54,12 +54,12 @@ def test_options_win_over_the_file_and_settings_over_options(tmp_path):
         ('modle = "x"', "modle"),
         ("segment_s = -1", "segment_s = -1"),
         ("segment_s = nan", "segment_s"),
-        ('dtype = "int7"', "dtype = 'int7'"),
+        ('dtype = "int7"', 'dtype = "int7"'),
         ("batch_size = 0", 'write "auto" or a number'),
-        ("[[stage]]\n[[stage]]", "2 .*stage.* entries for num_stages = 3"),
+        ("num_stages = 3\n[[stage]]\n[[stage]]", "2 .*stage.* entries for num_stages = 3"),
         ('[[source]]\npath = "a"\n[[source]]\npath = "b"', "need a `name` each"),
         ("[[stage]]\nreplicas = { min = 3, max = 2 }", "below min"),
-        ("model = ", "no valid TOML"),
+        ("model = ", "model has no value"),
     ],
 )
 def test_what_breaks_a_rule_is_named_in_one_line(tmp_path, text, message):
@@ -71,7 +71,32 @@ def test_what_breaks_a_rule_is_named_in_one_line(tmp_path, text, message):
 
 
 def test_a_missing_file_and_a_broken_setting_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         load_config(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="key=value"):
         load_config(settings=["dtype"])
+
+
+def test_as_many_stages_as_are_described_where_none_are_counted(tmp_path):
+    (tmp_path / "run.toml").write_text("[[stage]]\nnum_cpus = 1\n[[stage]]\n")
+    assert load_config(tmp_path / "run.toml").num_stages == 2
+    assert load_config().num_stages == 3
+    assert load_config(overrides={"num_stages": 5}).num_stages == 5
+    with pytest.raises(ConfigError, match="must be at least 0") as caught:
+        load_config(overrides={"stage": [{"num_cpus": -1}]})
+    assert "num_stages" not in str(caught.value), "what follows from a mistake is none"
+
+
+def test_the_least_recall_is_no_more_than_the_recall_that_is_asked_for():
+    found = {
+        recall: load_config(overrides={"index": {"recall": recall}}).index.min_recall for recall in (0.8, 0.9, 0.99)
+    }
+    assert found == {0.8: 0.8, 0.9: 0.9, 0.99: 0.9}
+    assert load_config().index.min_recall == 0.9
+    assert load_config(overrides={"index": {"recall": 0.8, "min_recall": 0.85}}).index.min_recall == 0.85
+
+
+def test_lists_and_numbers_of_python_are_taken_as_those_of_a_file():
+    config = load_config(overrides={"source": ({"path": "a", "carryover": ("b",)},), "segment_s": 2, "num_stages": 4.0})
+    assert (config.source[0].carryover, config.segment_s, config.num_stages) == (("b",), 2.0, 4)
+    assert load_config(overrides={"decode": config.decode, "index": config.index}) == load_config()

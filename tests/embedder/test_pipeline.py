@@ -151,12 +151,6 @@ def test_arrays_of_pixels_are_taken_as_pictures(tiny_model, ray_cluster):
     assert np.allclose(found, sorted(files.tolist()), atol=1e-6)
 
 
-def test_a_dataset_without_either_column_is_refused(tiny_model, ray_cluster):
-    dataset = ray_cluster.data.from_items([{"picture": b"x"}])
-    with pytest.raises(Exception, match="neither 'image' nor 'caption'"):
-        embedder.BatchPredictor.from_model(tiny_model).predict(dataset).take_all()
-
-
 def test_more_replicas_than_cpus_are_refused_before_anything_starts(make_run, tmp_path, ray_cluster):
     stages = [{"num_cpus": 1.0}] * 3
     config = make_run(samples.folder(tmp_path / "in"), engine="ray", stage=stages)

@@ -4,6 +4,7 @@ import inspect
 import logging
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import samples
@@ -54,8 +55,35 @@ def test_each_name_is_importable_and_documented(name):
 
 
 def test_another_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'embedder' has no attribute 'tokenise'"):
+    with pytest.raises(AttributeError, match="'embedder' has no attribute 'tokenise'") as caught:
         _ = embedder.tokenise
+    assert (caught.value.name, caught.value.obj) == ("tokenise", embedder)
+
+
+def test_dir_shows_what_is_offered_and_the_version():
+    shown = set(dir(embedder))
+    assert OFFERED | {"__version__", "__doc__"} <= shown
+    assert {name for name in shown if not name.startswith("_")} == OFFERED
+    assert embedder.__version__ == version("embedder")
+
+
+MISTAKES = [
+    (lambda: embedder.open_store(5), "embedder.open_store: uri: found int; give the folder or address of a store"),
+    (lambda: embedder.follow_store(None), "embedder.follow_store: uri: found NoneType"),
+    (lambda: embedder.connect(8765), "embedder.connect: url: found int; give the address of a query service"),
+    (lambda: embedder.embed("run.toml"), "embedder.embed: config: found str; give one of embedder.load_config"),
+    (lambda: embedder.refresh({"store": "s"}), "embedder.refresh: config: found dict"),
+    (lambda: embedder.plan("run.toml"), "embedder.plan: config: found str"),
+    (lambda: embedder.build_index("runs/s"), "embedder.build_index: config: found str"),
+    (lambda: embedder.evaluate("runs/s"), "embedder.evaluate: store: found str; give a store, as embedder.open_store"),
+    (lambda: embedder.train("train.toml"), "embedder.train: config: found str; give one of embedder.load_train_config"),
+]
+
+
+@pytest.mark.parametrize(("ask", "message"), MISTAKES, ids=[message.partition(":")[0] for _, message in MISTAKES])
+def test_an_argument_of_another_type_is_told_with_what_is_expected(ask, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        ask()
 
 
 def test_importing_the_package_imports_no_module_of_it():
@@ -96,7 +124,8 @@ def test_an_unknown_option_of_a_search_is_refused(make_run, tmp_path):
 
 
 def test_a_plan_is_made_from_python(make_run, tmp_path):
-    found = embedder.plan(make_run(tmp_path), devices="8xCPU", num_items=1000)
-    assert len(found.plan.stages) == 3
+    found = embedder.plan(make_run(tmp_path, num_stages=3), devices="8xCPU", num_items=1000)
+    assert (len(found.plan.stages), found.fixed_by) == (3, "num_stages")
+    assert embedder.plan(make_run(tmp_path), devices="8xCPU").fixed_by is None
     assert found.what_if is not None
     assert found.comparison is None

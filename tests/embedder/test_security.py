@@ -52,6 +52,7 @@ from shards.shard import load_shard
 ROOT = Path(__file__).parents[2]
 FIT = ResizeSpec(image_size=32, mode="crop", interpolation="bilinear", reduced_decode=True)
 SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCY"
+SIGNATURE = "5ignatureOfOneAddress0"
 
 
 def calls(*names):
@@ -311,9 +312,9 @@ def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run,
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     addresses = [
         f"https://user:{SECRET}@host/a.jpg",
-        f"https://host/a.jpg?X-Amz-Signature={SECRET}",
+        f"https://host/a.jpg?X-Amz-Signature={SIGNATURE}",
         f"s3://AKIA:{SECRET}@bucket/a.jpg",
-        f"http://host/?token={SECRET}",
+        f"http://host/?token={SIGNATURE}",
     ]
     table = {"id": list("abcd"), "photo": addresses, "title": ["a red car"] * 4}
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
@@ -326,8 +327,15 @@ def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run,
     told = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "t.parquet"]
     assert len(told) > 8
     assert not [path for path in told if SECRET.encode() in path.read_bytes()]
-    tables = [embedder.open_store(config.store).items(), embedder.open_store(config.store).to_arrow()]
-    assert SECRET not in str([rows.to_pylist() for rows in tables]) + "".join(capfd.readouterr())
+    signed = {path for path in told if SIGNATURE.encode() in path.read_bytes()}
+    assert signed <= set(tmp_path.glob("*/items/*.parquet")) | set(tmp_path.glob("*/embeddings/*.parquet"))
+    store = embedder.open_store(config.store)
+    tables = [store.items(), store.to_arrow()]
+    assert SECRET not in str([rows.to_pylist() for rows in tables])
+    assert SIGNATURE in str(tables[0]["uri"].to_pylist())  # without it nobody could fetch the image again
+    assert SIGNATURE not in str([rows.drop_columns("uri").to_pylist() for rows in tables])
+    shown = "".join(capfd.readouterr())
+    assert SECRET not in shown and SIGNATURE not in shown
 
 
 @pytest.mark.parametrize("key", ["source", "store", "model"])

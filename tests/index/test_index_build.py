@@ -138,10 +138,10 @@ def test_bad_vectors_are_refused_by_row_and_leave_nothing(
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (make_ids(299), "found 299 rows for 300 vectors"),
-        (make_ids(301), "found 301 rows for 300 vectors"),
-        (make_ids(300).drop_columns("segment"), "segment must be among them"),
-        (make_ids(300).set_column(0, "item_id", [["a", None, "b"] * 100]), "100 rows have no item_id"),
+        (make_ids(299), "found 299 for 300 vectors"),
+        (make_ids(301), "found 301 for 300 vectors"),
+        (make_ids(300).drop_columns("segment"), "found item_id, run_id; segment must be among the columns"),
+        (make_ids(300).set_column(0, "item_id", [["a", None, "b"] * 100]), "item_id is null 100 times"),
         (make_ids(300).set_column(1, "segment", [["one"] * 300]), "give item_id as a string"),
         (make_ids(300).set_column(1, "segment", [[2**40] * 300]), "give item_id as a string"),
     ],

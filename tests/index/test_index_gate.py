@@ -11,9 +11,9 @@ from index.gate import Gate, check_gate
     ("recall", "before", "message"),
     [
         (0.90, 0.92, None),
-        (0.899, 0.90, "recall@10 0.899, and 0.9 is the least"),
+        (0.899, 0.90, "recall@10 0.899, less than min_recall = 0.9 allows"),
         (0.97, 0.99, None),
-        (0.95, 0.99, "0.040 below the 0.990 of the one that is published, and 0.02 is the most"),
+        (0.95, 0.99, "0.040 below the 0.990 of the one that is published, more than max_drop = 0.02 allows"),
         (0.95, None, None),
         (0.99, 0.95, None),
     ],

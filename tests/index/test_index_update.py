@@ -115,7 +115,7 @@ def test_nothing_to_do_binds_the_same_files_to_the_new_table(build: Build, tmp_p
 
 @pytest.mark.parametrize(
     ("num_added", "num_removed", "message"),
-    [(0, 80, "27% of its rows would be masked; 25% may be"), (310, 0, "built for 300 vectors and would hold 610")],
+    [(0, 80, "27 % of its rows would be masked; 25 % may be"), (310, 0, "built for 300 vectors and would hold 610")],
 )
 def test_too_much_change_asks_for_a_build(
     build: Build, tmp_path: Path, num_added: int, num_removed: int, message: str

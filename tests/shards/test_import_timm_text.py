@@ -191,9 +191,9 @@ def test_vits_that_are_built_otherwise_are_refused_plainly(albert, tmp_path, arc
 
 def test_checkpoints_of_another_kind_are_refused(albert, tmp_path):
     save_timm(tmp_path / "vit", **SMALL)
-    with pytest.raises(ModelError, match="no `architecture`"):
+    with pytest.raises(ModelError, match="this is a text tower; SRC of an import with --text"):
         import_timm_and_text(albert[0], albert[0], tmp_path / "out", 24)
-    with pytest.raises(ModelError, match="the text tower is 'None'; these can be imported: albert, bert"):
+    with pytest.raises(ModelError, match="--text takes a text tower, and this is one for images"):
         import_timm_and_text(tmp_path / "vit", tmp_path / "vit", tmp_path / "out", 24)
 
 

@@ -142,7 +142,7 @@ def test_settings_that_contradict_each_other_are_refused():
         ({"what": "layers"}, "ranges of layers go with"),
         ({"vision_layers": LayerRange(0, 1)}, "ranges of layers go with"),
         ({"warmup_steps": 2000}, "exceeds num_steps"),
-        ({"loss": "concepts"}, "num_concepts 0"),
+        ({"loss": "concepts"}, "num_concepts = 0"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"lr": 1}, "lr"),
     ):

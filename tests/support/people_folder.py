@@ -32,14 +32,14 @@ JUNK = (
 NUM_JUNK = 6 + 5  # a folder of them counts as one
 SIDECARS = ("DCIM/IMG_0001.AAE", "DCIM/IMG_0002.xmp", "DCIM/IMG_0100.AAE")
 OTHERS = ("notes.md", "invoice.pdf", "DCIM/manual.PDF", "trip.gpx", "voice.m4a")
-HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 4000
+JP2 = b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0" * 4000
 DNG = b"II*\0\x08\0\0\0\0\0" + b"\0" * 4000
 PANORAMA = (20_000, 7_500)
 
 NUM_IMAGES = len(CAPTIONS) + len(NAMES) + 3  # and a panorama, an image without a suffix, a PNG called .jpg
 NUM_CLIPS = 2
 NUM_ITEMS = NUM_IMAGES + NUM_CLIPS + 1  # and one that is broken
-UNREADABLE = {"HEIC": 4, "DNG": 1, "SVG": 1}
+UNREADABLE = {"JP2": 4, "DNG": 1, "SVG": 1}
 OTHER_FILES = {".pdf": 2, ".gpx": 1, ".m4a": 1, ".md": 1, ".json": 1, "no suffix": 1}
 
 
@@ -75,7 +75,7 @@ def _write_images(root: Path, camera: Path) -> None:
     (root / "a screenshot").write_bytes(samples.image_bytes(200))
     (root / "really a PNG.jpg").write_bytes(samples.image_bytes(201))
     (root / "cut off.jpg").write_bytes(samples.image_bytes(202, "JPEG")[:300])
-    for name in ("IMG_0100.HEIC", "IMG_0101.HEIC", "IMG_0102.heic", "named wrongly.jpg"):
-        (camera / name).write_bytes(HEIC)
+    for name in ("IMG_0100.JP2", "IMG_0101.JP2", "IMG_0102.jp2", "named wrongly.jpg"):
+        (camera / name).write_bytes(JP2)
     (camera / "IMG_0200.DNG").write_bytes(DNG)
     (root / "logo.svg").write_text('<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"></svg>\n')

@@ -18,7 +18,7 @@
  * @property {{item_id: string, score: number}[]} duplicates
  * @property {Record<string, any>} carryover
  * @typedef {{version: string, publication: string, model: string, took_ms: number,
- *   answers: {hits: Hit[], cursor: string|null, note: string}[]}} Answer
+ *   answers: {hits: Hit[], cursor: string|null, note: string, warnings: string[]}[]}} Answer
  * @typedef {{name: string, type: "text"|"number"|"time"|"boolean", num_null: number,
  *   values: {value: any, count: number}[]|null, min: any, max: any}} Facet
  */

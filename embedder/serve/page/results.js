@@ -3,7 +3,7 @@
 import { ApiError, search } from "./api.js";
 import { h, plural } from "./dom.js";
 import { Grid } from "./grid.js";
-import { announce, emptyCard, errorCard } from "./notices.js";
+import { announce, emptyCard, errorCard, hideBanner, showBanner } from "./notices.js";
 
 const PAGE = 40;
 const SKELETON_AFTER_MS = 120; // a quicker answer is not announced by grey boxes
@@ -11,7 +11,8 @@ const REMEMBERED = 12; // lists that back and forward show at once
 const GONE = 410;
 
 /** @typedef {import("./api.js").Hit} Hit */
-/** @typedef {{hits: Hit[], cursor: string|null, note: string, version: string, model: string, scroll: number}} Page */
+/** @typedef {{hits: Hit[], cursor: string|null, note: string, warnings: string[], version: string, model: string,
+ *   scroll: number}} Page */
 
 export class Results {
   /**
@@ -116,6 +117,7 @@ export class Results {
     this.page = null;
     this.grid.clear();
     this.message.replaceChildren();
+    this.#warn([]);
   }
 
   /** @param {string|null} cursor @returns {Promise<Page>} */
@@ -137,6 +139,7 @@ export class Results {
     this.page = page;
     this.grid.clear();
     this.message.replaceChildren();
+    this.#warn(page.warnings);
     if (page.hits.length) this.grid.append(page.hits);
     else this.message.replaceChildren(emptyCard("Nothing found", sentence(page.note), this.hooks.empty()));
     announce(
@@ -152,8 +155,16 @@ export class Results {
     if (this.page?.cursor) this.nearEnd.observe(this.end);
   }
 
+  /** @param {string[]} lines */
+  #warn(lines) {
+    const kind = `warning ${this.hooks.side}`;
+    if (lines.length) showBanner(kind, lines.map(sentence).join(" "));
+    else hideBanner(kind);
+  }
+
   #wait() {
     this.page = null;
+    this.#warn([]);
     this.message.replaceChildren();
     this.grid.showSkeleton();
     announce("Searching");
@@ -162,6 +173,7 @@ export class Results {
   /** @param {unknown} error */
   #fail(error) {
     this.page = null;
+    this.#warn([]);
     this.grid.clear();
     this.message.replaceChildren(errorCard(asApi(error), () => this.again()));
     this.hooks.changed();

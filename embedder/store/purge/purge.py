@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import RunFailedError
+from embedder.quantities import counted
 from embedder.store.current import IndexChoice, begin, count_rows, parts_at, publish_files
 from embedder.store.delta_log import LOG_FOLDER, Action, change_log, places_of, restate_parts, without_bounds
 from embedder.store.files import FileInfo, StoreFiles
@@ -83,7 +84,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     scan = scan_store(files, plan.names)
     if scan.found_in:
         raise RunFailedError(
-            f"purge: {len(scan.found_in):,} of {scan.num_files:,} files still hold or name an item: "
+            f"purge: an item is still held or named in {len(scan.found_in):,} of {counted(scan.num_files, 'file')}: "
             f"{', '.join(scan.found_in[:5])}; nothing that is published holds them; purge again, or delete these files"
         )
     lost = before - readable(files, publications(files))

@@ -31,7 +31,7 @@ def test_from_a_folder_to_a_contact_sheet(folder, tiny_model, tmp_path, run_embe
     assert (code, status["published"], len(status["versions"])) == (0, 1, 1), "it came with the publication"
     assert (status["versions"][0]["kind"], status["versions"][0]["num_vectors"]) == ("flat", 13)
 
-    sheet = tmp_path / "sheets" / "hits.png"
+    sheet = tmp_path / "hits.png"
     code, found, _ = run_embedder("search", "a red car", "--store", store, "-k", 13, "--sheet", sheet, "--json")
     assert code == 0
     assert len({hit["item_id"] for hit in found["hits"]}) == 13
@@ -61,13 +61,14 @@ MISTAKES = {
     "missing source": (["embed", "{tmp}/nowhere", "--model", "{model}", "--store", "{tmp}/s"], "check the path"),
     "missing model": (["embed", "{folder}", "--model", "{tmp}/nowhere", "--store", "{tmp}/s"], "nowhere"),
     "unknown key": (["doctor", "--set", "modle=x"], "modle"),
-    "unknown dtype": (["doctor", "--set", "dtype=int7"], "dtype = 'int7'"),
+    "unknown dtype": (["doctor", "--set", "dtype=int7"], 'dtype = "int7"'),
     "no store": (["search", "x", "--store", "{tmp}/nowhere"], "embedder embed SOURCE"),
     "empty query": (["search", " ", "--store", "{tmp}/nowhere"], "no store.json"),
     "nothing to evaluate": (["evaluate", "--store", "{tmp}/nowhere"], "no store.json"),
-    "too many stages": (["plan", "--model", "{model}", "--stages", "99", "--estimate"], "ask for 1 to 8 stages"),
+    "too many stages": (["plan", "--model", "{model}", "--stages", "99", "--estimate"], "ask for 1 to 8"),
     "unknown index": (["index", "build", "--kind", "magic", "--store", "{tmp}/s"], "write auto, flat, hnsw or ivf"),
-    "text and image": (["search", "x", "--image", "y.png", "--store", "{tmp}/s"], "give one of the two"),
+    "text and vector": (["search", "x", "--vector", "y.npy", "--store", "{tmp}/s"], "--vector FILE.npy alone"),
+    "unknown table format": (["search", "x", "--out", "{tmp}/a.xls", "--store", "{tmp}/s"], "known are .csv, .parquet"),
     "missing plan": (
         ["embed", "{folder}", "--model", "{model}", "--store", "{tmp}/s", "--plan", "{tmp}/none"],
         "embedder plan --out",
@@ -120,7 +121,7 @@ def test_rejects_are_listed_of_a_run_that_was_not_published(folder, tiny_model, 
     strict = ("--set", "min_rejects=1")
     code, _, stderr = run_embedder("embed", folder, "--model", tiny_model, "--store", store, *strict)
     assert code == 1
-    assert "1 of 14 items were rejected" in stderr
+    assert "1 of 14 items rejected" in stderr
     (run,) = (store / "runs").iterdir()
     code, found, _ = run_embedder("rejects", "--store", store, "--run", run.name, "--json")
     assert code == 0

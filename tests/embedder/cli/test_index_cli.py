@@ -46,7 +46,7 @@ def test_status_shows_what_each_version_is(files):
     columns = text.splitlines()[0].split("  ")
     for name in ("design", "masked", "recall@10", "ms", "MiB", "embeddings", "published"):
         assert name in [column.strip() for column in columns]
-    assert "HNSW32,Flat" in text and "1.0%" in text
+    assert "HNSW32,Flat" in text and "1 %" in text
 
 
 def test_update_says_where_there_is_nothing_to_do(files):

@@ -1,11 +1,13 @@
 """`embedder plan`: from a folder with only its config.json, in a fresh interpreter; and plans that runs follow."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import samples
+from command_runs import run_here
 
 from embedder.config import load_config
 from embedder.engine.fleet import Available
@@ -40,6 +42,8 @@ def test_planning_from_a_config_alone_loads_nothing_heavy(config_only, options):
 
 def test_a_plan_in_json_has_all_that_is_shown(config_only, run_embedder):
     options = [
+        "--stages",
+        3,
         "--devices",
         "1xT4@0.5, 8xCPU@0.05",
         "--explain",
@@ -55,6 +59,8 @@ def test_a_plan_in_json_has_all_that_is_shown(config_only, run_embedder):
     assert len(plan["stages"]) == 3
     assert plan["items_per_s"] > 0
     assert [reason.split(":")[0] for reason in plan["reasons"]] == ["2 stages", "4 stages"]
+    assert [other["num_stages"] for other in plan["alternatives"]] == [2, 4]
+    assert plan["num_stages_fixed_by"] == "num_stages"
     assert plan["what_if"]["num_items"] == 1000
     assert plan["what_if"]["cost"] > 0
     assert 0 < plan["equal_parts_items_per_s"] <= plan["items_per_s"] * (1 + 1e-6)
@@ -67,11 +73,72 @@ def test_bytes_and_the_size_of_an_item_make_a_number_of_items(config_only, run_e
     assert plan["what_if"]["num_items"] == 200 * 10**12 // 150_000
 
 
+def shown_plan(folder, *options):
+    ended = run_here("plan", "--model", folder, *options)
+    assert ended.code == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_number_of_stages_is_searched_unless_it_is_fixed(config_only, run_embedder):
+    devices = ["--devices", "2xA100:80GB, 4xT4, 64xCPU"]
+    command = ["plan", "--model", config_only, *devices, "--json"]
+    by_number = [run_embedder(*command, "--stages", number)[1] for number in range(1, 5)]
+    rates = [plan["items_per_s"] for plan in by_number]
+    code, found, stderr = run_embedder(*command)
+    assert code == 0, stderr
+    assert found["num_stages_fixed_by"] is None
+    number = len(found["stages"])
+    assert found["stages"] == by_number[number - 1]["stages"]
+    assert max(rates) < 1.02 * rates[number - 1]
+    assert all(1.02 * rate < max(rates) for rate in rates[: number - 1]), "a smaller number would have done"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ([], "1 stage, the fewest that no other number up to 8 beats by 2 %: 2 stages would do "),
+        (["--stages", "2"], "2 stages, fixed by --stages: 1 stage would do "),
+        (["--set", "num_stages=2"], "2 stages, fixed by num_stages: 1 stage would do "),
+        (["--stages", "1"], "1 stage, fixed by --stages: 2 stages would do "),
+        (["--stages", "8", "--devices", "4xCPU"], "8 stages, fixed by --stages: 7 stages would do "),
+    ],
+)
+def test_the_number_of_stages_is_told_with_what_fixes_it(options, line, config_only):
+    lines = shown_plan(config_only, "--devices", "8xCPU", *options).splitlines()
+    assert any(each.startswith(line) and each.count("(") <= 2 for each in lines), lines
+
+
+def test_a_fixed_number_that_costs_much_says_how_to_have_the_best(config_only):
+    devices = ["--devices", "2xA100:80GB, 4xT4, 64xCPU"]
+    assert "without --stages the best number is searched" in shown_plan(config_only, *devices, "--stages", "3")
+    assert "is searched" not in shown_plan(config_only, *devices)
+
+
+def test_a_plan_is_shown_in_numbers_that_people_write(config_only):
+    devices = ["--devices", "600xA100@1.80, 10000xCPU@0.04", "--explain", "--what-if", "--num-items", "50000000000"]
+    out = shown_plan(config_only, *devices, "--set", "currency=EUR")
+    assert not re.search(r"\de[+-]\d|\d%|\(s\)", out), out
+    assert "50,000,000,000 items: " in out
+    assert re.search(r"; cost [\d,]+ EUR\n", out)
+    assert " images and " not in out and "1 image and 1 caption of 16 tokens" in out
+    unnamed = shown_plan(config_only, *devices)
+    assert re.search(r'; cost [\d,]+ \(currency = "EUR" in the configuration names', unnamed)
+
+
+def test_a_search_that_finds_no_number_names_the_cap_that_would_do(config_only, run_embedder):
+    command = ["plan", "--model", config_only, "--estimate"]
+    code, _, stderr = run_embedder(*command, "--weights-cap", "30KiB")
+    assert code == 2
+    cap = re.search(r"no number of stages up to \d+ of .* give --weights-cap (\S+)$", stderr.strip())[1]
+    assert run_embedder(*command, "--weights-cap", cap)[0] == 0
+
+
 MISTAKES = {
     "devices": (["--devices", "2xB9000"], "is not in the table"),
     "dtype": (["--devices", "1xT4", "--dtype", "bfloat16"], "doesn't compute in bfloat16"),
     "cap": (["--weights-cap", "lots"], "this is no size"),
     "tight cap": (["--stages", "1", "--weights-cap", "30KiB"], "the nearest that can run: --"),
+    "stages": (["--stages", "99"], "num_stages = 99: each stage needs a layer"),
     "devices too few": (["--stages", "8", "--devices", "1xT4:1MB"], "give more or larger devices"),
     "mix": (["--images-per-item", "-1"], "images_per_item is -1"),
     "empty mix": (["--images-per-item", "0", "--captions-per-item", "0"], "neither images nor captions"),

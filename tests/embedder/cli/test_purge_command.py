@@ -57,7 +57,7 @@ def test_a_misspelt_id_is_exit_2_and_one_line_that_names_it_and_nothing_is_purge
     code, out, errors = purge(files, "anna.jpg", "ana.jpg", "--yes")
     assert (code, out) == (2, "")
     (line,) = errors.splitlines()
-    assert "1 of 2 ids are unknown" in line and "'ana.jpg' (did you mean 'anna.jpg' " in line
+    assert "1 of 2 ids is unknown" in line and "'ana.jpg' (did you mean 'anna.jpg' " in line
     assert contents(files) == before
 
 
@@ -78,7 +78,7 @@ def test_on_a_terminal_it_says_what_will_be_done_and_asks(files):
         code, out, errors = purge(files, "anna.jpg", answer=no)
         assert (code, out) == (1, "")
         assert "Remove them for good? [y/N]" in errors
-        assert "2 versions hold them and stay readable" in errors
+        assert "versions that hold them and stay readable, without them: 2: " in errors
         assert contents(files) == before
     code, out, errors = purge(files, "anna.jpg", "--json", answer=b"y\n")
     assert code == 0, errors
@@ -89,7 +89,7 @@ def test_on_a_terminal_it_says_what_will_be_done_and_asks(files):
 def test_a_dry_run_lists_what_would_be_done_and_changes_nothing(files):
     before = contents(files)
     shown = runner.invoke(app, ["purge", "anna.jpg", "--dry-run", "--store", str(files.address)]).stdout
-    assert "'anna.jpg': 1 vectors published" in shown
+    assert "'anna.jpg': 1 vector published" in shown
     assert "nothing was changed" in shown
     done = runner.invoke(app, ["purge", "anna.jpg", "--dry-run", "--json", "--store", str(files.address)])
     data = json.loads(done.stdout)

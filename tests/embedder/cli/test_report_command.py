@@ -112,7 +112,9 @@ def test_operators_nodes_events_and_cost_are_shown():
     assert "9.0 MiB of blocks were moved between nodes" in lines
     assert "at 31 s: node b 10.0.0.2 is lost" in lines
     assert any(line.startswith("3.0 MiB of blocks were moved to disk") for line in lines)
-    assert "a million items cost 1.234, by [prices]" in lines or "a million items cost 1.235, by [prices]" in lines
+    assert "1.23 per million items, in the currency of [prices], which `currency` would name" in lines
+    in_euros = full_report().model_copy(update={"currency": "EUR"})
+    assert "1.23 EUR per million items, by [prices]" in shown_text(report_parts(in_euros)).splitlines()
     assert any("50 items/s (110 once all stages were up)" in line for line in lines)
 
 

@@ -2,7 +2,7 @@
 
 import io
 
-from embedder.cli.results import new_table, size_text
+from embedder.cli.results import new_table
 from embedder.cli.terminal import Terminal
 
 
@@ -25,7 +25,3 @@ def test_what_is_too_long_goes_on_in_the_next_line():
     table.add_row("a" * 30, "123,456,789")
     assert "".join(line.replace(" ", "") for line in lines_of(table, 12)).count("a") == 30
     assert "…" not in "".join(lines_of(table, 12))
-
-
-def test_sizes_are_in_kib_below_one_mib():
-    assert [size_text(size) for size in (2048, 1 << 20, 3 << 30)] == ["2 KiB", "1.0 MiB", "3,072.0 MiB"]

@@ -6,10 +6,12 @@ import threading
 import numpy as np
 import pytest
 import samples
+from PIL import Image
 from search_stores import QUERY, picture, searchable, towards, video
 from typer.testing import CliRunner
 
 from embedder.cli import app
+from embedder.config import load_config
 from embedder.ingest.embed import embed
 from embedder.retrieval.store_api import open_store
 
@@ -31,8 +33,6 @@ def ask():
 @pytest.fixture(scope="module")
 def texts(tiny_model, tmp_path_factory):
     """A store of a real, tiny model: six images, three of them with captions."""
-    from embedder.config import load_config
-
     folder = tmp_path_factory.mktemp("command")
     source = samples.folder(folder / "in", num_images=6)
     settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
@@ -59,7 +59,7 @@ def test_one_query_keeps_its_keys(texts, ask):
 
 def test_several_texts_are_answered_at_once_each_as_alone(texts, ask):
     found = ask(texts, "a red car", "two cats", "-k", 3)
-    assert found.keys() == {"results", "sheet"}
+    assert found.keys() == {"results", "sheet", "out", "copies"}
     assert [each["query"] for each in found["results"]] == ["a red car", "two cats"]
     for each in found["results"]:
         alone = ask(texts, each["query"], "-k", 3)["hits"]
@@ -118,11 +118,20 @@ def test_nothing_found_is_one_line_that_says_why(vectors, ask, option, value, wh
 
 MISTAKES = {
     "a condition": (["--vector", "{one}", "--where", "prise < 3"], "did you mean price?"),
-    "no query": ([], "give one of the two"),
-    "two kinds": (["red", "--vector", "{one}"], "give one of the two"),
+    "no query": ([], "what to search with: give a text"),
+    "examples alone": (["--not", "red"], "what to search with: give a text"),
+    "two kinds": (["red", "--vector", "{one}"], "or --vector FILE.npy alone"),
+    "an image and a vector": (["--image", "{one}", "--vector", "{one}"], "or --vector FILE.npy alone"),
+    "a weight of no image": (["red", "--text-weight", "0.3"], "--text-weight is the share of a text beside an --image"),
+    "a weight of no example": (["red", "--not-weight", "0.3"], "--not-weight is for --not and --not-image"),
+    "a weight above 1": (["red", "--not", "blue", "--not-weight", "2"], "not_weight is 2.0; give a number from 0 to 1"),
+    "two texts and three images": (["a", "b", *["--image", "{one}"] * 3], "2 texts and 3 images"),
     "no vectors": (["--vector", "{store}/CURRENT.json"], "numpy.save"),
     "words of a vector": (["--vector", "{one}", "--hybrid"], "search with a text"),
-    "a sheet of two": (["red", "blue", "--sheet", "x.png"], "--sheet draws the hits of one query"),
+    "a sheet of another format": (["red", "--sheet", "x.gif"], "--sheet x.gif: its suffix is .gif"),
+    "a sheet in no folder": (["red", "--sheet", "{store}/no/x.png"], "make it first: mkdir -p"),
+    "hits of another format": (["red", "--out", "x.xlsx"], "known are .csv, .parquet, .jsonl"),
+    "copies into a full folder": (["red", "--copy", "{store}"], "it holds files already"),
     "a cosine above 1": (["red", "--fold", "98"], "fold is 98.0"),
 }
 
@@ -134,6 +143,63 @@ def test_a_mistake_is_one_line(mistake, vectors, ask):
     with pytest.raises(ValueError, match="^[^\n]*$") as caught:
         ask(vectors / "s", *(argument.format(**places) for argument in arguments))
     assert message in str(caught.value)
+
+
+def test_a_text_and_an_image_are_searched_with_together(texts, ask):
+    image = texts.parent / "in" / "pictures" / "0004.png"
+    found = ask(texts, "a red car", "--image", image, "-k", 6)
+    assert (found["query"], found["image"], found["not"]) == ("a red car", str(image), [])
+    wanted = open_store(texts).search("a red car", image=image, k=6)
+    assert [hit["item_id"] for hit in found["hits"]] == [hit.item_id for hit in wanted]
+    assert ask(texts, "a red car", "--image", image, "--text-weight", 0)["hits"][0]["item_id"] == "pictures/0004.png"
+    several = ask(texts, "a red car", "two cats", "--image", image, "-k", 1)["results"]
+    assert [(each["query"], each["image"]) for each in several] == [("a red car", str(image)), ("two cats", str(image))]
+
+
+def test_examples_are_no_hits_and_are_named(texts, ask):
+    image = texts.parent / "in" / "pictures" / "0001.png"
+    found = ask(texts, "a red car", "--not", "a bird", "--not", "a dog", "--not-image", image, "-k", 9)
+    assert (found["not"], found["not_image"]) == (["a bird", "a dog"], [str(image)])
+    wanted = open_store(texts).search("a red car", not_text=["a bird", "a dog"], not_image=image, k=9)
+    assert [hit["item_id"] for hit in found["hits"]] == [hit.item_id for hit in wanted]
+    assert "pictures/0001.png" not in [hit["item_id"] for hit in found["hits"]]
+    assert len(found["hits"]) == 5
+
+
+def test_a_sheet_shows_every_query_and_its_image(texts, ask, tmp_path):
+    image = texts.parent / "in" / "pictures" / "0001.png"
+    shown = ask(texts, "a red car", "two cats", "--image", image, "-k", 4, "--sheet", tmp_path / "a.jpg", as_json=False)
+    assert f"contact sheet: {tmp_path / 'a.jpg'}" in shown
+    with Image.open(tmp_path / "a.jpg") as both:
+        assert (both.format, both.width) == ("JPEG", 896)
+        height = both.height
+    ask(texts, "a red car", "-k", 4, "--sheet", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as alone:
+        assert alone.width < 896, "without an image there are four cells, not five"
+        assert height > 1.8 * alone.height
+
+
+def test_hits_are_written_as_a_table_and_their_files_are_copied(texts, ask, tmp_path):
+    outputs = ("--out", tmp_path / "hits.jsonl", "--copy", tmp_path / "files")
+    found = ask(texts, "a red car", "-k", 2, *outputs)
+    assert (found["out"], found["copies"]["num_files"]) == (str(tmp_path / "hits.jsonl"), 2)
+    rows = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
+    assert [row["item_id"] for row in rows] == [hit["item_id"] for hit in found["hits"]]
+    assert {path.name[:4] for path in (tmp_path / "files").iterdir()} == {"001-", "002-", "hits"}
+    ask(texts, "a red car", "two cats", "-k", 2, "--out", tmp_path / "hits.csv")
+    assert (tmp_path / "hits.csv").read_text().startswith("query_number,query,rank,")
+
+
+def test_a_hit_whose_file_is_gone_fails_the_command_and_the_others_are_copied(tiny_model, tmp_path, run_embedder):
+    source = samples.folder(tmp_path / "in", num_images=3, captions=False)
+    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
+    embed(load_config(overrides=settings | {"engine": "local"}))
+    (source / "pictures" / "0001.png").unlink()
+    code, _, stderr = run_embedder("search", "a car", "--store", tmp_path / "s", "--copy", tmp_path / "out")
+    assert code == 1
+    assert "1 of 3 items could not be copied; hits.csv there says why" in stderr
+    assert "0001.png" in stderr
+    assert len(list((tmp_path / "out").iterdir())) == 3
 
 
 def test_a_mistake_exits_with_2_and_nothing_found_with_0(vectors, run_embedder):

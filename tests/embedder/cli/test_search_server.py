@@ -46,6 +46,8 @@ def search(*arguments):
         ["a red car", "--min-score", "1"],
         ["a red car", "--fold", "0.5"],
         ["--image", "IMAGE", "-k", "2"],
+        ["a red car", "--image", "IMAGE", "--text-weight", "0.3"],
+        ["a red car", "two cats", "--not", "a bird", "--not-image", "IMAGE", "--not-weight", "0.4"],
     ],
 )
 def test_a_service_shows_what_a_store_shows(arguments, places, tmp_path):
@@ -55,6 +57,14 @@ def test_a_service_shows_what_a_store_shows(arguments, places, tmp_path):
     assert search(*arguments, *places["server"]) == search(*arguments, *places["store"])
     found, wanted = (json.loads(search(*arguments, *places[name], "--json")) for name in ("server", "store"))
     assert found == wanted
+
+
+def test_tables_and_copies_are_written_of_the_hits_of_the_service(places, tmp_path):
+    outputs = ("--out", tmp_path / "hits.csv", "--copy", tmp_path / "files")
+    search("a red car", "-k", 3, *places["server"], *outputs)
+    search("a red car", "-k", 3, *places["store"], "--out", tmp_path / "local.csv")
+    assert (tmp_path / "hits.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
+    assert len(list((tmp_path / "files").iterdir())) == 4
 
 
 def test_a_sheet_is_drawn_of_the_images_of_the_service(places, tmp_path):

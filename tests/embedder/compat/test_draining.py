@@ -47,7 +47,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     with messages_to(listening), monkeypatch.context() as patch:
         patch.setattr(pipeline, "StageActor", Waiting)
         once(patch, ray_callbacks.DrainOnStop, "on_execution_step", press_and_wait, is_through)
-        with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
+        with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, kept"):
             embed(config)
     (line,) = (place for place, said in enumerate(listening.said) if said.startswith("SIGINT: stopping"))
     assert not listening.asked[line]
@@ -58,6 +58,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     assert_same(rows, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.compat import ray_callbacks
@@ -104,6 +105,7 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
         embed(config)
 
 
+@pytest.mark.slow
 def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_its_rows(
     make_run, tmp_path, monkeypatch, ray_cluster
 ):
@@ -139,7 +141,7 @@ def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_it
         assert draining.execution_callbacks() == []
         patch.setattr(draining, "execution_callbacks", lambda: [Pressing])
         patch.setattr(pipeline, "StageActor", Waiting)
-        with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, which are kept"):
+        with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, kept"):
             embed(config)
     kept = num_kept(config)
     assert 8 <= kept < 80

@@ -60,7 +60,7 @@ def test_the_local_engine_refuses_a_gpu_before_it_writes_anything(tiny_model, tm
     arguments = ["--model", tiny_model, "--store", tmp_path / "store", "--engine", "local", "--device", "cuda"]
     code, _, stderr = run_embedder("embed", source, *arguments)
     assert code == 2
-    assert 'stage 0: device = "cuda", and none of 0 GPUs has room' in stderr and 'engine = "ray"' in stderr
+    assert 'stage 0: device = "cuda", and no GPU of 0 has room' in stderr and 'engine = "ray"' in stderr
     assert not (tmp_path / "store" / "runs").exists()
 
 

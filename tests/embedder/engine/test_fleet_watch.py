@@ -59,7 +59,7 @@ def test_nodes_that_come_and_go_are_told_once():
 def test_a_drained_node_is_told_with_its_deadline_and_its_end_is_no_loss():
     draining = fleet(HEAD, WORKER, b=1120.0)
     assert node_events(fleet(HEAD, WORKER), draining, set(), 1000.0) == [
-        "node worker 10.0.0.2 is drained: it gets no new blocks, and leaves within 120 s"
+        "node worker 10.0.0.2 is drained: it gets no new blocks, and leaves within 2 min"
     ]
     assert node_events(fleet(HEAD, WORKER), fleet(HEAD, WORKER, b=0.0), set(), 1000.0) == [
         "node worker 10.0.0.2 is drained: it gets no new blocks"

@@ -66,7 +66,8 @@ def wait_until(is_so):
 
 def test_a_head_that_goes_away_is_told_and_then_ends_the_block(head, said):
     before = head_watch.signal.getsignal(head_watch.SIGNAL)
-    with pytest.raises(HeadLostError, match="the same command goes on") as caught, watched(head) as watch:
+    lost = pytest.raises(HeadLostError, match="start the head again, then the same command")
+    with lost as caught, watched(head) as watch:
         head.stop()
         threading.Event().wait(20)
     assert watch.is_lost

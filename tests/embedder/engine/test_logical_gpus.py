@@ -90,6 +90,7 @@ def gpus_of(notes):
     return sorted((note["step"], note["gpus"]) for note in notes if "gpus" in note)
 
 
+@pytest.mark.slow
 def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model, tmp_path, on_logical_gpus):
     source = samples.folder(tmp_path / "in", num_images=16, num_clips=2)
     _, local = embedded(make_run(source, store=str(tmp_path / "local")))
@@ -103,7 +104,7 @@ def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model
     assert second == third and first != second, "the first one alone, the others together"
     report = json.loads(ended["stdout"].splitlines()[-1])
     assert [(place["device"], place["num_gpus"]) for place in report["places"]] == [("cpu", each) for each in shares]
-    assert "2 GPU(s): stage 0 on cpu (1 GPU), stage 1 on cpu (0.5 GPU)" in ended["stderr"]
+    assert "2 GPUs: stage 0 on cpu (1 GPU), stage 1 on cpu (0.5 GPU)" in ended["stderr"]
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_processes_that_die_with_work_in_hand_cost_neither_a_row_nor_the_run(
     make_run, tmp_path, ray_cluster, monkeypatch
 ):
@@ -148,7 +149,7 @@ def test_the_journal_has_to_be_what_the_write_tasks_returned():
     check_journal(written, {"s-000000", "s-000001"}, "/store")
     with pytest.raises(RunFailedError, match=r"store /store: 1 of 2 parts .* on n2 can't be seen .*first: s-000001"):
         check_journal(written, {"s-000000"}, "/store")
-    with pytest.raises(RunFailedError, match=r"1 parts that no write task returned \(first: s-000002\)"):
+    with pytest.raises(RunFailedError, match=r"1 part that no write task returned \(first: s-000002\)"):
         check_journal(written, {"s-000000", "s-000001", "s-000002"}, "/store")
 
 

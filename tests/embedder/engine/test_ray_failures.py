@@ -77,6 +77,7 @@ def test_a_bug_keeps_its_traceback(ray_cluster):
     assert isinstance(error, RayTaskError) and "has_a_bug" in str(error)
 
 
+@pytest.mark.slow
 def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, tmp_path, ray_cluster, capfd):
     config = make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2)
     model = open_model(config.model)

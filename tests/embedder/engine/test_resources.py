@@ -52,7 +52,7 @@ def test_replicas_count_at_their_minimum():
 
 
 def test_gpus_that_do_not_exist_are_refused():
-    with pytest.raises(ConfigError, match="3 GPUs and there are 1"):
+    with pytest.raises(ConfigError, match="3 GPUs and there is 1"):
         allocate(load_config(overrides={"stage": [{"num_gpus": 1.0}] * 3}), Available(8, num_gpus=1))
 
 
@@ -81,7 +81,7 @@ def test_a_stage_grows_no_further_than_the_machine_allows():
     config = load_config(overrides={"stage": stages, "decode": {"num_cpus": 1.0}})
     laptop, server = allocate(config, Available(4)), allocate(config, Available(64))
     assert [stage.max_replicas for stage in laptop.stages] == [5, 1, 1], "5 x 0.5 + 2 x 0.25 + 1 = 4"
-    assert describe_limits(config, laptop).startswith("the CPUs and GPUs let stage 0 to 5 instead of 8 replicas grow")
+    assert describe_limits(config, laptop).startswith("the CPUs and GPUs let stage 0 to 5 replicas instead of 8 grow")
     assert [stage.max_replicas for stage in server.stages] == [8, 3, 3]
     assert describe_limits(config, server) is None
 
@@ -132,9 +132,9 @@ def test_stages_on_the_cpu_reserve_no_gpu_unless_they_say_so():
 
 
 def test_a_stage_that_must_have_a_gpu_and_finds_none_is_refused():
-    with pytest.raises(ConfigError, match='stage 0: device = "cuda", and none of 0 GPUs has room'):
+    with pytest.raises(ConfigError, match='stage 0: device = "cuda", and no GPU of 0 has room'):
         asked(0, {}, device="cuda")
-    with pytest.raises(ConfigError, match="stage 1: .* none of 1 GPUs has room .*lower num_gpus of other stages"):
+    with pytest.raises(ConfigError, match="stage 1: .* no GPU of 1 has room .*lower num_gpus of other stages"):
         asked(1, {"num_gpus": 1}, {"device": "cuda"})
 
 
@@ -154,7 +154,7 @@ def test_a_run_says_what_its_stages_compute_on_where_there_are_gpus():
     config = load_config(overrides={"num_stages": 3})
     on_two = Available(8, num_gpus=2)
     assert describe_devices(allocate(config, on_two), on_two) == (
-        "2 GPU(s): stage 0 on cuda (1 GPU), stage 1 on cuda (0.5 GPU), stage 2 on cuda (0.5 GPU)"
+        "2 GPUs: stage 0 on cuda (1 GPU), stage 1 on cuda (0.5 GPU), stage 2 on cuda (0.5 GPU)"
     )
     assert describe_devices(allocate(config, Available(8)), Available(8)) is None
 
@@ -194,7 +194,7 @@ def test_nodes_are_not_added_up():
     """Two nodes of one GPU and one CPU hold no process of two; sums say that they do."""
     nodes = (Node("a", 2, 1), Node("b", 2, 1))
     two = Available(4, 2, nodes)
-    with pytest.raises(ConfigError, match=r"stage 0 .*: no node has room.* has 1 GPUs; num_gpus = 1 can be placed"):
+    with pytest.raises(ConfigError, match=r"stage 0 .*: no node has room.* has 1 GPU; num_gpus = 1 can be placed"):
         allocate(load_config(overrides={"stage": [{"num_gpus": 2}], "num_stages": 1}), two)
     with pytest.raises(ConfigError, match=r"a decode or write task .*the nearest, . \(2 CPU, 1 x GPU\)"):
         allocate(load_config(overrides={"decode": {"num_cpus": 3}, "num_stages": 1}), two)

@@ -50,10 +50,10 @@ def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
     listening = Listening(config.store)
     with messages_to(listening), monkeypatch.context() as patch:
         once(patch, Fetcher, "fetch", lambda: press(number, times), lambda self, uri, **_: uri.endswith("0040.png"))
-        with pytest.raises(RunFailedError, match=r"stopped on request after (\d+) items, which are kept") as stopped:
+        with pytest.raises(RunFailedError, match=r"stopped on request after (\d+) items, kept") as stopped:
             embed(config)
     (line,) = (place for place, said in enumerate(listening.said) if said.startswith(f"{number.name}: stopping"))
-    assert "for at most 10 s; once more stops at once" in listening.said[line]
+    assert "as far as stop_timeout_s = 10 allows; once more stops at once" in listening.said[line]
     assert not listening.asked[line], "it is said before anything is waited for"
     kept = num_kept(config)
     assert 0 < kept < 60
@@ -118,7 +118,7 @@ def test_no_time_to_finish_keeps_what_was_finished_before(make_run, tmp_path, mo
     listening = Listening(config.store)
     with messages_to(listening), pytest.raises(RunFailedError, match="stopped on request after"):
         embed(config)
-    assert "for at most 0 s" in " ".join(listening.said)
+    assert "stop_timeout_s = 0 allows" in " ".join(listening.said)
     assert any("stop_timeout_s = 0 is over" in said for said in listening.said)
     assert 0 < num_kept(config) < 60
 
@@ -165,17 +165,24 @@ def test_a_signal_while_sources_are_listed_leaves_no_store(make_run, tmp_path, m
 
     config = make_run(samples.folder(tmp_path / "in"))
     once(monkeypatch, inputs, "list_sources", press)
-    assert_one_line(run_here(*arguments(config)), signal.SIGINT)
+    ended = run_here(*arguments(config))
+    assert_one_line(ended, signal.SIGINT, "before anything was embedded")
+    assert "kept" not in ended.stderr
     assert not Path(config.store).exists()
 
 
-def test_a_signal_in_any_other_command_is_one_line_too(make_run, tmp_path, monkeypatch):
+def test_a_signal_in_any_other_command_is_one_line_too_that_promises_nothing(make_run, tmp_path, monkeypatch):
+    from embedder.store import history
     from shards import summary
 
+    config = make_run(samples.folder(tmp_path / "in", num_images=2, num_clips=0))
+    embed(config)
     once(monkeypatch, summary, "describe_model", press)
-    ended = run_here("model", "info", make_run(tmp_path).model)
-    assert_one_line(ended, signal.SIGINT)
-    assert len(ended.stderr.strip().splitlines()) == 1
+    once(monkeypatch, history, "publications", press)
+    for command in (["model", "info", config.model], ["history", "--store", config.store]):
+        ended = run_here(*command)
+        assert_one_line(ended, signal.SIGINT)
+        assert ended.stderr.strip().splitlines() == ["embedder: stopped by SIGINT"]
 
 
 @pytest.mark.parametrize("step", ["count_run", "publish", "keep_index"])

@@ -208,7 +208,7 @@ def test_a_few_unknown_items_are_left_out_and_said(make_store, tmp_path):
     path = write(tmp_path / "q.jsonl", [*rows, {"query": "at 0.3", "item_id": "gone.png"}])
     found = run(make_store(pictures()), queries=path)
     assert (found.queries.num_queries, found.queries.num_unknown) == (NUM, 1)
-    assert any("1 rows of the file were left out" in note for note in found.notes)
+    assert any("1 row of the file left out" in note for note in found.notes)
 
 
 MISTAKES = {

@@ -126,7 +126,7 @@ def test_a_refused_end_leaves_what_was_published_before(config, source, killed):
     killed(embed, config, 8)
     for number in range(2):
         (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
-    with pytest.raises(RunFailedError, match=r"nothing beyond the 8 items that were published while it ran"):
+    with pytest.raises(RunFailedError, match=r"nothing is published beyond 8 items, published while it ran"):
         embed(config)
     assert len(rows_of(config)) == 8
     report = embed(config, forced=("rejects",))

@@ -94,7 +94,7 @@ def test_too_many_rejects_fail_the_run_and_publish_nothing(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=4)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     config = make_run(source, max_reject_fraction=0.1, min_rejects=1)
-    with pytest.raises(RunFailedError, match="1 of 5 items were rejected"):
+    with pytest.raises(RunFailedError, match="1 of 5 items rejected"):
         embed(config)
     with pytest.raises(embedder.errors.StoreError, match="nothing is published"):
         embedder.open_store(config.store)

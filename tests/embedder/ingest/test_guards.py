@@ -298,7 +298,7 @@ def test_rejects_are_judged_by_their_share(files, num_items, num_rejected, is_fi
     found = verdicts(result(files, num_items=num_items, num_rejected=num_rejected))["rejects"]
     assert found.passed == passes
     if not passes:
-        assert f"{num_rejected} of {num_items:,} items were rejected" in found.message
+        assert f"{num_rejected} of {num_items:,} item{'s' * (num_items != 1)} rejected" in found.message
         assert "embedder rejects --store" in found.message
 
 
@@ -320,7 +320,7 @@ def test_a_first_run_that_embeds_nothing_is_refused_however_few_its_files_are(fi
     found = verdicts(replace(found, num_items=num_rejected))["rejects"]
     assert found.passed == passes
     if not passes:
-        assert found.message.startswith("1 of 1 items were rejected" if num_rejected else "none of 1 files could be")
+        assert found.message.startswith("1 of 1 item rejected" if num_rejected else "0 of 1 file could be")
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_source_that_lost_too_much_is_refused(published, gone, figure, passes)
 
 def test_the_source_that_lost_its_items_is_named():
     message = judge_retire({"small": 10, "large": 990}, {"small": 9}, 0.05).message
-    assert message.startswith("source small: 9 of 10 published items are not listed")
+    assert message.startswith("source small: 9 of 10 published items not listed")
 
 
 @pytest.fixture

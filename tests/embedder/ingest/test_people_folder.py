@@ -14,7 +14,7 @@ from embedder.errors import SourceError
 from embedder.ingest.embed import embed
 
 OTHER_LINE = "7 other files left out: 2 .pdf, 1 .gpx, 1 .json, 1 .m4a, 1 .md, 1 no suffix"
-UNREADABLE_LINE = "6 files of kinds that this version can't read left out: 4 HEIC, 1 DNG, 1 SVG; convert them"
+UNREADABLE_LINE = "6 files of kinds that this version can't read left out: 4 JP2, 1 DNG, 1 SVG; convert them"
 
 
 def test_a_phones_export_publishes_and_the_next_runs_do_nothing(make_run, tmp_path, run_embedder, tiny_model):
@@ -56,10 +56,10 @@ def test_what_was_read_and_left_out_is_listed_with_its_reason_and_tried_again_on
     reasons = {row["item_id"]: (row["error_type"], row["error"].partition(":")[0]) for row in found["rejects"]}
     assert reasons.pop("cut off.jpg")[0] == "OSError"
     assert reasons == {
-        "DCIM/IMG_0100.HEIC": ("UnreadableKind", "HEIC"),
-        "DCIM/IMG_0101.HEIC": ("UnreadableKind", "HEIC"),
-        "DCIM/IMG_0102.heic": ("UnreadableKind", "HEIC"),
-        "DCIM/named wrongly.jpg": ("UnreadableKind", "HEIC"),
+        "DCIM/IMG_0100.JP2": ("UnreadableKind", "JP2"),
+        "DCIM/IMG_0101.JP2": ("UnreadableKind", "JP2"),
+        "DCIM/IMG_0102.jp2": ("UnreadableKind", "JP2"),
+        "DCIM/named wrongly.jpg": ("UnreadableKind", "JP2"),
         "DCIM/IMG_0200.DNG": ("UnreadableKind", "DNG"),
         "logo.svg": ("UnreadableKind", "SVG"),
         "README": ("OtherFile", "neither an image, a video nor a caption"),
@@ -70,17 +70,17 @@ def test_what_was_read_and_left_out_is_listed_with_its_reason_and_tried_again_on
     assert (report.other_files, report.unreadable) == (OTHER_FILES, UNREADABLE)
 
 
-def test_a_heic_with_a_caption_keeps_its_caption_and_becomes_a_picture_once_converted(make_run, small):
+def test_a_jpeg_2000_with_a_caption_keeps_its_caption_and_becomes_a_picture_once_converted(make_run, small):
     caption = small / "DCIM" / "IMG_0101.txt"
     caption.write_text("seven white horses")
     config = make_run(small)
     report, rows = embedded(config)
-    assert rows["DCIM/IMG_0101.HEIC", 0]["text_embedding"] and not rows["DCIM/IMG_0101.HEIC", 0]["image_embedding"]
-    assert (items_of(config)["DCIM/IMG_0101.HEIC"]["state"], report.unreadable) == ("left_out", UNREADABLE)
-    (small / "DCIM" / "IMG_0101.HEIC").write_bytes(samples.image_bytes(5, "JPEG"))
+    assert rows["DCIM/IMG_0101.JP2", 0]["text_embedding"] and not rows["DCIM/IMG_0101.JP2", 0]["image_embedding"]
+    assert (items_of(config)["DCIM/IMG_0101.JP2"]["state"], report.unreadable) == ("left_out", UNREADABLE)
+    (small / "DCIM" / "IMG_0101.JP2").write_bytes(samples.image_bytes(5, "JPEG"))
     report, rows = embedded(config)
-    assert (report.num_changed, report.unreadable["HEIC"]) == (1, 3)
-    assert rows["DCIM/IMG_0101.HEIC", 0]["modality"] == "pair"
+    assert (report.num_changed, report.unreadable["JP2"]) == (1, 3)
+    assert rows["DCIM/IMG_0101.JP2", 0]["modality"] == "pair"
 
 
 def test_a_picture_that_becomes_no_picture_keeps_its_vector_and_is_a_reject(make_run, small):
@@ -108,17 +108,17 @@ def test_a_folder_of_nothing_that_can_be_embedded_says_what_is_in_it(make_run, t
     for name in ("a.pdf", "b.pdf", "c.md", ".DS_Store", "keep/no.jpg"):
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"1 files excluded .*; 3 other files left out: 2 \.pdf, 1 \.md"):
+    with pytest.raises(SourceError, match=r"1 file excluded .*; 3 other files left out: 2 \.pdf, 1 \.md"):
         embed(make_run([{"path": str(tmp_path / "in"), "exclude": ["keep"]}]))
     (tmp_path / "in" / "keep" / "no.jpg").unlink()
-    (tmp_path / "in" / "a.heic").write_bytes(people_folder.HEIC)
-    with pytest.raises(embedder.errors.RunFailedError, match="none of 1 files could be embedded"):
+    (tmp_path / "in" / "a.jp2").write_bytes(people_folder.JP2)
+    with pytest.raises(embedder.errors.RunFailedError, match="0 of 1 file could be embedded"):
         embed(make_run(tmp_path / "in"))
-    assert any("1 file of kinds that this version can't read left out: 1 HEIC" in line for line in said)
+    assert any("1 file of kinds that this version can't read left out: 1 JP2" in line for line in said)
 
 
 def test_include_and_exclude_are_options_of_the_command_too(small, tmp_path, tiny_model, run_embedder):
-    options = ("--include", "DCIM/", "--include", "*.pdf", "--exclude", "IMG_00*", "--exclude", "*.heic", "--json")
+    options = ("--include", "DCIM/", "--include", "*.pdf", "--exclude", "IMG_00*", "--exclude", "*.jp2", "--json")
     where = ("--model", tiny_model, "--store", tmp_path / "store", "--engine", "local")
     code, report, said = run_embedder("embed", small, *where, *options)
     assert code == 0, said

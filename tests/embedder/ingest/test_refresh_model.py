@@ -47,7 +47,7 @@ def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_ru
     for number, limit in enumerate((8, 8)):
         report, rows = refreshed(new, limit=limit)
         assert not report.published
-        assert f"{8 * number + 8} items are done and kept" in report.outcome
+        assert f"{8 * number + 8} items done and kept" in report.outcome
         assert rows == before
         store = embedder.open_store(old.store)
         assert store.info.model == old.model
@@ -120,6 +120,7 @@ def test_embed_refuses_another_model_and_names_the_refresh(make_run, tmp_path, n
     assert contents(make_run(source).store) == before
 
 
+@pytest.mark.slow
 def test_a_model_change_that_was_killed_goes_on(make_run, tmp_path, new_model):
     source = samples.folder(tmp_path / "in", num_images=60)
     _, before = refreshed(make_run(source))

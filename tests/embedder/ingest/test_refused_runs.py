@@ -72,7 +72,7 @@ def test_the_option_that_a_refusal_names_publishes_what_it_refused(config_file, 
     refused = run_here(*command, config_file)
     message = last_line(refused)
     assert refused.code == 1
-    assert message.startswith("embedder: guard rejects: 4 of 44 items were rejected")
+    assert message.startswith("embedder: guard rejects: 4 of 44 items rejected")
     assert "guard vectors: 40 image vectors" in message
     options = proposed_options(message)
     assert options == ["--force", "rejects", "--force", "vectors"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import clips
 import pytest
+from hidden_packages import hide
 from PIL import Image
 from sandbox_checks import png_bomb
 
@@ -61,3 +62,13 @@ def make_video(tmp_path: Path) -> Callable[..., Path]:
 def slow_png() -> bytes:
     """An image that takes a good part of a second."""
     return png_bomb(9000, 9000)
+
+
+@pytest.fixture
+def hide_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`hide_packages("rawpy")`: a sandbox that starts from now on can't import it."""
+
+    def hidden(*packages: str) -> None:
+        hide(tmp_path / "hidden", monkeypatch, *packages)
+
+    return hidden

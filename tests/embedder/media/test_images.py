@@ -7,33 +7,14 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from quarters import BLUE, GREEN, RED, SHOWN, WHITE, YELLOW, close, corners, quarters
 
 from embedder.media.errors import DecodeError
 from embedder.media.images import to_rgb
 from embedder.media.resize import ResizeSpec
 
-RED, GREEN, BLUE, YELLOW, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (255, 255, 255)
 LOSSLESS = ["PNG", "GIF", "BMP", "TIFF"]
 LOSSY = ["JPEG", "WEBP", "AVIF", "MPO"]
-
-
-def quarters(width=64, height=48):
-    """Red, green / blue, yellow."""
-    image = Image.new("RGB", (width, height))
-    boxes = [(0, 0), (width // 2, 0), (0, height // 2), (width // 2, height // 2)]
-    for (left, top), colour in zip(boxes, (RED, GREEN, BLUE, YELLOW), strict=True):
-        image.paste(colour, (left, top, left + width // 2, top + height // 2))
-    return image
-
-
-def corners(pixels):
-    """Colours well inside the four quarters: top left, top right, bottom left, bottom right."""
-    near, far = len(pixels) // 4, len(pixels) * 3 // 4
-    return [tuple(pixels[y, x].tolist()) for y in (near, far) for x in (near, far)]
-
-
-def close(found, expected, tolerance):
-    return np.abs(np.asarray(found, int) - np.asarray(expected, int)).max() <= tolerance
 
 
 @pytest.mark.parametrize("kind", LOSSLESS + LOSSY)
@@ -49,18 +30,6 @@ def test_a_file_of_the_disk_gives_the_same_as_its_bytes(decoder, encode_image, t
     path.write_bytes(encoded)
     for source in (path, str(path), memoryview(encoded), bytearray(encoded)):
         assert np.array_equal(decoder.image(source, ResizeSpec(32)), decoder.image(encoded, ResizeSpec(32)))
-
-
-SHOWN = {  # EXIF orientation -> which stored corner is shown top left, top right, bottom left, bottom right
-    1: (0, 1, 2, 3),
-    2: (1, 0, 3, 2),
-    3: (3, 2, 1, 0),
-    4: (2, 3, 0, 1),
-    5: (0, 2, 1, 3),
-    6: (2, 0, 3, 1),
-    7: (3, 1, 2, 0),
-    8: (1, 3, 0, 2),
-}
 
 
 @pytest.mark.parametrize("reduced", [False, True])

@@ -33,8 +33,16 @@ def panorama(kind, mode="RGB"):
     return file.getvalue()
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("JPEG", "RGB"), ("JPEG", "CMYK"), ("PNG", "RGB"), ("PNG", "RGBA"), ("TIFF", "RGB")]
+    ("kind", "mode"),
+    [
+        ("JPEG", "RGB"),
+        ("PNG", "RGB"),
+        *(pytest.param(kind, mode, marks=SLOW) for kind, mode in [("JPEG", "CMYK"), ("PNG", "RGBA"), ("TIFF", "RGB")]),
+    ],
 )
 def test_a_panorama_of_150_million_pixels_is_embedded_within_the_limits(kind, mode):
     encoded = panorama(kind, mode)

@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from embedder.media.sniff import sniff, unreadable_kind
+from embedder.media.sniff import extra_kind, may_be_animated, other_kind, sniff, unreadable_kind
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO"])
@@ -63,7 +63,6 @@ def test_text_cut_within_a_character_is_still_text():
         b"%PDF-1.7\n%\xe2\xe3\xcf\xd3",
         b"PK\x03\x04\x14\x00",
         b"RIFF\x24\x00\x00\x00WAVEfmt ",
-        b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic",
         b"BM\x00\x00\x00\x00\x00\x00\x00\x00\x36\x00\x00\x00\x99\x00\x00\x00",
         b"\x1a\x45\xdf\xa3\x9f\x42\x82\x84xyzw",
         b"\x00\x00\x00\x02free",
@@ -76,7 +75,7 @@ def test_what_is_nothing_known_is_none(head):
 
 def test_avif_is_known_by_a_compatible_brand():
     assert sniff(b"\x00\x00\x00\x1cftypmif1\x00\x00\x00\x00mif1avifmiaf") == "image"
-    assert sniff(b"\x00\x00\x00\x14ftypmif1\x00\x00\x00\x00heic avif") is None  # beyond the end of the box
+    assert extra_kind(b"\x00\x00\x00\x14ftypmif1\x00\x00\x00\x00heic avif") == "HEIC"  # beyond the end of the box
 
 
 def test_every_prefix_of_a_signature_is_answered():
@@ -92,14 +91,9 @@ def test_every_prefix_of_a_signature_is_answered():
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x18ftypmif1\0\0\0\0heic", "HEIC"),
-        (b"\0\0\0\x18ftypcrx \0\0\0\x01crx isom", "CR3"),
-        (b"\xff\x0a\0\0", "JXL"),
-        (b"\0\0\0\x0cJXL \r\n\x87\n", "JXL"),
         (b"\0\0\0\x0cjP  \r\n\x87\n", "JP2"),
         (b"8BPS\0\x01", "PSD"),
-        (b"FUJIFILMCCD-RAW 0201", "RAF"),
+        (b"\xff\x4f\xff\x51\0", "JP2"),
         (b'<?xml version="1.0"?>\n<!-- made by hand -->\n<svg width="1">', "SVG"),
         (b"\xef\xbb\xbf  <SVG>", "SVG"),
         (b"\0\0\x01\xba\x44", "MPG"),
@@ -116,3 +110,67 @@ def test_every_prefix_of_a_signature_is_answered():
 def test_kinds_that_cannot_be_read_are_named(head, kind):
     assert unreadable_kind(head) == kind
     assert sniff(head) in (None, "text")
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0heic", "HEIC"),
+        (b"\0\0\0\x18ftypheix\0\0\0\0mif1heix", "HEIC"),
+        (b"\0\0\0\x18ftyphevc\0\0\0\0msf1hevc", "HEIC"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\x01crx isom", "CR3"),
+        (b"\xff\x0a\0\0", "JXL"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JXL"),
+        (b"FUJIFILMCCD-RAW 0201\0", "RAF"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf", None),
+        (b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", None),
+        (b"\0\0\0\x1cftypisom\0\0\0\0isomheic", None),
+        (b"\x89PNG\r\n\x1a\n", None),
+        (b"", None),
+    ],
+)
+def test_images_of_the_extra_formats_are_told_by_content(head, kind):
+    assert extra_kind(head) == kind
+    assert kind is None or (sniff(head), unreadable_kind(head)) == ("image", None)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (b"", "an empty file"),
+        (b"\0" * 99, "nothing but zeros"),
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF"),
+        (b"%PDF-1.4\nplain", "a PDF"),
+        (b"PK\x03\x04\x14\0", "a ZIP archive, or a document packed as one"),
+        (b"RIFF\x24\0\0\0WAVEfmt \x10", "sound (WAV)"),
+        (b"ID3\x04\0", "sound (MP3)"),
+        (b"\x7fELF\x02\x01\x01\0", "a program"),
+        (b"MZ is a text", "text"),
+        (b"<!DOCTYPE HTML><title>404</title>", "a web page"),
+        (b"\xef\xbb\xbf <html>", "a web page"),
+        (b"\x07\x99\xfe", "of a kind that isn't known here"),
+    ],
+)
+def test_what_is_no_media_is_said_in_words_and_never_as_bytes(head, words):
+    assert other_kind(head) == words
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "AVIF"])
+def test_animated_images_are_known_by_their_first_bytes(kind):
+    frames = [Image.new("RGB", (20, 10), colour) for colour in ("red", "green", "blue")]
+    moving, still = io.BytesIO(), io.BytesIO()
+    frames[0].save(moving, kind, save_all=True, append_images=frames[1:], duration=100)
+    frames[0].save(still, kind)
+    assert may_be_animated(moving.getvalue()[:4096])
+    assert may_be_animated(still.getvalue()[:4096]) == (kind == "GIF")  # of which only the end tells
+
+
+def test_no_prefix_of_an_animation_is_a_crash():
+    for head in (
+        b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\x02",
+        b"\x89PNG\r\n\x1a\n\0\0\0\x08acTL",
+        b"\0\0\0\x18ftypavis\0\0\0\0avis",
+    ):
+        assert [may_be_animated(head[:stop]) for stop in (0, 4, 11)] == [False] * 3
+        assert may_be_animated(head)

@@ -1,6 +1,7 @@
 """What operators get: a log, one line a run, metrics, and a call when it fails; and that no secret is in any of it."""
 
 import json
+import signal
 import sys
 import threading
 import time
@@ -17,13 +18,15 @@ from embedder.compat.operator_stats import OperatorState
 from embedder.config import OnFailure, load_config
 from embedder.engine import datasink
 from embedder.engine.bottleneck import OperatorView
+from embedder.engine.interrupts import SignalInterrupt
 from embedder.engine.progress import show_operators
-from embedder.errors import ConfigError, RunFailedError
+from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import embed
 from embedder.observability.metrics import metrics_text, write_metrics
 from embedder.observability.notify import call_webhook, run_command
-from embedder.observability.redaction import mask
 from embedder.observability.run_observer import observe_run
+from embedder.redaction import mask
+from embedder.store.errors import StoreUnavailableError, StoreUnwritableError
 from embedder.store.files import StoreFiles
 from embedder.store.part_writer import write_part
 from embedder.store.runs import Run, all_runs
@@ -109,7 +112,7 @@ def test_a_failure_is_recorded_with_its_exit_code_and_goes_on_to_the_caller(make
 def test_a_run_that_a_guard_refuses_is_told_with_its_figures(make_run, tmp_path):
     limits = {"min_rejects": 1, "metrics_file": str(tmp_path / "m.prom")}
     config = make_run(broken(samples.folder(tmp_path / "in")), **limits)
-    with pytest.raises(RunFailedError, match="1 of 7 items were rejected"):
+    with pytest.raises(RunFailedError, match="1 of 7 items rejected"):
         embed(config)
     (line,) = lines_of(Path(config.store) / "runs.jsonl")
     assert (line["exit_code"], line["published"], line["num_rejected"], line["num_items"]) == (1, False, 1, 7)
@@ -320,6 +323,26 @@ def test_the_webhook_gets_the_record_and_a_text(make_run, tmp_path, server):
     assert "T0PS3CRET" not in Path(config.store, "runs.jsonl").read_text()
 
 
+def test_only_a_run_that_has_begun_is_said_to_go_on(make_run, tmp_path):
+    config = make_run(samples.folder(tmp_path / "in", num_images=2, num_clips=0))
+    embed(config)
+    away = "store s3://team/store/CURRENT.json: it did not answer"
+    for error in (StoreUnavailableError(away), StoreUnwritableError(away), SignalInterrupt(signal.SIGINT)):
+        before = str(error)
+        with pytest.raises(type(error)) as caught, observe_run(config, "embed") as observer:
+            observer.begun(run_of(config))
+            raise error
+        assert str(caught.value) == f"{before}; what is finished is kept, and the same command goes on"
+        assert lines_of(Path(config.store, "runs.jsonl"))[-1]["message"] == str(caught.value)
+    for error, said in {
+        StoreUnavailableError(away): away,
+        SignalInterrupt(signal.SIGTERM): "stopped by SIGTERM before anything was embedded",
+        StoreError("no such run"): "no such run",
+    }.items():
+        fail(config, error)
+        assert str(error) == said
+
+
 def test_nobody_is_called_when_all_is_well(make_run, tmp_path, server):
     embed(make_run(samples.folder(tmp_path / "in"), on_failure={"webhook": address(server)}))
     assert server.got == []
@@ -340,13 +363,13 @@ def test_a_webhook_that_drips_is_given_up(server):
 
 def test_a_webhook_that_is_not_there_is_said_without_its_address():
     said = call_webhook("http://127.0.0.1:9/T0PS3CRET", SUMMARY, 5)
-    assert "can't be reached (URLError)" in said and "T0PS3CRET" not in said
+    assert "can't be reached (connection refused)" in said and "T0PS3CRET" not in said
 
 
 def test_the_configuration_names_both_and_refuses_what_is_no_address(tmp_path):
     (tmp_path / "c.toml").write_text('[on_failure]\ncommand = ["mail", "ops"]\nwebhook = "https://h"\n')
     assert load_config(tmp_path / "c.toml").on_failure == OnFailure(command=("mail", "ops"), webhook="https://h")
-    with pytest.raises(ConfigError, match=r"on_failure\.webhook = 'file:///etc/passwd'"):
+    with pytest.raises(ConfigError, match=r'on_failure\.webhook = "file:///\*\*\*": must be an address'):
         load_config(overrides={"on_failure": {"webhook": "file:///etc/passwd"}})
 
 

@@ -45,7 +45,7 @@ def test_each_type_of_node_is_measured_once_and_stages_are_placed_on_them(addres
     assert (first.stderr.count(MEASURING), again.stderr.count(MEASURING)) == (2, 0)
     assert first.found == again.found
     assert [line.partition(": ")[0] for line in first.found["node_types"]] == ["large", "small"]
-    assert "small: 2 node(s)" in first.found["node_types"][1]
+    assert "small: 2 nodes, " in first.found["node_types"][1]
     plan = ShardPlan.from_json(out.read_text())
     assert plan.costs == "measured"
     assert {stage.device for stage in plan.stages} <= {"small", "large"}

@@ -126,7 +126,7 @@ def test_captions_in_place_of_pictures_ask_for_another_cut(make_run, model, tmp_
     plan = ShardPlan.from_json(Path(review.better.path).read_text())
     assert [len(stage.spec.text) for stage in plan.stages] == [2, 2]
     shown = [part for part in review_parts(review, 120.0) if isinstance(part, str)]
-    assert "a better cut for this data, predicted 1.50x" in shown[-1]
+    assert "a better cut for this data, predicted 1.50 times as fast" in shown[-1]
     assert f"--plan {review.better.path}" in shown[-1]
 
 

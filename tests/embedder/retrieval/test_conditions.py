@@ -12,7 +12,16 @@ from embedder.errors import ConfigError
 from embedder.retrieval.conditions import FUNCTIONS, MAX_CHARACTERS, check_condition
 from embedder.retrieval.filters import RowFilter
 
-COLUMNS = ["item_id", "segment", "price", "caption", "tags", "place", "seen_at", "order"]
+COLUMNS = {
+    "item_id": "VARCHAR",
+    "segment": "INTEGER",
+    "price": "DOUBLE",
+    "caption": "VARCHAR",
+    "tags": "VARCHAR[]",
+    "place": "STRUCT(city VARCHAR)",
+    "seen_at": "TIMESTAMP",
+    "order": "BIGINT",
+}
 HARMLESS = [
     "price < 10 AND (caption ILIKE '%red%car%' OR NOT segment = 0)",
     "PRICE between 1 and 2.5 or price is null",
@@ -34,13 +43,17 @@ HARMLESS = [
 
 @pytest.mark.parametrize("where", HARMLESS)
 def test_comparisons_of_columns_are_taken(where):
-    check_condition(where, COLUMNS)
+    assert check_condition(where, COLUMNS) == where
+
+
+def test_a_column_with_the_name_of_a_word_is_evaluated_in_quotes():
+    assert check_condition("order = 1 AND caption = 'order'", COLUMNS) == "\"order\" = 1 AND caption = 'order'"
 
 
 @pytest.mark.parametrize("where", [attack for attack in ATTACKS if attack not in ("true /*", "true, false")])
 def test_attacks_are_refused_before_they_are_evaluated(where):
     with pytest.raises(ConfigError) as caught:
-        check_condition(where, ["item_id", "segment", "caption"])
+        check_condition(where, {name: COLUMNS[name] for name in ("item_id", "segment", "caption")})
     assert len(str(caught.value)) < 1000
     assert "\n" not in str(caught.value)
 

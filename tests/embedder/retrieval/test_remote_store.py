@@ -1,5 +1,6 @@
 """The Python client of a query service: each search method answers as a store in process does, mistakes included."""
 
+import csv
 import pickle
 import threading
 from dataclasses import asdict
@@ -11,8 +12,9 @@ from running_server import running
 
 import embedder
 from embedder.config import load_config
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import ArgumentTypeError, ConfigError, StoreError
 from embedder.ingest.embed import embed
+from embedder.retrieval import http_client
 from embedder.retrieval.remote_store import _requests
 from index.errors import RetrievalError
 
@@ -73,7 +75,18 @@ SEARCHES = {
     "vectors": lambda store, folder: store.search(store.encode_text(["a bird", "a car"]), k=5),
     "an image by path": lambda store, folder: store.search(image=folder / "in/pictures/0003.png", k=2),
     "an image by bytes": lambda store, folder: store.search(image=IMAGE, k=20),
+    "an image as the query": lambda store, folder: store.search(folder / "in/pictures/0003.png", k=2),
+    "an image of Pillow": lambda store, folder: store.search(samples.make_image(5), k=3),
+    "an array of pixels": lambda store, folder: store.search(np.asarray(samples.make_image(5)), k=3),
+    "images of all forms": lambda store, folder: store.search([IMAGE, samples.make_image(5)], k=3),
     "images": lambda store, folder: store.search(image=[IMAGE, str(folder / "in/pictures/0003.png"), OTHER]),
+    "a text and an image": lambda store, folder: store.search("a red car", image=IMAGE, k=20),
+    "a text and images": lambda store, folder: store.search("a red car", image=[IMAGE, OTHER], text_weight=0.3),
+    "texts and images": lambda store, folder: store.search(["a red car", "two cats"], image=[IMAGE, OTHER]),
+    "a text but not": lambda store, folder: store.search("a red car", not_text=["two cats", "a bird"], not_image=IMAGE),
+    "an image but not": lambda store, folder: store.search(image=[IMAGE, OTHER], not_image=OTHER, not_weight=0.3),
+    "a vector but not": lambda store, folder: store.search(store.encode_text(["a bird"])[0], not_text="a car"),
+    "words but not": lambda store, folder: store.search("an old man reads", not_text="a car", hybrid=True),
     "words of captions": lambda store, folder: store.search("an old man reads", hybrid=True, k=6),
     "a condition": lambda store, folder: store.search("a red car", where="modality = 'video'"),
     "segments": lambda store, folder: store.search("a red car", where="modality = 'video'", group=False),
@@ -160,6 +173,31 @@ def test_files_of_videos_come_whole_and_images_as_the_service_makes_them(remote,
     assert remote.search(image=hits["image"].read(), k=1)[0].item_id == hits["image"].item_id
 
 
+def test_pages_go_on_with_the_examples_of_their_search(local, remote):
+    given = {"query": "a red car", "image": IMAGE, "not_text": "a bird", "group": False}
+    pages = list(remote.pages(remote.search(**given, k=3)))
+    assert len(pages) > 1
+    assert {page.parts for page in pages} == {pages[0].parts}
+    check_equal([asdict(hit) for page in pages for hit in page], [asdict(hit) for hit in local.search(**given, k=99)])
+
+
+def test_files_are_copied_videos_whole_and_images_as_the_service_makes_them(remote, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(http_client, "PIECE_BYTES", 1000)
+    hits = remote.search("a red car", k=10)
+    copied = hits.copy_files(tmp_path / "out")
+    assert (copied.num_files, copied.problems) == (10, [])
+    with (tmp_path / "out" / "hits.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["item_id"] for row in rows] == [hit.item_id for hit in hits]
+    for row in rows:
+        content = (tmp_path / "out" / row["file"]).read_bytes()
+        if row["modality"] == "video":
+            assert len(content) > 1000 and content == (folder / "in" / row["item_id"]).read_bytes()
+            assert row["file"].endswith(".mp4")
+        else:
+            assert row["file"].endswith(".webp") and content[8:12] == b"WEBP"
+
+
 def test_an_image_that_is_gone_is_none(folder, tiny_model, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3)
     settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
@@ -179,12 +217,17 @@ MISTAKES = {
     "an empty text": ({"query": "  "}, ConfigError, "queries.0.text"),
     "an unknown column": ({"query": "a", "where": "prise < 3"}, ConfigError, "prise"),
     "an empty condition": ({"query": "a", "where": " "}, ConfigError, "write a condition"),
-    "no query": ({}, ConfigError, "give one of the two"),
+    "no query": ({}, ConfigError, "there is no query"),
+    "parts that cancel": ({"query": "a", "not_text": "a", "not_weight": 1.0}, ConfigError, "cancel each other out"),
+    "an empty example": ({"query": "a", "not_text": " "}, ConfigError, "not_text"),
     "words of an image": ({"image": IMAGE, "hybrid": True}, ConfigError, "search with a text"),
     "a short vector": ({"query": np.ones(3, np.float32)}, RetrievalError, "vector"),
     "a vector with NaN": ({"query": np.full(24, np.nan, np.float32)}, RetrievalError, "vector"),
     "no image": ({"image": b"no image"}, ConfigError, "give a JPEG"),
     "no file": ({"image": "nowhere.png"}, ConfigError, "nowhere.png"),
+    "pixels as floats": ({"image": np.ones((4, 4, 3))}, ConfigError, "uint8"),
+    "a number": ({"query": 5}, ArgumentTypeError, "found int; give a text"),
+    "an option of another type": ({"query": "a", "k": "5"}, ArgumentTypeError, "k: found '5'"),
     "an unknown option": ({"query": "a", "colour": "blue"}, TypeError, "colour"),
 }
 

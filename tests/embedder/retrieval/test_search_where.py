@@ -72,7 +72,7 @@ def test_nothing_found_tells_why(store):
 
 MISTAKES = {
     "prise < 3": ("no column 'prise'", "did you mean price?"),
-    "colour = 'x'": ("no column 'colour'", "item_id, segment, modality"),
+    "colour = 'x'": ("no column 'colour'", "item_id VARCHAR, segment INTEGER, modality VARCHAR"),
     'category = "toys"': ("no column 'toys'", "single quotes"),
     "image_embedding IS NULL": ("no column 'image_embedding'", "vectors are no part"),
     "price <": ("syntax error",),

@@ -74,7 +74,7 @@ def test_a_full_queue_refuses_and_serves_again_once_it_is_not():
         while not compute.batches:
             await asyncio.sleep(0.001)
         waiting = [queue.submit(each) for each in (1, 2)]
-        with pytest.raises(BusyError, match="2 queries wait"):
+        with pytest.raises(BusyError, match="max_queue = 2 allows no further query"):
             queue.submit(3)
         compute.go.set()
         await asyncio.gather(first, *waiting)

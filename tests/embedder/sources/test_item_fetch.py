@@ -10,7 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import samples
+from web_server import web_server
 
+from embedder.config import WebConfig
 from embedder.sources import byte_ranges, parquet_cells
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 
@@ -283,3 +286,15 @@ def test_no_file_stays_open(make_tar, make_files, list_items, tmp_path, monkeypa
     list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})
     assert open_files() == before
     assert not list(tmp_path.glob("embedder-*.part"))
+
+
+def test_a_struct_may_name_an_address_of_the_web(tmp_path, list_items):
+    with web_server() as server:
+        (address,) = server.add_images(1)
+        images = [{"bytes": None, "path": address}, {"bytes": b"other", "path": "b.png"}]
+        pq.write_table(pa.table({"id": ["a", "b"], "image": images}), tmp_path / "t.parquet")
+        rows = list_items(tmp_path / "t.parquet", columns={"id": "id", "image": "image"})
+        with Fetcher(WebConfig(allow_private=True)) as fetcher:
+            assert fetcher.fetch(rows["a"]["uri"], max_bytes=1 << 20).data == samples.image_bytes(0)
+        with Fetcher(WebConfig()) as fetcher, pytest.raises(FetchError, match="PrivateAddress"):
+            fetcher.fetch(rows["a"]["uri"], max_bytes=1 << 20)

@@ -2,15 +2,19 @@
 
 import io
 import tarfile
+import tempfile
 from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import samples
+from web_server import web_server
 
 from embedder.sources.fetch import FetchError
 from embedder.sources.item_ranges import open_item
 from embedder.sources.uris import cell_prefix, member_uri, row_uri
+from embedder.sources.web import body
 
 CONTENT = bytes(range(256)) * 10
 MAX_BYTES = 1 << 20
@@ -51,6 +55,25 @@ def test_an_object_is_read_by_ranges(bucket):
     bucket.objects["clips/a.mp4"] = CONTENT
     with closing(open_item("s3://team/clips/a.mp4", max_bytes=MAX_BYTES)) as ranges:
         assert (ranges.size, ranges.read_at(100, 7)) == (len(CONTENT), CONTENT[100:107])
+
+
+def test_a_video_of_the_web_is_downloaded_once_and_read_by_ranges(tmp_path, monkeypatch):
+    clip = samples.clip(tmp_path / "a.mp4").read_bytes()
+    monkeypatch.setattr(body, "HELD_BYTES", 1000)  # to a temporary file
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with web_server() as server:
+        server.routes["/a.mp4"] = lambda handler: handler.send(clip)
+        uri = f"{server.url}/a.mp4"
+        monkeypatch.delenv("EMBEDDER_ALLOW_PRIVATE", raising=False)
+        with pytest.raises(FetchError, match="PrivateAddress"):
+            open_item(uri, max_bytes=MAX_BYTES)
+        monkeypatch.setenv("EMBEDDER_ALLOW_PRIVATE", "1")
+        with closing(open_item(uri, max_bytes=MAX_BYTES)) as ranges:
+            assert list((tmp_path / "temporary").iterdir()) == []  # it goes with the last one who has it open
+            for start, length in ((0, 10), (1000, 3000), (len(clip) - 5, 100)):
+                assert ranges.read_at(start, length) == clip[start : start + length]
+        assert len(server.requests) == 1
 
 
 def test_a_member_of_a_tar_that_was_rewritten_is_not_given_out(tmp_path):

@@ -204,7 +204,7 @@ def test_items_before_a_break_are_listed_and_the_break_is_one_reject(tmp_path, l
     rows = list_items(path)
     assert errors_of(rows) == {"a/0": None, "a/1": None, "a/2": None, "a/3": None, "a.tar": "BrokenTar"}
     assert message in rows["a.tar"]["error"]
-    assert "the 4 items before are kept" in rows["a.tar"]["error"]
+    assert "; 4 items before it kept" in rows["a.tar"]["error"]
     assert data_of({"a/3": rows["a/3"]}) == {"a/3": b"\x03" * 1000}
 
 

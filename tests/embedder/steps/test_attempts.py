@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from embedder.compat import ray_attempts
-from embedder.errors import RunFailedError
 from embedder.pipeline import as_ours
-from embedder.steps.attempts import MAX_DEATHS, Attempt, deaths, limit_deaths
+from embedder.steps.attempts import MAX_DEATHS, Attempt, DeadlyWorkError, deaths, limit_deaths
 from embedder.steps.table_cuts import CutNotes
 
 
@@ -40,9 +39,9 @@ def test_work_that_always_kills_its_process_is_refused(ray_cluster, tmp_path):
     with pytest.raises(RayError) as caught:
         ray_cluster.get(dies.remote())
     error = as_ours(caught.value)
-    assert type(error) is RunFailedError and "\n" not in str(error)
+    assert type(error) is DeadlyWorkError and error.is_resumable and "\n" not in str(error)
     assert str(error).startswith("stage 7: a block of 3 rows killed its process each time that it was tried again, 3 ")
-    assert str(error).endswith("; what is finished is kept; take a smaller one")
+    assert str(error).endswith("); take a smaller one")
     assert f"3 times, last on node {os.uname().nodename} (" in str(error), "where it died last, and how Ray puts it"
     assert len(list(tmp_path.glob("work-*"))) == 1 + MAX_DEATHS
     assert len(list(tmp_path.glob("begun-*"))) == 2 + MAX_DEATHS

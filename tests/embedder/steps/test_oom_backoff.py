@@ -124,6 +124,7 @@ print(json.dumps({"rows": rows_per_call(table), "same": bool(np.allclose(found, 
 """
 
 
+@pytest.mark.slow
 def test_a_real_lack_of_memory_is_survived(tiny_model):
     """The address space ends a few MiB above what a small batch needs."""
     command = [sys.executable, "-c", LIMITED, str(tiny_model), str(12 << 20), json.dumps(sys.path)]

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # By itself glibc gives whatever is larger than 32 MiB back to the system as soon as it is free, without exception. What
 # it keeps it may have to lay out anew for some batches before each finds a place: so there are many.
 PROGRAM = """
@@ -30,5 +32,6 @@ def page_faults(keeps):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_batches_after_the_first_find_their_memory_again():
     assert 2 * page_faults(keeps=True) < page_faults(keeps=False)

@@ -273,7 +273,9 @@ def test_an_unfinished_run_goes_on_where_only_old_versions_held_the_item(files):
 
 def test_what_is_still_found_is_named_and_the_command_fails(files, three_runs, monkeypatch):
     monkeypatch.setattr(purge_module, "redact_texts", lambda files, names: 0)
-    with pytest.raises(RunFailedError, match=r"purge: 2 of \d+ files still hold or name an item: runs/.*nightly.log"):
+    with pytest.raises(
+        RunFailedError, match=r"purge: an item is still held or named in 2 of \d+ files: runs/.*nightly.log"
+    ):
         purge(files, [GONE], no_index)
     assert ("b.jpg", 0) in rows_now(files)
 
@@ -395,6 +397,6 @@ def test_a_log_that_another_program_shortened_is_kept_readable(files, three_runs
 def test_a_file_that_is_no_text_is_not_written_over(files, three_runs):
     content = b"\xff\xfe " + GONE.encode()
     files.write("notes.bin", content)
-    with pytest.raises(RunFailedError, match=r"1 of \d+ files still hold or name an item: notes.bin"):
+    with pytest.raises(RunFailedError, match=r"held or named in 1 of \d+ files: notes.bin"):
         purge(files, [GONE], no_index)
     assert files.read("notes.bin") == content

@@ -59,7 +59,7 @@ def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypat
     vectors_of = IndexRows._vectors_of
     monkeypatch.setattr(IndexRows, "_vectors_of", lambda self, path: read.append(path) or vectors_of(self, path))
     run = indexed_run(files, item(3, 1), item(200), item(201), retired=["0007.jpg"])
-    assert said == ["index 2: updated, 3 added, 2 masked (1.0% of its rows are)"]
+    assert said == ["index 2: updated, 3 added, 2 masked (1 % of its rows are)"]
     assert read and all(path.startswith(f"part-{run.run_id}-") and "rewrite" not in path for path in read)
     manifest = manifest_of(files, read_current(files).index)
     assert (manifest.num_vectors, manifest.num_rows, manifest.embeddings_version) == (201, 203, run.embeddings)
@@ -97,7 +97,7 @@ def test_where_no_vector_changed_the_index_is_bound_again_without_faiss(files, m
 def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files, said):
     indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)])
     assert said[-1].startswith("index 2: rebuilt as ")
-    assert "40% of its rows would be masked" in said[-1]
+    assert "40 % of its rows would be masked" in said[-1]
     assert manifest_of(files, 2).num_masked == 0
     assert_whole(files)
 

@@ -46,12 +46,15 @@ def test_a_whole_file_is_read(tmp_path):
 
 
 MISTAKES = [
-    ('modle = "x"', "modle"),
+    (GOOD.replace("model =", "modle ="), "did you mean model?"),
     ('model = "x"\nout = "y"', r"no \[\[source\]\]"),
     ('out = "y"\n[[source]]\npath = "a"', "give `model`"),
     ('model = "x"\nout = "y"\n[architecture]\n[[source]]\npath = "a"', "one of the two"),
     ('model = "x"\nout = "y"\ntokenizer = "t"\n[[source]]\npath = "a"', r"goes with \[architecture\]"),
-    ('model = "x"\nout = "y"\n[validation]\nsource = "b"\n[[source]]\npath = "a"', "validation.source is 'b'"),
+    (
+        'model = "x"\nout = "y"\n[validation]\nsource = "b"\n[[source]]\npath = "a"',
+        'validation.source = "b": there is no ',
+    ),
     ('model = "x"\nout = "y"\n[train]\nvision_layers = 3\n[[source]]\npath = "a"', r"\[start, stop\]"),
     ('model = "x"\nout = "y"\n[train]\nwhat = "layers"\n[[source]]\npath = "a"', "ranges of layers"),
     (
@@ -74,8 +77,29 @@ def test_what_breaks_a_rule_is_named_in_one_line(tmp_path, text, message):
 
 
 def test_the_command_exits_with_2_and_one_line(tmp_path, run_embedder):
-    (tmp_path / "train.toml").write_text('modle = "x"')
+    (tmp_path / "train.toml").write_text(GOOD.replace("model =", "modle ="))
     code, _, stderr = run_embedder("train", tmp_path / "train.toml")
     assert code == 2
-    assert "modle" in stderr
-    assert len(stderr.strip().splitlines()) == 1
+    (line,) = stderr.splitlines()
+    assert line == f"embedder: {tmp_path}/train.toml, line 2: there is no key modle; did you mean model?"
+
+
+def test_several_mistakes_have_a_line_each(tmp_path, run_embedder):
+    (tmp_path / "train.toml").write_text('modle = "x"\n[train]\nseed = "6"\n')
+    code, _, stderr = run_embedder("train", tmp_path / "train.toml")
+    where = f"embedder: {tmp_path}/train.toml"
+    assert (code, stderr.splitlines()) == (
+        2,
+        [
+            f'{where}: out is missing; write out = "...": folder for models, checkpoint, metrics and curves',
+            f"{where}, line 1: there is no key modle; did you mean model?",
+            f'{where}, line 3: train.seed = "6": found a string; seed takes an integer: write seed = 6',
+        ],
+    )
+
+
+@pytest.mark.parametrize(("num_steps", "warmup_steps"), [(1, 0), (60, 6), (999, 99), (1000, 100), (20_000, 100)])
+def test_the_warm_up_follows_the_length_where_none_is_set(tmp_path, num_steps, warmup_steps):
+    text = GOOD.replace("num_steps = 5000", f"num_steps = {num_steps}")
+    assert read(tmp_path, text).train.warmup_steps == warmup_steps
+    assert read(tmp_path, text, settings=["train.warmup_steps=1"]).train.warmup_steps == 1

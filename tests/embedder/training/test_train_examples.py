@@ -40,7 +40,8 @@ def test_one_worker_gets_the_stream_in_order(tiny_model, tmp_path, ray_cluster):
     assert not ray_cluster.data.DataContext.get_current().execution_options.preserve_order
 
 
-@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 2])
 def test_several_workers_get_equal_shares_that_together_are_the_batches_of_one(
     tiny_model, tmp_path, ray_cluster, first
 ):

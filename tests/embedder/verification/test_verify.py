@@ -111,7 +111,7 @@ def test_a_side_that_no_item_has_is_not_said_to_be_verified(make_run, tmp_path):
 def test_a_source_of_which_nothing_can_be_embedded_is_refused(make_run, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    with pytest.raises(SourceError, match="none of 1 items can be embedded"):
+    with pytest.raises(SourceError, match="0 of 1 item can be embedded"):
         verify(make_run(tmp_path / "in"))
 
 

@@ -188,8 +188,9 @@ def save_timm(folder):
 def test_beside_weights_the_configuration_is_that_of_the_whole_import(tmp_path, save):
     save(tmp_path / "checkpoint")
     whole = import_checkpoint(tmp_path / "checkpoint", tmp_path / "whole")
-    assert import_config(tmp_path / "checkpoint", tmp_path / "alone") == whole
-    assert load_model_config(tmp_path / "alone") == whole
+    alone = import_config(tmp_path / "checkpoint", tmp_path / "alone")
+    assert alone.model_copy(update={"trained": whole.trained}) == whole  # the weights alone tell that they are random
+    assert load_model_config(tmp_path / "alone") == alone
 
 
 def test_two_checkpoints_are_not_joined_without_their_weights(tmp_path):

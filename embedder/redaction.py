@@ -15,10 +15,11 @@ _QUERY_VALUE = re.compile(
     r"((?:[\w-]*(?:signature|secret|token|password|credential|api[_-]?key|access[_-]?key)[\w-]*|sig|key|pwd))"
     r"=([^&\s\"']+)"
 )
+_AUTHORIZATION = re.compile(r"(?i)\b(authorization:\s*(?:\w+\s+)?|bearer\s+(?=\S{16}))[^\s\"',]+")
 
 
 def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Replace secrets: names and passwords in addresses, signatures and tokens, and values of the environment.
+    """Replace secrets: names and passwords in addresses, signatures and tokens, headers, and values of the environment.
 
     Args:
         text: any text.
@@ -29,4 +30,5 @@ def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
         if is_secret and len(value) >= MIN_SECRET_CHARACTERS:
             text = text.replace(value, MASK)
     text = _USER_INFO.sub(f"{MASK}@", text)
+    text = _AUTHORIZATION.sub(rf"\g<1>{MASK}", text)
     return _QUERY_VALUE.sub(rf"\1={MASK}", text)

@@ -1,0 +1,129 @@
+"""Effective configuration: every key with the value that holds, and where that is from, as TOML that loads again."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from embedder.config_toml.key_types import key_type
+from embedder.config_toml.load import Origins
+from embedder.config_toml.reference import plain
+from embedder.config_toml.values import Path, dotted, heading, toml, toml_key, without_secrets
+
+COMMENT_COLUMN = 44
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value that holds.
+
+    Attributes:
+        path: of its key.
+        value: as TOML has it, secrets masked; None where the key isn't set.
+        origin: where it is from.
+        is_masked: whether a secret is left out.
+    """
+
+    path: Path
+    value: Any
+    origin: str
+    is_masked: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table, its own values before the tables in it.
+
+    Attributes:
+        path: of the table.
+        values: of its keys.
+        tables: within it.
+    """
+
+    path: Path
+    values: tuple[Value, ...]
+    tables: tuple["Table", ...]
+
+
+def effective(config: BaseModel, origins: Origins, environment: Mapping[str, tuple[Any, str]] | None = None) -> Table:
+    """Collect the values of a configuration.
+
+    Args:
+        config: the configuration.
+        origins: where its values are from.
+        environment: of keys at the top, the value that the environment gives in place of the configuration's, and the
+            name of the variable.
+    """
+    return _table(config, (), origins, environment or {})
+
+
+def _table(config: BaseModel, path: Path, origins: Origins, environment: Mapping[str, tuple[Any, str]]) -> Table:
+    values: list[Value] = []
+    tables: list[Table] = []
+    for key in type(config).model_fields:
+        value, inner = getattr(config, key), (*path, key)
+        if not path and key in environment:
+            value, variable = environment[key]
+            values.append(_value(inner, value, f"environment {variable}"))
+        elif isinstance(value, BaseModel):
+            tables.append(_table(value, inner, origins, {}))
+        elif isinstance(value, tuple) and key_type(type(config).model_fields[key].annotation).is_list_of_tables:
+            tables += [_table(each, (*inner, number), origins, {}) for number, each in enumerate(value)]
+        elif isinstance(value, Mapping):
+            entries = (_value((*inner, name), each, origins.of((*inner, name))) for name, each in value.items())
+            tables.append(Table(inner, tuple(entries), ()))
+        else:
+            values.append(_value(inner, plain(value), origins.of(inner)))
+    return Table(path, tuple(values), tuple(tables))
+
+
+def _value(path: Path, value: Any, origin: str) -> Value:
+    masked = without_secrets(path, list(value) if isinstance(value, tuple) else value)
+    return Value(path, masked, origin, is_masked=masked != (list(value) if isinstance(value, tuple) else value))
+
+
+def values_of(table: Table) -> Iterator[Value]:
+    """All values of a table and of those within it."""
+    yield from table.values
+    for inner in table.tables:
+        yield from values_of(inner)
+
+
+def lines_of(table: Table) -> Iterator[str]:
+    """Write a table as TOML; a comment says where each value is from."""
+    if table.path:
+        yield ""
+        yield heading(table.path)
+    for value in table.values:
+        key = toml_key(str(value.path[-1]))
+        if value.value is None:
+            yield f"# {key} is not set"
+        elif not _can_be_written(value.value):
+            yield f"# {key} can't stand in TOML: it holds bytes that are no UTF-8 ({value.origin})"
+        else:
+            secret = "; a secret is left out: write it again" if value.is_masked else ""
+            yield f"{f'{key} = {toml(value.value)}':<{COMMENT_COLUMN}}  # {value.origin}{secret}"
+    for inner in table.tables:
+        yield from lines_of(inner)
+
+
+def _can_be_written(value: Any) -> bool:
+    """Whether a value is text that a file in UTF-8 can hold."""
+    try:
+        toml(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_data(table: Table) -> dict[str, dict[str, Any]]:
+    """Values for JSON by dotted key, each with its origin; entries of lists are numbered from 0."""
+    return {
+        ".".join(str(part) if isinstance(part, int) else dotted((part,)) for part in value.path): {
+            "value": value.value,
+            "from": value.origin,
+            "is_masked": value.is_masked,
+        }
+        for value in values_of(table)
+    }

@@ -1,0 +1,232 @@
+"""Loading of a configuration: a file, then options, then `--set`; where each value is from; all mistakes at once."""
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from embedder.config_paths import follow_file
+from embedder.config_toml import values
+from embedder.config_toml.key_types import key_type
+from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of
+from embedder.config_toml.read import ConfigFile, parse, read_file
+from embedder.config_toml.values import dotted, toml_key
+from embedder.errors import ConfigError
+
+SomeConfig = TypeVar("SomeConfig", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One `--set`.
+
+    Attributes:
+        path: its key.
+        value: as TOML, or the text itself where it is no TOML.
+    """
+
+    path: values.Path
+    value: Any
+
+    def __str__(self) -> str:
+        return f"--set {dotted(self.path)}"
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the values of a configuration are from.
+
+    Attributes:
+        file: the file; None for none.
+        options: keys that options of the command, or arguments of a function, gave.
+        settings: the `--set`, in their order.
+    """
+
+    file: ConfigFile | None
+    options: frozenset[str]
+    settings: tuple[Setting, ...]
+
+    def setting_of(self, path: values.Path) -> Setting | None:
+        """The last `--set` that gave a value; None where none did."""
+        found = (each for each in reversed(self.settings) if path[: len(each.path)] == each.path)
+        return next(found, None)
+
+    def line_of(self, path: values.Path) -> int | None:
+        """Line of the file on which a value stands; None where it stands on none."""
+        if self.file is None or self.setting_of(path) or (path and path[0] in self.options):
+            return None
+        return self.file.lines.get(path)
+
+    def of(self, path: values.Path) -> str:
+        """Name the origin of a value: `line 3`, `--set`, `option` or `default`."""
+        if self.setting_of(path):
+            return "--set"
+        if path and path[0] in self.options:
+            return "option"
+        if self.file is not None and _holds(self.file.tree, path):
+            line = self.line_of(path)
+            return "file" if line is None else f"line {line}"
+        return "default"
+
+    def line(self, mistake: Mistake) -> str:
+        """Write a mistake as one line: where it is, what it is, and what to write there."""
+        path, name = mistake.path, dotted(mistake.path)
+        setting = self.setting_of(path) if path else None
+        if setting is None or setting.path != path:
+            cure = f": write {toml_key(str(path[-1]))} = {mistake.instead}" if mistake.instead else ""
+            return f"{self._where(path, mistake.text)}: {mistake.text}{cure}"
+        cure = f": write --set {shlex.quote(f'{name}={mistake.instead}')}" if mistake.instead else ""
+        repeats = mistake.text.startswith(f"{name} = ")
+        return f"--set {mistake.text}{cure}" if repeats else f"{setting}: {mistake.text}{cure}"
+
+    def _where(self, path: values.Path, text: str) -> str:
+        """Name the place of a mistake."""
+        if not path:
+            return self._where_named(text)
+        if setting := self.setting_of(path):
+            return str(setting)
+        below = next((each for each in self.settings if each.path[: len(path)] == path), None)
+        if self.file is None or path[0] in self.options:
+            return str(below) if below else "the command line"
+        for length in range(len(path), 0, -1):
+            if (line := self.line_of(path[:length])) is not None:
+                return f"{self.file.path}, line {line}"
+        return str(below) if below else str(self.file.path)
+
+    def _where_named(self, text: str) -> str:
+        """Place of a combination: the lines and the `--set` of the keys that its message names."""
+        settings = [str(each) for each in self.settings if _is_named(each.path, text)]
+        if self.file is None:
+            return " and ".join(settings) or "the command line"
+        named = (path for path in self.file.lines if _is_named(path, text) and not self.setting_of(path))
+        lines = sorted({line for path in named if (line := self.line_of(path)) is not None})[:3]
+        where = f"{self.file.path}" + (
+            f", line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}" if lines else ""
+        )
+        return f"{where} with {' and '.join(settings)}" if settings else where
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[SomeConfig]):
+    """A configuration, and where its values are from."""
+
+    config: SomeConfig
+    origins: Origins
+
+
+def load(
+    kind: type[SomeConfig],
+    path: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Iterable[str] = (),
+) -> Loaded[SomeConfig]:
+    """Load a configuration: the file first, then the command line's options, then its `--set key=value`.
+
+    Relative paths follow the file where they stand in it, and the working directory where the command line gives them.
+
+    Args:
+        kind: class of the configuration.
+        path: a TOML file, or none.
+        overrides: values of options by key; those that are None are left out.
+        settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
+
+    Raises:
+        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule; of several such
+            mistakes each is told.
+    """
+    lists = frozenset(_lists(kind))
+    file = read_file(Path(path), lists) if path is not None else None
+    tree = follow_file(file.tree, file.path) if file else {}
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    tree |= given
+    parsed = tuple(map(parse_setting, settings))
+    for setting in parsed:
+        _apply(tree, setting, lists)
+    origins = Origins(file, frozenset(given), parsed)
+    config, error = _validated(kind, tree)
+    mistakes = mistakes_of(kind, tree, error)
+    if mistakes:
+        ordered = sorted(mistakes, key=lambda each: origins.line_of(each.path) or 0)
+        raise ConfigMistakesError(list(map(origins.line, ordered)))
+    return Loaded(cast(SomeConfig, config), origins)  # each error of pydantic is a mistake
+
+
+def _validated(
+    kind: type[SomeConfig], tree: Mapping[str, Any]
+) -> tuple[SomeConfig, None] | tuple[None, ValidationError]:
+    try:
+        return kind.model_validate(tree), None
+    except ValidationError as error:
+        return None, error
+
+
+def parse_setting(text: str) -> Setting:
+    """Read one `key=value`; a value that is no TOML is taken as a string.
+
+    Raises:
+        ConfigError: it has no equals sign, or no key.
+    """
+    key, separator, written = text.partition("=")
+    keys = tuple(part.strip() for part in key.split("."))
+    if not separator or not all(keys):
+        shown = values.shown((), f"{key}=..." if separator else key)
+        raise ConfigError(f"--set {shown}: write it as key=value, for example --set dtype=bfloat16")
+    try:
+        tree = parse(f"value = {written}")
+    except ValueError:
+        return Setting(keys, written)
+    return Setting(keys, tree["value"] if len(tree) == 1 else written)
+
+
+def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> None:
+    """Set one value in the tree.
+
+    Args:
+        tree: the configuration so far.
+        setting: the value and its key.
+        lists: keys at the top that are lists of tables.
+
+    Raises:
+        ConfigError: the key leads through a list, or through a value that is no table.
+    """
+    *parents, leaf = (str(part) for part in setting.path)
+    for depth, parent in enumerate(parents, 1):
+        inner = tree.get(parent, {})
+        name = dotted(setting.path[:depth])
+        if isinstance(inner, list | tuple) or (depth == 1 and parent in lists):
+            raise ConfigError(
+                f"{setting}: {name} is a list, and --set goes into tables only; change it in the file, or write the "
+                f"whole list, as --set '{name}=[{{...}}]'"
+            )
+        if isinstance(inner, BaseModel):
+            inner = inner.model_dump(exclude_unset=True)
+        if not isinstance(inner, Mapping):
+            shown = values.shown(setting.path[:depth], inner)
+            raise ConfigError(f"{setting}: {name} = {shown} is no table and has no keys; write [{name}] in the file")
+        tree[parent] = dict(inner)  # the file's own values stay as they are
+        tree = tree[parent]
+    tree[leaf] = setting.value
+
+
+def _lists(kind: type[BaseModel]) -> Iterator[str]:
+    """Keys that are lists of tables."""
+    return (key for key, field in kind.model_fields.items() if key_type(field.annotation).is_list_of_tables)
+
+
+def _holds(tree: Any, path: values.Path) -> bool:
+    for part in path:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def _is_named(path: values.Path, text: str) -> bool:
+    """Whether a message names a key as TOML writes it: `key = `, `[key]`, or in backticks."""
+    name = re.escape(dotted(path))
+    return isinstance(path[-1], str) and bool(re.search(rf"(?<![\w.]){name} = |\[{name}\]|`{name}`", text))

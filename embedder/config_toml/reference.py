@@ -1,0 +1,153 @@
+"""Reference of a configuration's keys: type, default, unit and meaning, from the fields and their descriptions.
+
+`embedder config --reference` and docs/configuration.md are both printed from it.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from embedder.config_toml.key_types import (
+    TableType,
+    bounds_of,
+    default_in_words,
+    family_of,
+    key_type,
+    tables_below,
+    unit_of_field,
+)
+from embedder.config_toml.values import toml
+
+SEVERAL = "one of several families of towers"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key.
+
+    Attributes:
+        name: as a file has it.
+        type: in TOML's words, with its bounds.
+        default: as TOML writes it; `required`, or words where it depends on other keys; empty where it isn't set.
+        unit: empty for none.
+        meaning: what it is for.
+        table: header of the table that it holds; empty for a plain value.
+    """
+
+    name: str
+    type: str
+    default: str
+    unit: str
+    meaning: str
+    table: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table.
+
+    Attributes:
+        heading: its header; empty for the top.
+        family: value of its key `family`, where that chooses among several; else empty.
+        is_default: whether it is the family that is meant where none is named.
+        summary: what it is, in one line.
+        keys: in the order of the fields.
+    """
+
+    heading: str
+    family: str
+    is_default: bool
+    summary: str
+    keys: tuple[Key, ...]
+
+
+def sections_of(kind: type[BaseModel], known: Collection[type[BaseModel]] = ()) -> list[Section]:
+    """Describe all tables of a configuration, the top first.
+
+    Args:
+        kind: its class.
+        known: classes of tables that are described elsewhere, and left out.
+    """
+    tables = [table for table in tables_below(kind) if not table.keys or table.kind not in known]
+    return [_section(table, [each for each in tables if each.keys == table.keys], kind) for table in tables]
+
+
+def kinds_of(kind: type[BaseModel]) -> set[type[BaseModel]]:
+    """Classes of all tables of a configuration."""
+    return {table.kind for table in tables_below(kind)}
+
+
+def _section(table: TableType, families: list[TableType], root: type[BaseModel]) -> Section:
+    is_family = len(families) > 1
+    return Section(
+        heading=table.heading,
+        family=(family_of(table.kind) or "") if is_family else "",
+        is_default=is_family and type(_default_of(root, table.keys)) is table.kind,
+        summary=_summary(table.kind),
+        keys=tuple(_keys(table)),
+    )
+
+
+def _default_of(root: type[BaseModel], keys: tuple[str, ...]) -> Any:
+    """Default value of the table at some keys below the top."""
+    *parents, last = keys
+    for parent in parents:
+        taken = key_type(root.model_fields[parent].annotation)
+        root = (taken.items or taken).tables[0]
+    return root.model_fields[last].get_default()
+
+
+def _keys(table: TableType) -> Iterator[Key]:
+    for name, field in table.kind.model_fields.items():
+        taken = key_type(field.annotation)
+        inner = taken.items.tables if taken.items else taken.tables
+        heading = TableType((*table.keys, name), taken.is_list_of_tables, table.kind).heading if inner else ""
+        summary = "" if not inner else SEVERAL if len(inner) > 1 else _summary(inner[0]).rstrip(".")
+        bounds = [f"{sign} {toml_number(bound)}" for sign, _, bound in bounds_of(field)]
+        yield Key(
+            name=name,
+            type=", ".join([taken.name, *bounds]),
+            default=_default(field, is_table=bool(inner)),
+            unit=unit_of_field(table.kind, name),
+            meaning=field.description or summary or _upstream(table.kind, name),
+            table=heading,
+        )
+
+
+def _summary(kind: type[BaseModel]) -> str:
+    return (kind.__doc__ or "").strip().partition("\n\n")[0]
+
+
+def _upstream(kind: type[BaseModel], key: str) -> str:
+    """What a key without a description of its own means: in a tower, the same as in the library that builds it."""
+    if family_of(kind) is None:
+        return ""
+    if key == "family":
+        return "names the family"
+    library_class = getattr(kind, "library_class", None)
+    return f"as in transformers' `{library_class}`" if library_class else "as in timm"
+
+
+def _default(field: FieldInfo, *, is_table: bool) -> str:
+    if words := default_in_words(field):
+        return words
+    value = field.get_default()
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, BaseModel) or value is None or value == {} or (value == () and is_table):
+        return ""
+    return toml_number(value) if isinstance(value, float) else toml(plain(value))
+
+
+def plain(value: Any) -> Any:
+    """Value as TOML has it: a range of layers is a list of two."""
+    return [value.start, value.stop] if hasattr(value, "start") and hasattr(value, "stop") else value
+
+
+def toml_number(value: float) -> str:
+    """Write a number of a default or a bound: without a point where it is whole."""
+    return toml(value) if isinstance(value, int) else f"{value:g}"

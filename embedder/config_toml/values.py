@@ -1,0 +1,91 @@
+"""Values as TOML writes them, and in TOML's words; secrets in them are masked."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import date, time
+from typing import Any
+
+from embedder.redaction import MASK, mask
+
+Path = tuple[str | int, ...]
+"""Keys from the top to a value, with the numbers of a list's entries, from 0."""
+
+MAX_SHOWN_CHARACTERS = 80
+GROUPED_FROM = 100_000  # integers from here on are written in groups of three digits
+
+_TYPE_NAMES: tuple[tuple[Any, str], ...] = (
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a number"),
+    (str, "a string"),
+    ((date, time), "a date or time"),
+    ((list, tuple), "a list"),
+    (Mapping, "a table"),
+)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SECRET_OPTION = re.compile(r"(?i)--?[\w-]*(token|password|passwd|secret|credential|api-?key|access-?key)[\w-]*")
+_WEBHOOK = re.compile(r"^((?:\w+://)?[^/?#]*).+", re.DOTALL)  # whoever knows its path may post to it
+
+
+def toml(value: Any) -> str:
+    """Write a value on one line, as it stands behind the equals sign."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{toml_key(key)} = {toml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, bool | date | time | float):
+        return value.isoformat() if isinstance(value, date | time) else repr(value).lower()
+    if isinstance(value, int):
+        return f"{value:_}" if abs(value) >= GROUPED_FROM else str(value)
+    # JSON may leave DEL as it is, TOML may not.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(key: str) -> str:
+    """Write one key; in quotes where it has other characters than letters, digits, `_` and `-`."""
+    return key if _BARE_KEY.fullmatch(key) else toml(key)
+
+
+def dotted(path: Path) -> str:
+    """Write the keys of a path as `--set` takes them; the entries of a list have no numbers."""
+    return ".".join(toml_key(key) for key in path if isinstance(key, str))
+
+
+def heading(path: Path) -> str:
+    """Write the name of a table: `[decode]`, and `[[source]]` where it is an entry of a list."""
+    return f"[[{dotted(path)}]]" if path and isinstance(path[-1], int) else f"[{dotted(path)}]"
+
+
+def without_secrets(path: Path, value: Any) -> Any:
+    """Mask what is secret in a value.
+
+    Args:
+        path: where it stands.
+        value: as the configuration has it; names and passwords in addresses, tokens and their like are replaced, and
+            the path of a webhook.
+    """
+    match value:
+        case str() if path and path[-1] == "webhook":
+            return mask(_WEBHOOK.sub(rf"\1/{MASK}", value))
+        case str():
+            # An option of a command is masked as it is within quotes, where it begins the text.
+            return mask(f'"{value}"')[1:-1]
+        case list() | tuple():
+            found = [without_secrets(path, each) for each in value]
+            follows = [False, *(isinstance(each, str) and bool(_SECRET_OPTION.fullmatch(each)) for each in value)]
+            return [MASK if is_secret else each for is_secret, each in zip(follows, found, strict=False)]
+        case Mapping():
+            return {key: without_secrets((*path, key), each) for key, each in value.items()}
+    return value
+
+
+def shown(path: Path, value: Any) -> str:
+    """Write a value for a message: masked, and shortened."""
+    text = toml(without_secrets(path, value))
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
+
+
+def named(value: Any) -> str:
+    """Name the type of a value in TOML's words, with an article."""
+    return next((name for kinds, name in _TYPE_NAMES if isinstance(value, kinds)), f"a {type(value).__name__}")

@@ -1,0 +1,113 @@
+"""Animated image (GIF, PNG, WebP, AVIF) -> frames with their times, cut as a video is. Runs in the sandbox process."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from PIL import Image
+
+from embedder.media.errors import STILL_IMAGE, DecodeError
+from embedder.media.images import (
+    SizedPixels,
+    check_pixels,
+    finish_image,
+    open_image,
+    orientation_of,
+    resize_image,
+    to_rgb,
+    upright,
+)
+from embedder.media.resize import ResizeSpec, Size, scaled_size
+from embedder.media.segments import PickedSegment, SegmentRule, TimedFrame, pick_segments
+
+ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images of a TIFF or JPEG are no animation
+MS = Fraction(1, 1000)
+SHORTEST_MS, USUAL_MS = 10, 100
+"""Frames that are said to be shown for 10 ms or less are shown for 100 ms, as browsers do."""
+
+
+def animation_segments(
+    encoded: bytes, resize: ResizeSpec, rule: SegmentRule, max_pixels: int
+) -> Iterator[PickedSegment[SizedPixels]]:
+    """Decode an animated image from its first frame to its last, one segment at a time.
+
+    Args:
+        encoded: the whole file.
+        resize: rule for the frames.
+        rule: how it is cut.
+        max_pixels: pixels of one frame, at most.
+
+    Yields:
+        Segments, whose images are of one size.
+
+    Raises:
+        DecodeError: too large, of no known format; of type `StillImage`: it has one frame.
+        Exception: whatever else Pillow raises for a broken file.
+    """
+    image = open_image(encoded, max_pixels)
+    numbers = _numbers(image)
+    if image.format not in ANIMATED_FORMATS or len(numbers) < 2:
+        raise DecodeError(STILL_IMAGE, "the image has one frame")
+    # Frames of most are shown equally long; of others those of the last segment are spread unevenly.
+    rule = replace(rule, duration_s=len(numbers) * next(_timed_frames(image, max_pixels)).shown_s)
+    orientation = orientation_of(image)
+    size: Size | None = None
+
+    def convert(frame: Image.Image) -> SizedPixels:
+        nonlocal size
+        shown = upright(to_rgb(frame), orientation)
+        if resize.mode == "patches":
+            size = size or scaled_size(shown.size, resize)
+        return resize_image(shown, resize, size)
+
+    yield from pick_segments(_timed_frames(image, max_pixels), convert, rule)
+
+
+def animation_frame(encoded: bytes, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:
+    """Decode the frame shown at a time counted from the first frame; beyond either end, the first or last frame.
+
+    Args:
+        encoded: the whole file.
+        resize: the rule.
+        time_s: seconds after the first frame.
+        max_pixels: pixels of one frame, at most.
+
+    Raises: as `animation_segments`, but for `StillImage`.
+    """
+    image = open_image(encoded, max_pixels)
+    orientation = orientation_of(image)
+    shown: Image.Image | None = None
+    for frame in _timed_frames(image, max_pixels):
+        if shown is not None and frame.time_s > time_s:
+            break
+        shown = frame.frame
+    if shown is None:
+        raise DecodeError("NoFrames", "the image holds no frame")
+    return finish_image(shown, orientation, resize, max_pixels)
+
+
+def _timed_frames(image: Image.Image, max_pixels: int) -> Iterator[TimedFrame[Image.Image]]:
+    """Frames, each whole: what a file stores is often the part that changes."""
+    time_s = Fraction(0)
+    for number in _numbers(image):
+        try:
+            image.seek(number)
+        except Image.DecompressionBombError as error:
+            raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
+        check_pixels(image.size, max_pixels)
+        image.load()
+        shown_s = _shown_ms(image) * MS
+        yield TimedFrame(time_s, shown_s, image.copy())  # the next frame is drawn over this one
+        time_s += shown_s
+
+
+def _numbers(image: Image.Image) -> range:
+    """Numbers of the frames; the first image of a PNG may be for viewers without animation alone."""
+    return range(int(getattr(image, "default_image", False)), getattr(image, "n_frames", 1))
+
+
+def _shown_ms(image: Image.Image) -> Fraction:
+    duration = image.info.get("duration")
+    if isinstance(duration, int | float) and SHORTEST_MS < duration < float("inf"):
+        return Fraction(duration)
+    return Fraction(USUAL_MS)

@@ -1,0 +1,56 @@
+"""HEIC and HEIF -> pixels, with libheif. Of a file with several images, the primary one; nothing else is decoded."""
+
+from collections.abc import Iterator
+
+import pillow_heif
+from PIL import Image
+
+from embedder.media.errors import DecodeError
+from embedder.media.images import WHOLE_FACTOR, LoadedImage, check_pixels
+from embedder.media.resize import ResizeSpec, Size
+
+UPRIGHT = 1
+NO_MEMORY, LIMIT = "Memory allocation error", "Security limit"
+SIZE_PROPERTY = b"ispe\0\0\0\0"  # followed by width and height, 32 bits each
+
+
+def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
+    """Decode the primary image; libheif turns it as its container says, so its EXIF orientation is not applied.
+
+    Source: ISO/IEC 23008-12 (HEIF): the transformative properties put an image upright; its EXIF may repeat them.
+
+    Args:
+        kind: for messages.
+        encoded: the whole file.
+        resize: unused: there is no decoding at reduced scale.
+        max_pixels: the image may have twice as many.
+
+    Raises:
+        DecodeError: it holds no image that libheif decodes, or one that is too large.
+    """
+    for option in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):  # images about the image: a header may list thousands
+        setattr(pillow_heif.options, option, False)
+    pillow_heif.options.DECODE_THREADS = 1  # several decoders share the machine
+    try:
+        opened = pillow_heif.open_heif(encoded, convert_hdr_to_8bit=True)
+        image = opened[opened.primary_index]
+        for size in (image.size, *_declared_sizes(encoded)):  # what is shown may be a small piece of what is decoded
+            check_pixels(size, WHOLE_FACTOR * max_pixels)
+        image.load()
+        decoded = Image.frombytes(image.mode, image.size, image.data, "raw", image.mode, image.stride)
+    except MemoryError:
+        raise
+    except (OSError, ValueError, SyntaxError, RuntimeError, EOFError, IndexError) as error:
+        if NO_MEMORY in str(error) and LIMIT not in str(error):
+            raise MemoryError from None
+        raise DecodeError("BrokenImage", f"{kind}: libheif can't decode it: {error}") from None
+    return LoadedImage(decoded, UPRIGHT)
+
+
+def _declared_sizes(encoded: bytes) -> Iterator[Size]:
+    """Sizes of all images and tiles of the file, before they are turned or cropped."""
+    place = encoded.find(SIZE_PROPERTY)
+    while place >= 0:
+        size = encoded[place + len(SIZE_PROPERTY) : place + len(SIZE_PROPERTY) + 8]
+        yield int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big")
+        place = encoded.find(SIZE_PROPERTY, place + 1)

@@ -1,0 +1,128 @@
+"""JPEG XL -> pixels, with libjxl. Its size is read here before: the library decodes whatever it is given."""
+
+from typing import NamedTuple
+
+import pillow_jxl
+from PIL import Image
+
+from embedder.media.errors import DecodeError
+from embedder.media.images import WHOLE_FACTOR, LoadedImage, check_pixels, load_image
+from embedder.media.resize import ResizeSpec, Size
+
+UPRIGHT = 1
+CODESTREAM = b"\xff\x0a"
+MAX_BOXES = 10_000  # of a container; a photograph has a handful
+SIZE_BITS = (9, 13, 18, 30)  # of a side, by a selector of two bits
+RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # width to height, by a selector from 1
+MODES = {"F;16": "F"}  # the library widens half floats
+BYTES_OF_PIXEL = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 2, "F": 4}
+JPEG_START = b"\xff\xd8"
+
+
+def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
+    """Decode an image; one that was made from a JPEG without loss becomes that JPEG again, and is decoded as such.
+
+    libjxl turns it as its header says, so its EXIF orientation is not applied.
+
+    Source: ISO/IEC 18181-2: the orientation of the codestream counts, not that of the Exif box.
+
+    Args:
+        kind: for messages.
+        encoded: the whole file.
+        resize: the rule that it will be resized by.
+        max_pixels: the image may have twice as many.
+
+    Raises:
+        DecodeError: it is broken, too large, or of a pixel format without a conversion.
+    """
+    size = declared_size(encoded)
+    if size is None:
+        raise DecodeError("BrokenImage", f"{kind}: its header is cut off or broken")
+    check_pixels(size, WHOLE_FACTOR * max_pixels)
+    try:
+        is_jpeg, info, data, *_ = pillow_jxl.Decoder(num_threads=0)(encoded)
+    except (RuntimeError, ValueError, NotImplementedError):  # its text is for those who build it, and names no reason
+        message = "libjxl can't decode it: it is cut off or broken, or takes more memory than `memory_bytes` allows"
+        raise DecodeError("BrokenImage", f"{kind}: {message}") from None
+    if is_jpeg:
+        return _load_jpeg(kind, data, resize, max_pixels)
+    mode = MODES.get(info.mode, info.mode)
+    if len(data) != info.width * info.height * BYTES_OF_PIXEL.get(mode, 0):
+        raise DecodeError("UnsupportedPixels", f"{kind}: {info.mode} of that depth isn't read; save it with 8 bits")
+    return LoadedImage(Image.frombytes(mode, (info.width, info.height), data), UPRIGHT)
+
+
+def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
+    if not data.startswith(JPEG_START):
+        raise DecodeError("BrokenImage", f"{kind}: what it keeps of a JPEG is none")
+    return load_image(data, resize, max_pixels)
+
+
+def declared_size(encoded: bytes) -> Size | None:
+    """Width and height by the header of the codestream; None where there is no whole header.
+
+    Source: ISO/IEC 18181-1, SizeHeader; 18181-2, boxes `jxlc` and `jxlp`.
+    """
+    start = 0 if encoded.startswith(CODESTREAM) else _codestream_start(encoded)
+    if start is None or encoded[start : start + 2] != CODESTREAM:
+        return None
+    header = encoded[start + 2 : start + 14]
+    if len(header) < 2:
+        return None
+    bits = _Bits(int.from_bytes(header, "little"))
+    is_small = bits.take(1) == 1
+    height = _side(bits, is_small)
+    ratio = bits.take(3)
+    if ratio:
+        num, denominator = RATIOS[ratio - 1]
+        return height * num // denominator, height
+    return _side(bits, is_small), height
+
+
+class _Bits:
+    """Bits of a number, the least significant one first; zeros beyond its end."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def take(self, num_bits: int) -> int:
+        value = self._value & ((1 << num_bits) - 1)
+        self._value >>= num_bits
+        return value
+
+
+def _side(bits: _Bits, is_small: bool) -> int:
+    if is_small:
+        return (bits.take(5) + 1) * 8
+    return bits.take(SIZE_BITS[bits.take(2)]) + 1
+
+
+class _Box(NamedTuple):
+    kind: bytes
+    start: int
+    end: int
+
+
+def _codestream_start(encoded: bytes) -> int | None:
+    """Place of the codestream in a container: in its one box, or in the first of several."""
+    place = 0
+    for _ in range(MAX_BOXES):
+        box = _box_at(encoded, place)
+        if box is None:
+            return None
+        if box.kind in (b"jxlc", b"jxlp"):
+            return box.start + (4 if box.kind == b"jxlp" else 0)  # a part begins with its number
+        place = box.end
+    return None
+
+
+def _box_at(encoded: bytes, place: int) -> _Box | None:
+    header = encoded[place : place + 16]
+    size, start = int.from_bytes(header[:4], "big"), place + 8
+    if size == 1:
+        size, start = int.from_bytes(header[8:16], "big"), place + 16
+    if size == 0:
+        size = len(encoded) - place
+    if len(header) < 8 or size < start - place:
+        return None
+    return _Box(header[4:8], start, place + size)

@@ -1,0 +1,32 @@
+"""Choice of the decoder for an image of the extra `formats`."""
+
+from importlib import import_module
+
+from embedder.installation import MISSING_EXTRA, explained
+from embedder.media.errors import DecodeError
+from embedder.media.formats import HEIC, JPEG_XL
+from embedder.media.images import LoadedImage
+from embedder.media.resize import ResizeSpec
+
+MODULES = {HEIC.name: "heic", JPEG_XL.name: "jpeg_xl"}
+
+
+def load_extra(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
+    """Decode an image of the extra `formats`.
+
+    Args:
+        kind: of `embedder.media.sniff.extra_kind`.
+        encoded: the whole file.
+        resize: the rule that it will be resized by.
+        max_pixels: as of `embedder.media.images.decode_image`.
+
+    Raises:
+        DecodeError: the package that decodes it is missing; it is broken, or too large.
+        Exception: anything else that a decoder raises for a broken file.
+    """
+    try:
+        module = import_module(f"{__package__}.{MODULES.get(kind, 'camera_raw')}")
+    except ModuleNotFoundError as error:
+        raise DecodeError(MISSING_EXTRA, str(explained(error, kind))) from None
+    loaded: LoadedImage = module.load(kind, encoded, resize, max_pixels)
+    return loaded

@@ -1,0 +1,131 @@
+"""Texts and images that a program hands over; images (Pillow's, arrays of pixels) become files for the sandbox.
+
+Pillow is imported for its images and for arrays alone.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedder.errors import ArgumentTypeError, ConfigError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    GivenImage = str | Path | bytes | Image.Image | NDArray[np.uint8]
+
+EXPECTED = "a path, the bytes of a file, an image of Pillow, or an array uint8 (H, W, 3)"
+ARRAY_RULE = "an array of pixels is uint8 [0, 255] of shape (H, W, 3), (H, W, 4) with transparency, or (H, W) in grey"
+CHANNELS = (1, 3, 4)
+# Modes whose values a format holds as they are; the rest is converted.
+PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
+TIFF_MODES = frozenset({"I", "F", "CMYK", "YCbCr", "LAB"})
+TRANSPARENT_MODES = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+
+
+def is_pillow_image(value: Any) -> "TypeGuard[Image.Image]":
+    """Whether this is an image of Pillow; where nobody has imported Pillow it is none."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is an array of NumPy or, as a tensor, gives one."""
+    return isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not is_pillow_image(value))
+
+
+def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
+    """Path of an image file, or the content of one: arrays and images of Pillow are written, upright and lossless.
+
+    Args:
+        image: the image.
+        name: of the argument, for messages.
+
+    Raises:
+        ArgumentTypeError: it is nothing that an image comes in.
+        ConfigError: an array of pixels breaks the rule, or Pillow can't load its image.
+    """
+    if isinstance(image, str | os.PathLike):
+        return Path(image)
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if is_pillow_image(image):
+        return _encoded(image, name)
+    if is_array(image):
+        from PIL import Image
+
+        return _png(Image.fromarray(_pixels(np.asarray(image), name)))
+    raise ArgumentTypeError(f"{name}: found {type(image).__name__}; give {EXPECTED}")
+
+
+def text_list(texts: Sequence[str]) -> list[str]:
+    """Several texts as a list; one text alone would be a sequence of letters.
+
+    Raises:
+        ArgumentTypeError: it is one text, or no texts.
+    """
+    listed = None if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    others = [each for each in listed or () if not isinstance(each, str)]
+    if listed is None or others:
+        found = f"a list with {type(others[0]).__name__}" if others else type(texts).__name__
+        raise ArgumentTypeError(f'texts: found {found}; give a list of texts, as ["a red car"]')
+    return listed
+
+
+def image_list(images: "Sequence[GivenImage]") -> list[Path | bytes]:
+    """Paths or contents of several images; one array of pixels alone would be a sequence of its rows.
+
+    Raises:
+        ArgumentTypeError: it is one image, or no images.
+        ConfigError: one of them breaks the rule for arrays of pixels.
+    """
+    is_one = isinstance(images, str | Path | bytes) or (is_array(images) and np.asarray(images).ndim != 4)
+    if is_one or not isinstance(images, Iterable):
+        raise ArgumentTypeError(f"images: found {type(images).__name__}; give a list, of which each is {EXPECTED}")
+    return [file_or_content(image, f"images[{place}]") for place, image in enumerate(images)]
+
+
+def _pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """Pixels as Pillow takes them, of an array that keeps the rule."""
+    found = f"{name}: found {array.dtype} of shape {array.shape}; {ARRAY_RULE}"
+    is_first = array.ndim == 3 and array.shape[0] in CHANNELS and array.shape[2] not in CHANNELS
+    cures = [
+        *(["array.transpose(1, 2, 0) brings the channels to the end"] if is_first else []),
+        *(["(255 * array).round().astype('uint8') makes one of values in [0, 1]"] if array.dtype.kind == "f" else []),
+    ]
+    is_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in CHANNELS)
+    if array.dtype != np.uint8 or not is_shape or array.size == 0:
+        raise ConfigError("; ".join([found, *cures]))
+    return np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
+
+
+def _encoded(image: "Image.Image", name: str) -> bytes:
+    from embedder.media.images import orientation_of, upright
+
+    try:
+        image.load()
+        image = upright(image, orientation_of(image))
+        if image.mode not in PNG_MODES | TIFF_MODES:
+            image = image.convert(TRANSPARENT_MODES.get(image.mode, "RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # as of a file that is cut off, or closed
+        raise ConfigError(f"{name}: Pillow can't load its image: {error}; give one that can be shown") from None
+    if image.width == 0 or image.height == 0:
+        raise ConfigError(f"{name}: the image is {image.width} x {image.height} pixels; give one that has some")
+    if image.mode in TIFF_MODES:
+        file = BytesIO()
+        image.save(file, "TIFF")
+        return file.getvalue()
+    return _png(image)
+
+
+def _png(image: "Image.Image") -> bytes:
+    """Write a PNG, fast: it is read once."""
+    file = BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()

@@ -1,0 +1,273 @@
+"""Hits as files: a table in CSV, Parquet or JSON lines, and copies of what was found."""
+
+import base64
+import csv
+import io
+import json
+import math
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+
+from embedder.errors import ConfigError
+from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.sniff import AVIF_BRANDS, EBML, STILL_BRANDS
+from embedder.retrieval.hit_table import hit_table
+from embedder.retrieval.hits import Hit, Hits
+from embedder.sources.fetch import Fetcher
+from embedder.sources.file_names import MEDIA_SUFFIXES
+from embedder.storage.atomic_write import atomic_write
+from embedder.storage.item_error import ItemError
+from embedder.storage.output_file import check_output_file, check_parent_folder
+from embedder.storage.printable import printable, readable
+from embedder.storage.web_address import shown_uri
+
+LISTING = "hits.csv"
+HEAD_BYTES = 64  # enough for the suffix
+MAX_NAME_BYTES = 120  # of a file's name, where file systems take 255
+MAX_SUFFIX_CHARACTERS = 8
+RANK_DIGITS = 3
+
+_PARTS = re.compile(r"[/\\]")
+_RESERVED = frozenset('<>:"|?*')  # on some systems
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""First characters by which spreadsheets tell a formula, the wide ones of Asian keyboards included."""
+_FTYP_SUFFIXES = (".mp4", ".m4v", ".mov", ".qt", ".3gp", ".3g2")
+_STILL_SUFFIXES = (".heic", ".heif", ".heics", ".heifs", ".hif", ".cr3")
+
+
+class CopiedFiles(NamedTuple):
+    """Copies of the files of hits.
+
+    Attributes:
+        folder: that holds them.
+        num_files: number of copies; several hits may be of one file.
+        problems: a line for each item that could not be copied.
+    """
+
+    folder: Path
+    num_files: int
+    problems: list[str]
+
+
+def save_table(path: Path, table: pa.Table) -> None:
+    """Write a table in the format that the suffix names; an older file is replaced when the new one is written.
+
+    Args:
+        path: of the file.
+        table: of hits.
+
+    Raises:
+        ConfigError: the suffix names no format, the folder is missing, or the file can't be written.
+    """
+    write = TABLE_FORMATS[check_output_file(path, TABLE_FORMATS, "hits")]
+    try:
+        with atomic_write(path) as file:
+            write(_without_secrets(table), file)
+    except OSError as error:
+        raise ConfigError(f"hits {path}: {error.strerror or error}; name a place that can be written") from None
+
+
+def copy_files(folder: Path, answers: Sequence[Hits]) -> CopiedFiles:
+    """Copy the files of hits into a new folder, beside a table of the hits that names them.
+
+    The folder appears when all is copied. An item's file is copied once, under the name of its first hit.
+
+    Args:
+        folder: to make; an empty one may be there.
+        answers: hits of each query.
+
+    Raises:
+        ConfigError: it holds something already, its parent is missing, or it can't be written.
+    """
+    check_copy_folder(folder)
+    copied: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    has_queries = len(answers) > 1
+    try:
+        with _whole_folder(folder) as stage, Fetcher() as fetcher:
+            for number, hits in enumerate(answers, 1):
+                digits = max(RANK_DIGITS, len(str(len(hits))))
+                for rank, hit in enumerate(hits, 1):
+                    if hit.item_id in copied or hit.item_id in problems:
+                        continue
+                    prefix = f"q{number}-" if has_queries else ""
+                    try:
+                        copied[hit.item_id] = _copy(hit, fetcher, stage, f"{prefix}{rank:0{digits}}-")
+                    except ItemError as error:
+                        problems[hit.item_id] = printable(str(error))
+            table = _without_secrets(hit_table(answers, has_queries=has_queries))
+            _write_listing(stage / LISTING, table, copied, problems)
+    except OSError as error:
+        raise ConfigError(f"copies {folder}: {error.strerror or error}; name a place that can be written") from None
+    return CopiedFiles(folder, len(copied), [f"{item_id}: {line}" for item_id, line in problems.items()])
+
+
+def check_copy_folder(folder: Path) -> None:
+    """Check that a folder can be made, or is empty.
+
+    Raises:
+        ConfigError: it holds something already, is a file, or its parent is missing.
+    """
+    check_parent_folder(folder, "copies")
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(f"copies {folder}: it is no folder; name a new one")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"copies {folder}: it holds files already, and none is replaced; name a new folder")
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes the folder of that name when the block succeeds; else it is removed."""
+    stage = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.tmp"
+    stage.mkdir()
+    try:
+        yield stage
+        stage.rename(folder)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _copy(hit: Hit, fetcher: Fetcher, folder: Path, prefix: str) -> str:
+    """Copy the file of a hit; returns the name of the copy.
+
+    Raises:
+        ItemError: the file can't be read, or not whole.
+    """
+    pieces = hit.pieces(fetcher)
+    first = next(pieces, b"")
+    path = folder / file_name(hit.item_id, first[:HEAD_BYTES], prefix)
+    try:
+        with path.open("xb") as file:
+            for piece in chain([first], pieces):
+                file.write(piece)
+    except ItemError:
+        path.unlink(missing_ok=True)
+        raise
+    return path.name
+
+
+def file_name(item_id: str, head: bytes, prefix: str) -> str:
+    """Name of the copy of an item's file: the last part of its id, as every file system takes it.
+
+    Args:
+        item_id: anything.
+        head: first bytes of the file; if they are of another format than the id's suffix, theirs is the suffix.
+        prefix: tells it from all others.
+    """
+    name = "".join(
+        character if character.isprintable() and character not in _RESERVED else "_"
+        for character in _PARTS.split(item_id)[-1]
+    ).strip(". ")
+    stem, dot, last = name.rpartition(".")
+    own = f"{dot}{last}" if stem and len(last) <= MAX_SUFFIX_CHARACTERS else ""
+    stem = stem if own else name
+    known = _suffixes(head)
+    is_other_kind = own.lower() not in known and not (".tif" in known and own.lower() in MEDIA_SUFFIXES)
+    if known and is_other_kind:  # camera raws are TIFFs by their content
+        stem, own = stem if own.lower() in MEDIA_SUFFIXES else f"{stem}{own}", known[0]
+    room = MAX_NAME_BYTES - len((prefix + own).encode())
+    stem = stem.encode()[:room].decode(errors="ignore").strip(". ")
+    return f"{prefix}{stem or 'item'}{own}"
+
+
+def _suffixes(head: bytes) -> tuple[str, ...]:
+    """Suffixes of files that begin so, the usual one first; none for what is not known."""
+    for each in IMAGE_FORMATS:
+        if each.signatures and head.startswith(each.signatures):
+            return each.suffixes
+    if head[:4] == b"RIFF":
+        return (".webp",) if head[8:12] == b"WEBP" else (".avi",)
+    if head[:4] == EBML:
+        return (".webm", ".mkv") if b"webm" in head else (".mkv", ".webm")
+    if head[4:8] == b"ftyp":
+        brand = head[8:12]
+        return (".avif", ".avifs", *_STILL_SUFFIXES) if brand in AVIF_BRANDS | STILL_BRANDS else _FTYP_SUFFIXES
+    return ()
+
+
+def _without_secrets(table: pa.Table) -> pa.Table:
+    """Table without the signatures of addresses of the web: files go on to others."""
+    place = table.column_names.index("uri")
+    return table.set_column(place, "uri", pa.array(map(shown_uri, table["uri"].to_pylist()), pa.string()))
+
+
+def _write_listing(path: Path, table: pa.Table, copied: dict[str, str], problems: dict[str, str]) -> None:
+    """Write the table of hits, with the name of each one's copy, or why there is none."""
+    ids = table["item_id"].to_pylist()
+    for name, values in (("problem", problems), ("file", copied)):
+        while name in table.column_names:
+            name += "_"  # noqa: PLW2901  # a carried column has the name
+        table = table.add_column(0, name, pa.array([values.get(each) for each in ids], pa.string()))
+    with path.open("xb") as file:
+        _write_csv(table, file)
+
+
+def _write_csv(table: pa.Table, file: BinaryIO) -> None:
+    text = io.TextIOWrapper(file, "utf-8", newline="")
+    writer = csv.writer(text)
+    writer.writerow([_no_formula(name) for name in table.column_names])
+    for row in _rows(table):
+        writer.writerow([_cell(value) for value in row.values()])
+    text.flush()
+    text.detach()
+
+
+def _write_json_lines(table: pa.Table, file: BinaryIO) -> None:
+    for row in _rows(table):
+        file.write(json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False).encode())
+        file.write(b"\n")
+
+
+def _write_parquet(table: pa.Table, file: BinaryIO) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(table, file)
+
+
+TABLE_FORMATS: dict[str, Callable[[pa.Table, BinaryIO], None]] = {
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+    ".jsonl": _write_json_lines,
+}
+"""Formats of tables by the suffix that names them."""
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(1000):
+        yield from batch.to_pylist()
+
+
+def _cell(value: Any) -> Any:
+    """Value of a CSV file: a number as it is, a text that is no formula."""
+    value = _plain(value)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    return _no_formula(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _no_formula(text: str) -> str:
+    """Text with an apostrophe before it where a spreadsheet would compute it, or run what it names."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def _plain(value: Any) -> Any:
+    """Value as JSON has it: bytes in Base64, times in ISO 8601, numbers that are none as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if hasattr(value, "isoformat") else readable(str(value))

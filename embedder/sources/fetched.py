@@ -1,0 +1,40 @@
+"""The bytes of one item, wherever they came from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The bytes of one item: in memory (`data`), in a file (`path`), or none at all, where a table's cell is null.
+
+    Leave it as a context manager, or call `close`: a download's temporary file is deleted then. A user's own file is
+    never touched.
+    """
+
+    data: bytes | None
+    path: Path | None
+    size_bytes: int
+    is_temporary: bool = False
+
+    @property
+    def content(self) -> bytes | Path | None:
+        """The bytes, or the path of the file that holds them; None where there is nothing."""
+        return self.path if self.path is not None else self.data
+
+    @property
+    def is_null(self) -> bool:
+        """Whether there is nothing: a null cell, or a row that holds only a caption."""
+        return self.data is None and self.path is None
+
+    def close(self) -> None:
+        """Delete the temporary file, if there is one."""
+        if self.is_temporary and self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,86 @@
+"""Ids of rows that have none of their own, from what they hold; rows that hold the same are one item."""
+
+from hashlib import blake2b
+
+from embedder.errors import SourceError
+from embedder.sources.errors import FetchError, listing_errors
+from embedder.sources.fetch import Fetcher
+from embedder.sources.listing_schema import Row
+from embedder.sources.parquet_cells import ParquetCells, cell_buffer, cell_reference
+from embedder.sources.selection import LeftOut
+from embedder.sources.uris import TableCell, split_uri
+from embedder.storage.web_address import is_web, shown_address
+
+DIGEST_BYTES = 16
+MAX_BYTES = (1 << 31) - 1  # of one cell: Arrow's offsets end there
+
+
+class ContentIds:
+    """Hashes of the images of a table, or of the captions of rows without one: 32 hexadecimal digits.
+
+    Each listing reads all images once, in the order of the file, and holds one row group's column at most
+    (`embedder.sources.parquet_cells`). About 100 bytes stay in memory for each id.
+    """
+
+    def __init__(self, left_out: LeftOut, way_out: str) -> None:
+        """Begin without any row.
+
+        Args:
+            left_out: counts the rows whose content an earlier one holds.
+            way_out: setting that keeps each row, for the message about those.
+        """
+        self._left_out, self._way_out = left_out, way_out
+        self._cells, self._fetcher = ParquetCells(), Fetcher()
+        self._seen: set[str] = set()
+
+    def identify(self, row: Row, place: str) -> Row | None:
+        """Put the hash on a row; None where an earlier row has the same, which is counted.
+
+        A row that holds nothing, or names a file that is not there, is a reject named by its place.
+
+        Args:
+            row: without an id.
+            place: of the row, unique in its source.
+
+        Raises:
+            SourceError: the table can't be read, or a file may be readable later: a listing without such rows would
+                retire their items.
+        """
+        if row.error_type is not None:
+            return row._replace(item_id=place)
+        try:
+            digest = self._digest(row)
+        except FetchError as error:
+            if error.transient:
+                raise SourceError(f"{error.message}; run again, as its hash is its id") from None
+            return row._replace(item_id=place, error_type=error.error_type, error=error.message)
+        if digest is None:
+            return row._replace(item_id=place, error_type="Empty", error="neither an image nor a caption in this row")
+        if digest in self._seen:
+            self._left_out.repeated[self._way_out] += 1
+            return None
+        self._seen.add(digest)
+        return row._replace(item_id=digest)
+
+    def _digest(self, row: Row) -> str | None:
+        path, cell = split_uri(row.uri)
+        if isinstance(cell, TableCell):
+            with listing_errors():
+                value = self._cells.cell(path, cell)
+            buffer, reference = cell_buffer(value), cell_reference(value)
+            if buffer is not None:
+                return blake2b(buffer, digest_size=DIGEST_BYTES).hexdigest()
+            if reference is not None and is_web(reference):
+                raise FetchError(
+                    "NotHashed",
+                    f"{shown_address(reference)}: a listing fetches nothing from the web; set {self._way_out}",
+                )
+            with self._fetcher.fetch(row.uri, max_bytes=MAX_BYTES) as fetched:  # the file that a struct's `path` names
+                if not fetched.is_null:
+                    return self._fetcher.content_hash(fetched)
+        return None if row.caption is None else blake2b(row.caption.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+    def close(self) -> None:
+        """Close the open files."""
+        self._cells.close()
+        self._fetcher.close()

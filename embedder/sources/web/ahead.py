@@ -1,0 +1,60 @@
+"""Downloads ahead of who takes them: in parallel, a bounded number, handed out in the order of the addresses."""
+
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+
+from embedder.sources.fetched import Fetched
+from embedder.sources.web.body import SizeLimits
+from embedder.sources.web.client import WebClient
+from embedder.sources.web.connection import Stop
+
+DEPTH = 2  # downloads under way or waiting to be taken, for each thread: the next ones go on while one is decoded
+
+
+class DownloadsAhead:
+    """Downloads of some addresses; used by one thread."""
+
+    def __init__(self, client: WebClient, addresses: Iterable[str], limits: SizeLimits) -> None:
+        """Begin the first of them.
+
+        Args:
+            client: to ask with; its `parallel` is the number of threads.
+            addresses: in the order in which they will be taken.
+            limits: most bytes of each.
+        """
+        self._client, self._limits, self._stop = client, limits, Stop()
+        self._addresses = iter(addresses)
+        parallel = client.settings.parallel
+        self._pool = ThreadPoolExecutor(parallel, "download")
+        self._under_way: deque[tuple[str, Future[Fetched]]] = deque()
+        self._begin(DEPTH * parallel)
+
+    def take(self, address: str) -> Fetched | None:
+        """Wait for the next download; None where the next is of another address.
+
+        Raises:
+            FetchError: the download failed.
+        """
+        if not self._under_way or self._under_way[0][0] != address:
+            return None
+        _, download = self._under_way.popleft()
+        self._begin(1)
+        return download.result()
+
+    def close(self) -> None:
+        """End all downloads, and delete what nobody took."""
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+        for _, download in self._under_way:
+            if not download.cancelled() and download.exception() is None:
+                with suppress(OSError):
+                    download.result().close()
+        self._under_way.clear()
+
+    def _begin(self, number: int) -> None:
+        for address in islice(self._addresses, number):
+            download = self._pool.submit(self._client.download, address, self._limits, self._stop)
+            self._under_way.append((address, download))

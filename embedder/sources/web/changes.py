@@ -1,0 +1,63 @@
+"""States of listed addresses: what is compared to tell whether an item of the web has changed."""
+
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+
+import pyarrow as pa
+
+from embedder.batch_schema import CARRIED
+from embedder.config import WebConfig
+from embedder.sources.errors import FetchError
+from embedder.storage.web_address import is_web
+
+COMPARED = ("uri", "caption")
+UNANSWERED = "unanswered"  # it differs from any answer, so that the item is fetched, and the reason told
+
+
+def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
+    """Fill in `modified` of the items that are addresses of the web; others stay as they are.
+
+    It stands for the row: address, caption and carried columns. With `revalidate`, each server is also asked for what
+    tells of a new content (HEAD: ETag, else time and size); where it tells nothing, the row alone is compared.
+
+    Args:
+        listing: `uri`, `modified`, `caption`, `error_type` and carried columns.
+        settings: `revalidate`, and the limits of the requests.
+    """
+    uris, errors = listing["uri"].to_pylist(), listing["error_type"].to_pylist()
+    numbers = [number for number, uri in enumerate(uris) if errors[number] is None and is_web(uri)]
+    if not numbers:
+        return listing
+    names = [*COMPARED, *(name for name in listing.schema.names if name.startswith(CARRIED))]
+    rows = listing.select(names).take(pa.array(numbers)).to_pylist()
+    states = [_digest(tuple(row.values())) for row in rows]
+    if settings.revalidate:
+        validators = _validators([row["uri"] for row in rows], settings)
+        states = [f"{state}|{found}" if found else state for state, found in zip(states, validators, strict=True)]
+    modified = listing["modified"].to_pylist()
+    for number, state in zip(numbers, states, strict=True):
+        modified[number] = state
+    column = pa.array(modified, pa.string())
+    return listing.set_column(listing.schema.get_field_index("modified"), listing.schema.field("modified"), column)
+
+
+def _digest(values: tuple[object, ...]) -> str:
+    return "row:" + blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _validators(addresses: list[str], settings: WebConfig) -> list[str]:
+    from embedder.sources.web.client import WebClient
+
+    client = WebClient(settings)
+
+    def ask(address: str) -> str:
+        try:
+            return client.validator(address)
+        except FetchError:
+            return UNANSWERED
+
+    try:
+        with ThreadPoolExecutor(settings.parallel, "ask") as pool:
+            return list(pool.map(ask, addresses))
+    finally:
+        client.close()

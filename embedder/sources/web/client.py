@@ -1,0 +1,334 @@
+"""Web client for addresses and servers that nobody vouches for: redirects, further tries and time are all bounded."""
+
+import http.client
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from http import HTTPStatus
+from os import environ
+from typing import TypeVar
+from urllib.parse import urljoin
+
+from embedder.config import WebConfig
+from embedder.sources.errors import FetchError
+from embedder.sources.fetched import Fetched
+from embedder.sources.web.body import SizeLimits, receive
+from embedder.sources.web.connection import (
+    Limits,
+    Stop,
+    WebConnection,
+    check_literal,
+    open_connection,
+    proxy_for,
+    tls_context,
+)
+from embedder.sources.web.hosts import Hosts
+from embedder.storage.web_address import WebAddress, WebAddressError, parse_address, shown_address
+
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between two tries, doubled each time
+MAX_KEPT = 32  # idle connections, of all hosts
+MAX_DRAINED_BYTES = 64 << 10  # of an answer that nobody wants, so that its connection can be used again
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses after which the same request may succeed
+BUSY = frozenset({429, 503})
+READER_PARALLEL, READER_TIMEOUT_S, READER_TRIES = 8, 20.0, 2  # somebody waits
+MAX_VALIDATOR_CHARACTERS = 200
+PROXY_VARIABLES = frozenset({"http_proxy", "https_proxy"})
+UNKNOWN_HOST = frozenset(getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name))
+REFUSALS = {
+    401: ("AccessDenied", "it wants a login; name addresses that need none, or signed ones"),
+    403: ("AccessDenied", "it may be signed for a time that is over, or want another web.user_agent"),
+    404: ("NotFound", "correct the address, or take the row out"),
+    407: ("AccessDenied", "the proxy wants a login"),
+    410: ("NotFound", "take the row out"),
+}
+
+T = TypeVar("T")
+Read = Callable[[http.client.HTTPResponse], T]
+
+
+def reader_settings() -> WebConfig:
+    """Settings of who reads a store without a run's configuration: sheets, thumbnails, `Hit.image`.
+
+    `EMBEDDER_ALLOW_PRIVATE=1` lets them reach into private networks; a store, which others may have made, does not.
+    """
+    return WebConfig(
+        allow_private=environ.get("EMBEDDER_ALLOW_PRIVATE") == "1",
+        parallel=READER_PARALLEL,
+        timeout_s=READER_TIMEOUT_S,
+        max_tries=READER_TRIES,
+    )
+
+
+class WebError(FetchError):
+    """One attempt failed.
+
+    Attributes:
+        wait_s: seconds after which the host wants to be asked again; None where it says nothing.
+    """
+
+    def __init__(self, error_type: str, message: str, transient: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(error_type, message, transient)
+        self.wait_s = wait_s
+
+
+@dataclass
+class _Item:
+    """One item that is asked for, over all of its attempts; its time begins with the first that may go out."""
+
+    method: str
+    address: str
+    stop: Stop
+    settings: WebConfig
+    where: str
+    ends_s: float | None = None
+
+    def limits(self) -> Limits:
+        settings = self.settings
+        if self.ends_s is None:
+            self.ends_s = time.monotonic() + settings.timeout_s
+        return Limits(self.stop, self.ends_s, settings.idle_timeout_s, settings.allow_private, self.where)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its time is over."""
+        return self.settings.timeout_s if self.ends_s is None else self.ends_s - time.monotonic()
+
+
+class WebClient:
+    """Client with kept connections; safe for threads."""
+
+    def __init__(self, settings: WebConfig) -> None:
+        self.settings = settings
+        self._hosts = Hosts(settings.parallel_per_host)
+        self._idle: list[tuple[tuple[str, str, int], WebConnection]] = []
+        self._lock = threading.Lock()
+
+    def download(self, address: str, limits: SizeLimits, stop: Stop | None = None) -> Fetched:
+        """Download an image or a video.
+
+        Args:
+            address: of the web.
+            limits: most bytes of it.
+            stop: request to end at once; what the call raises then is of no use.
+
+        Raises:
+            FetchError: the address is refused, or there is no image or video within all limits.
+        """
+        where = shown_address(address)
+        return self._ask("GET", address, stop or Stop(), lambda response: receive(response, limits, where))
+
+    def validator(self, address: str, stop: Stop | None = None) -> str:
+        """Ask for what tells whether an address has changed: ETag, else time and size; empty where nothing does.
+
+        Raises:
+            FetchError: as `download`.
+        """
+        return self._ask("HEAD", address, stop or Stop(), _validator)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return tls_context()
+
+    def _ask(self, method: str, address: str, stop: Stop, read: Read[T]) -> T:
+        """Ask until there is an answer, a few times at most."""
+        item = _Item(method, address, stop, self.settings, shown_address(address))
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._follow(item, read)
+            except WebError as error:
+                wait_s = min(FIRST_WAIT_S * 2 ** (tries - 1), MAX_WAIT_S) * random.uniform(0.5, 1.0)
+                wait_s = max(wait_s, error.wait_s or 0.0)
+                if not error.transient or tries >= self.settings.max_tries or wait_s >= item.left_s:
+                    told = f"{error.message}, after {tries} tries" if tries > 1 else error.message
+                    raise FetchError(error.error_type, told, error.transient) from None
+                stop.sleep(wait_s)
+
+    def _follow(self, item: _Item, read: Read[T]) -> T:
+        """Ask, and follow redirects; each is checked as the first address is."""
+        address = item.address
+        for _ in range(self.settings.max_redirects + 1):
+            target = _checked(address, item)
+            with self._hosts.place(f"{target.host}:{target.port}", item.where, item.stop):
+                found = self._visit(target, item, read)
+            if not isinstance(found, _Redirect):
+                return found
+            try:
+                address = urljoin(address, found)
+            except ValueError:  # brackets without an IPv6 address
+                raise WebError("BadAddress", f"{item.where}: redirected to what is no address") from None
+        most = self.settings.max_redirects
+        raise WebError("TooManyRedirects", f"{item.where}: more redirects than web.max_redirects = {most} allows")
+
+    def _visit(self, target: WebAddress, item: _Item, read: "Read[T]") -> "T | _Redirect":
+        """Ask one server once, and note whether it is in order."""
+        host = f"{target.host}:{target.port}"
+        try:
+            found = self._exchange(target, item, read)
+        except (OSError, http.client.HTTPException) as error:
+            failure = _named(error, item)
+        except WebError as error:
+            failure = error
+        except FetchError as error:  # of the body, or a refused address
+            failure = WebError(error.error_type, error.message, error.transient)
+        else:
+            self._hosts.note(host, failed=False)
+            return found
+        wait_s = min(failure.wait_s or 0.0, self.settings.timeout_s)
+        self._hosts.note(host, failed=failure.transient, wait_s=wait_s)
+        raise failure from None
+
+    def _exchange(self, target: WebAddress, item: _Item, read: "Read[T]") -> "T | _Redirect":
+        """Send the request on a kept connection, or on a new one where that has been closed meanwhile."""
+        kept = self._take(target)
+        if kept is not None:
+            with suppress(ConnectionError, http.client.BadStatusLine):
+                return self._over(kept, target, item, read)
+        proxy = proxy_for(target) if self.settings.use_proxy else None
+        return self._over(open_connection(target, self._context, proxy), target, item, read)
+
+    def _over(self, connection: WebConnection, target: WebAddress, item: _Item, read: "Read[T]") -> "T | _Redirect":
+        """Send the request on one connection, which is kept where it can be used again."""
+        wanted = {"User-Agent": self.settings.user_agent, "Accept": "image/*, video/*", "Accept-Encoding": "identity"}
+        is_kept = False
+        try:
+            response = connection.ask(item.method, target, wanted, item.limits())
+            if response.status == HTTPStatus.OK:
+                found: T | _Redirect = read(response)
+            elif response.length is not None and response.length <= MAX_DRAINED_BYTES:
+                response.read()
+            is_kept = response.isclosed() and not response.will_close
+        finally:
+            connection.release()
+            if not is_kept:
+                connection.close()
+        if is_kept:
+            self._keep(target, connection)
+        if response.status == HTTPStatus.OK:
+            return found
+        location = response.getheader("Location")
+        if response.status in REDIRECTS and location:
+            return _Redirect(_as_text(location))
+        raise _refusal(response, item)
+
+    def _take(self, target: WebAddress) -> WebConnection | None:
+        """Take the latest idle connection to a server."""
+        with self._lock:
+            numbers = [number for number, (origin, _) in enumerate(self._idle) if origin == target[:3]]
+            return self._idle.pop(numbers[-1])[1] if numbers else None
+
+    def _keep(self, target: WebAddress, connection: WebConnection) -> None:
+        """Keep a connection, in the oldest one's place where there are many."""
+        with self._lock:
+            self._idle.append((target[:3], connection))
+            dropped = self._idle.pop(0)[1] if len(self._idle) > MAX_KEPT else None
+        if dropped is not None:
+            dropped.close()
+
+
+class _Redirect(str):
+    """Where an answer redirects to, absolute or not."""
+
+    __slots__ = ()
+
+
+def _as_text(location: str) -> str:
+    """Read a header that some servers send as UTF-8; `http.client` takes all for Latin-1."""
+    with suppress(UnicodeError):
+        return location.encode("latin-1").decode("utf-8")
+    return location
+
+
+def _checked(address: str, item: _Item) -> WebAddress:
+    """Take an address apart, the item's own or one that it is redirected to."""
+    try:
+        target = parse_address(address)
+    except WebAddressError as error:
+        what = "" if address == item.address else "redirected to what is refused: "
+        raise WebError("BadAddress", f"{item.where}: {what}{error}") from None
+    if item.settings.use_proxy and not item.settings.allow_private:
+        check_literal(target.host, item.where)
+    return target
+
+
+def _validator(response: http.client.HTTPResponse) -> str:
+    """Return what an answer tells of the state of its content."""
+    response.read()  # nothing, after which the connection can be used again
+    etag, time_text = response.getheader("ETag"), response.getheader("Last-Modified")
+    if etag:
+        return etag[:MAX_VALIDATOR_CHARACTERS]
+    size = response.getheader("Content-Length")
+    return f"{time_text or ''}|{size or ''}"[:MAX_VALIDATOR_CHARACTERS] if time_text or size else ""
+
+
+def _refusal(response: http.client.HTTPResponse, item: _Item) -> WebError:
+    """Error for an answer without content."""
+    status = response.status
+    try:
+        answer = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        answer = str(status)
+    told = f"{item.where}: the server answers {answer}"
+    if status in PASSING:
+        wait_s = _wait_s(response.getheader("Retry-After")) if status in BUSY else None
+        asked = "" if wait_s is None else f" and asks to wait {wait_s:g} s"
+        return WebError("ServerBusy" if status in BUSY else "ServerError", told + asked, True, wait_s)
+    error_type, cure = REFUSALS.get(status, ("RequestRefused", "check the address in a browser"))
+    return WebError(error_type, f"{told}; {cure}")
+
+
+def _wait_s(after: str | None) -> float | None:
+    """Seconds of `Retry-After`, which is a number or a date."""
+    if after is None:
+        return None
+    if after.strip().isdecimal():
+        return float(after.strip()[:9])
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(parsedate_to_datetime(after).timestamp() - time.time(), 0.0)
+    return None
+
+
+def _named(error: OSError | http.client.HTTPException, item: _Item) -> WebError:
+    """Name what went wrong on the way."""
+    settings = item.settings
+    match error:
+        case ssl.SSLCertVerificationError():
+            found = ("BadCertificate", f"the server's certificate is refused ({error.verify_message})", False)
+        case socket.gaierror() if error.errno in UNKNOWN_HOST:
+            found = ("UnknownHost", f"there is no host of this name; correct the address{_hint(settings)}", False)
+        case TimeoutError() if item.left_s <= 0:
+            found = ("Timeout", f"no whole answer within web.timeout_s = {settings.timeout_s:g}{_hint(settings)}", True)
+        case TimeoutError():
+            waited = f"web.idle_timeout_s = {settings.idle_timeout_s:g}"
+            found = ("Timeout", f"no byte within {waited}{_hint(settings)}", True)
+        case http.client.IncompleteRead():
+            found = ("Truncated", "the connection ended before the answer was whole", True)
+        case OSError():  # http.client.RemoteDisconnected is one, too
+            found = ("NetworkError", f"{error.strerror or error}{_hint(settings)}", True)
+        case _:
+            found = ("BadAnswer", f"the answer is no HTTP ({type(error).__name__})", False)
+    error_type, told, transient = found
+    return WebError(error_type, f"{item.where}: {told}", transient)
+
+
+def _hint(settings: WebConfig) -> str:
+    """Clause about a proxy that the environment names and that is not used."""
+    if settings.use_proxy or not any(name.lower() in PROXY_VARIABLES for name in environ):
+        return ""
+    return "; the environment names a proxy, which web.use_proxy = true connects through"

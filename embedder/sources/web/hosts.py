@@ -1,0 +1,92 @@
+"""Politeness towards hosts: few requests at a time, none before the time that a busy one names, none to a dead one."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from embedder.sources.errors import FetchError
+from embedder.sources.web.connection import Stop
+
+MAX_FAILURES = 10  # attempts, one after the other; a host that fails so often is left alone
+REST_S = 30.0
+MAX_HOSTS = 10_000  # remembered; a table may name as many dead ones
+POLL_S = 0.1  # between two looks for a stop request while all of a host's places are taken
+
+
+@dataclass
+class _Host:
+    places: threading.Semaphore
+    num_users: int = 0
+    num_failures: int = 0
+    waits_until_s: float = field(default=0.0)  # of `time.monotonic`
+    rests_until_s: float = field(default=0.0)
+
+    @property
+    def is_forgettable(self) -> bool:
+        return not self.num_users and not self.num_failures and self.waits_until_s < time.monotonic()
+
+
+class Hosts:
+    """Hosts that are asked, or have failed, with the number of requests to each; safe for threads."""
+
+    def __init__(self, max_per_host: int) -> None:
+        self._max_per_host = max_per_host
+        self._hosts: dict[str, _Host] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def place(self, name: str, where: str, stop: Stop) -> Iterator[None]:
+        """Wait until one more request may go to a host.
+
+        Args:
+            name: of the host.
+            where: the address, for people.
+            stop: request to end.
+
+        Raises:
+            FetchError: the host has failed so often that it is left alone.
+            StoppedError: the request to end came.
+        """
+        with self._lock:
+            if len(self._hosts) >= MAX_HOSTS:
+                self._hosts = {known: each for known, each in self._hosts.items() if each.num_users}
+            host = self._hosts.setdefault(name, _Host(threading.Semaphore(self._max_per_host)))
+            host.num_users += 1
+        try:
+            while not host.places.acquire(timeout=POLL_S):
+                stop.sleep(0)
+            try:
+                stop.sleep(host.waits_until_s - time.monotonic())
+                if host.rests_until_s > time.monotonic():
+                    raise FetchError(
+                        "HostFailing",
+                        f"{where}: the last {host.num_failures} attempts at this host failed, and it is left alone for "
+                        f"{REST_S:g} s; run again later",
+                        transient=True,
+                    )
+                yield
+            finally:
+                host.places.release()
+        finally:
+            with self._lock:
+                host.num_users -= 1
+                if host.is_forgettable:
+                    self._hosts.pop(name, None)
+
+    def note(self, name: str, *, failed: bool, wait_s: float = 0.0) -> None:
+        """Note how a request ended, while its place is held.
+
+        Args:
+            name: of the host.
+            failed: whether there was no answer, or none that a host in order gives.
+            wait_s: seconds in which the host wants no request.
+        """
+        with self._lock:
+            host = self._hosts[name]
+            host.num_failures = host.num_failures + 1 if failed else 0
+            now_s = time.monotonic()
+            host.waits_until_s = max(host.waits_until_s, now_s + wait_s)
+            if host.num_failures >= MAX_FAILURES:
+                host.rests_until_s = now_s + REST_S

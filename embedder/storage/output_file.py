@@ -1,0 +1,49 @@
+"""Files that a command is told to write: checked before the work that they are for."""
+
+from collections.abc import Collection
+from pathlib import Path
+from shlex import quote
+
+from embedder.errors import ConfigError
+
+
+def check_output_file(path: Path, formats: Collection[str], name: str) -> str:
+    """Check that a file can be written; no folder is made for it.
+
+    Args:
+        path: of the file, which may exist: it is replaced.
+        formats: suffixes that are known, as ".png".
+        name: of the option or argument, for messages.
+
+    Returns:
+        The suffix, in lower case.
+
+    Raises:
+        ConfigError: the suffix names no known format, the folder is missing, or the file is a folder.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in formats:
+        found = f"its suffix is {path.suffix}" if path.suffix else "it has no suffix"
+        raise ConfigError(f"{name} {path}: {found}, which names no format; known are {', '.join(formats)}")
+    check_parent_folder(path, name)
+    if path.is_dir():
+        raise ConfigError(f"{name} {path}: it is a folder; name a file")
+    return suffix
+
+
+def check_parent_folder(path: Path, name: str) -> None:
+    """Check that the folder is there that a file or folder is to be written into.
+
+    Args:
+        path: of the file or folder.
+        name: of the option or argument, for messages.
+
+    Raises:
+        ConfigError: it is missing, or is a file.
+    """
+    if not path.parent.is_dir():
+        found = f"{path.parent} is no folder" if path.parent.exists() else f"there is no folder {path.parent}"
+        cure = (
+            f"make it first: mkdir -p {quote(str(path.parent))}" if not path.parent.exists() else "name another place"
+        )
+        raise ConfigError(f"{name} {path}: {found}; {cure}")

@@ -1,0 +1,171 @@
+"""Images handed over by programs: the pixels that the decoder sees are those that were given, whatever holds them."""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from embedder.errors import ArgumentTypeError, ConfigError
+from embedder.media.given_inputs import file_or_content, image_list, text_list
+from embedder.media.images import decode_image
+from embedder.media.resize import ResizeSpec
+
+SIDE = 12
+PIXELS = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
+RESIZE = ResizeSpec(SIDE)
+
+
+def seen(content: bytes) -> np.ndarray:
+    """Pixels that the decoder makes of a file's content."""
+    return np.frombuffer(decode_image(content, RESIZE, 10**6).data, np.uint8).reshape(SIDE, SIDE, 3)
+
+
+def grey(values: np.ndarray) -> np.ndarray:
+    return np.repeat(values[:, :, None], 3, axis=2)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (PIXELS, PIXELS),
+        (PIXELS[:, :, 0], grey(PIXELS[:, :, 0])),
+        (PIXELS[:, :, :1], grey(PIXELS[:, :, 0])),
+        (PIXELS[::-1, :, ::-1], PIXELS[::-1, :, ::-1]),  # not in one piece of memory
+        (np.dstack([PIXELS, np.full((SIDE, SIDE), 255, np.uint8)]), PIXELS),
+        (np.dstack([PIXELS, np.zeros((SIDE, SIDE), np.uint8)]), np.full_like(PIXELS, 255)),  # all of it transparent
+    ],
+    ids=["RGB", "HW", "HW1", "view", "opaque", "transparent"],
+)
+def test_an_array_is_seen_as_it_is(array, expected):
+    assert np.array_equal(seen(file_or_content(array)), expected)
+
+
+def test_a_tensor_of_another_library_is_an_array():
+    torch = pytest.importorskip("torch")
+    assert np.array_equal(seen(file_or_content(torch.from_numpy(PIXELS))), PIXELS)
+
+
+ARRAYS = {
+    "floats": (PIXELS / np.float32(255), "found float32 of shape (12, 12, 3)", "(255 * array).round().astype('uint8')"),
+    "integers": (PIXELS.astype(np.int64), "found int64", "uint8 [0, 255]"),
+    "bits": (PIXELS > 9, "found bool", "uint8 [0, 255]"),
+    "channels first": (PIXELS.transpose(2, 0, 1), "shape (3, 12, 12)", "array.transpose(1, 2, 0)"),
+    "two channels": (PIXELS[:, :, :2], "shape (12, 12, 2)", "(H, W, 4) with transparency"),
+    "a vector": (PIXELS[0, 0], "shape (3,)", "(H, W) in grey"),
+    "several": (PIXELS[None], "shape (1, 12, 12, 3)", "(H, W, 3)"),
+    "nothing": (PIXELS[:0], "shape (0, 12, 3)", "(H, W, 3)"),
+    "a number": (np.uint8(3), "shape ()", "(H, W, 3)"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_that_breaks_the_rule_is_told_with_the_cure(name):
+    array, found, cure = ARRAYS[name]
+    with pytest.raises(ConfigError, match="^query: found [^\n]*$") as caught:
+        file_or_content(array, "query")
+    assert found in str(caught.value)
+    assert cure in str(caught.value)
+
+
+IMAGE, SHADES = Image.fromarray(PIXELS), Image.fromarray(PIXELS[:, :, 1])
+WIDE = Image.fromarray(PIXELS[:, :, 1].astype(np.uint16) * 257)
+SRGB, LAB = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
+COLOURED = {mode: IMAGE.convert(mode) for mode in ("1", "L", "P", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")} | {
+    "RGBa": IMAGE.convert("RGBA").convert("RGBa"),
+    "PA": IMAGE.convert("P").convert("PA"),
+}
+GREY = {mode: SHADES.convert(mode) for mode in ("I", "F", "LA")} | {
+    "La": SHADES.convert("LA").convert("La"),
+    "I;16": WIDE,
+    "I;16B": Image.frombytes("I;16B", WIDE.size, np.asarray(WIDE).astype(">u2").tobytes()),
+}
+
+
+@pytest.mark.parametrize("mode", COLOURED)
+def test_an_image_of_pillow_is_seen_whatever_its_mode(mode):
+    assert COLOURED[mode].mode == mode
+    assert np.array_equal(seen(file_or_content(COLOURED[mode])), np.asarray(COLOURED[mode].convert("RGB")))
+
+
+@pytest.mark.parametrize("mode", GREY)
+def test_greys_of_any_depth_are_seen_in_their_whole_range(mode):
+    assert GREY[mode].mode == mode
+    assert np.array_equal(seen(file_or_content(GREY[mode])), grey(PIXELS[:, :, 1]))
+
+
+def test_an_image_of_colours_of_lab_is_seen_nearly_as_it_is():
+    image = ImageCms.profileToProfile(IMAGE, SRGB, LAB, outputMode="LAB")
+    assert np.abs(seen(file_or_content(image)).astype(int) - PIXELS).mean() < 5, "Pillow's own LAB is a rough one"
+
+
+@pytest.mark.parametrize(("form", "mode"), [("PNG", "RGB"), ("TIFF", "CMYK")])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_an_opened_file_is_seen_as_the_file_itself(form, mode, orientation):
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(PIXELS).convert(mode).save(file, form, exif=exif)
+    with Image.open(io.BytesIO(file.getvalue())) as opened:
+        assert np.array_equal(seen(file_or_content(opened)), seen(file.getvalue()))
+
+
+def test_transparent_colours_of_a_palette_are_seen_as_in_the_file():
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).quantize(8).save(file, "PNG", transparency=2)
+    with Image.open(io.BytesIO(file.getvalue())) as opened:
+        assert opened.mode == "P"
+        assert np.array_equal(seen(file_or_content(opened)), seen(file.getvalue()))
+
+
+def test_an_image_that_pillow_can_not_load_is_told():
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)).save(file, "PNG")
+    with (
+        Image.open(io.BytesIO(file.getvalue()[:2000])) as cut,
+        pytest.raises(ConfigError, match="^image: Pillow can't"),
+    ):
+        file_or_content(cut)
+    with pytest.raises(ConfigError, match="0 x 4 pixels"):
+        file_or_content(Image.new("RGB", (0, 4)))
+
+
+def test_paths_and_contents_stay_what_they_are(tmp_path):
+    assert file_or_content("a.png").name == "a.png"
+    assert file_or_content(tmp_path) is not None
+    for content in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
+        assert file_or_content(content) == b"abc"
+
+
+@pytest.mark.parametrize("value", [5, 1.5, object(), ["a.png"], {"image": b""}, None])
+def test_anything_else_is_told_with_what_is_taken(value):
+    with pytest.raises(ArgumentTypeError, match=f"found {type(value).__name__}; give a path, the bytes of a file"):
+        file_or_content(value)
+    with pytest.raises(TypeError):
+        file_or_content(value)
+
+
+def test_lists_are_lists():
+    assert text_list(("a", "b")) == ["a", "b"]
+    assert text_list(iter(["a"])) == ["a"]
+    assert [type(each).__name__ for each in image_list([b"x", PIXELS])] == ["bytes", "bytes"]
+    assert len(image_list(PIXELS[None])) == 1
+    for texts in ("a red car", 5, None, ["a", None], [b"a"]):
+        with pytest.raises(ArgumentTypeError, match="^texts: found"):
+            text_list(texts)
+    for images in ("a.png", b"x", PIXELS, PIXELS[0], 5, Image.fromarray(PIXELS)):
+        with pytest.raises(ArgumentTypeError, match="^images: found"):
+            image_list(images)
+    with pytest.raises(ArgumentTypeError, match=r"^images\[1\]: found int"):
+        image_list([b"x", 5])
+
+
+def test_pillow_is_not_imported_for_what_needs_none_of_it():
+    program = (
+        "import sys; from embedder.retrieval.queries import read_queries; import numpy as np;"
+        "read_queries('a', None); read_queries(np.ones(3), None); read_queries(None, [b'x', 'a.png']);"
+        "print('PIL' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,75 @@
+"""Queries of which the model's tokeniser knows no word: said in Python, at the command line and by the service."""
+
+import numpy as np
+import pytest
+import samples
+from command_runs import run_here
+from running_server import running
+
+import embedder
+from embedder.config import load_config
+from embedder.ingest.embed import embed
+
+UNKNOWN = "снег 猫"
+MESSAGE = f"the model's tokeniser knows none of these words: {UNKNOWN}; use words that the model was trained with"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model, tmp_path_factory):
+    """A store of a few images, by a model whose tokeniser knows letters of English captions alone."""
+    folder = tmp_path_factory.mktemp("unknown")
+    source = samples.folder(folder / "in", num_images=4, num_clips=0)
+    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
+    embed(load_config(overrides=settings | {"engine": "local"}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["onnx", "torch"])
+def store(request, folder):
+    """The store, whose queries are encoded by ONNX Runtime, as in a light installation, or by torch."""
+    store = embedder.open_store(folder / "s")
+    if request.param == "torch":
+        vars(store)["encoder"] = store._torch_encoder()
+    assert store.encoder.kind == request.param
+    return store
+
+
+def test_hits_bear_the_warning_of_their_own_query(store):
+    hits = store.search(UNKNOWN, k=2)
+    assert len(hits) == 2
+    assert hits.warnings == [MESSAGE]
+    answers = store.search(["a red car", UNKNOWN, "car 猫"], k=1)
+    assert [each.warnings for each in answers] == [[], [MESSAGE], []]
+    assert store.search(" a red car ", k=1).warnings == []
+
+
+def test_other_queries_have_no_words(store, folder):
+    image = folder / "in" / "pictures" / "0000.png"
+    for hits in (store.search(image, k=1), store.search(np.asarray(store.encode_text(["猫"])[0]), k=1)):
+        assert hits.warnings == []
+
+
+def test_long_and_hostile_texts_are_shown_in_short(store):
+    (line,) = store.search("猫\x1b[2J\n" * 400 + "\u202e", k=1).warnings
+    assert line.isprintable()
+    assert len(line) < 400
+
+
+def test_a_notebook_shows_it_above_the_images(store):
+    assert store.search("<b>猫</b>".replace("b", "猫"), k=1)._repr_html_().startswith("<p>the model&#x27;s tokeniser")
+
+
+def test_the_service_answers_with_it_and_remembers_it(folder):
+    with running(folder / "s") as url, embedder.connect(url) as remote:
+        for _ in range(2):
+            found = remote.search([UNKNOWN, "a red car"], k=1)
+            assert [hits.warnings for hits in found] == [[MESSAGE], []]
+            assert found[0].to_arrow().num_rows == 1
+
+
+def test_the_command_says_it_in_a_line_before_the_table(folder):
+    ended = run_here("search", UNKNOWN, "--store", folder / "s", "-k", "1")
+    assert ended.code == 0
+    assert f"warning: {MESSAGE}" in " ".join(ended.stdout.split())
+    assert run_here("search", UNKNOWN, "--store", folder / "s", "--json").found["warnings"] == [MESSAGE]
+    assert run_here("search", "a red car", "--store", folder / "s", "--json").found["warnings"] == []
