@@ -1,6 +1,6 @@
 """Embed any Ray dataset with columns of images and captions: adds two columns of embeddings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -11,15 +11,16 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, TENSOR
 from embedder.compat import fast_start
 from embedder.config import load_config
-from embedder.engine.job import check_int8, decode_spec, make_plan, stage_specs
+from embedder.engine.job import check_int8, decode_limits, decode_spec, make_plan, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import cluster
 from embedder.engine.resources import allocate
 from embedder.errors import ConfigError, EmbedderError, check_argument
 from embedder.installation import require
-from embedder.media.given_inputs import file_or_content
 from embedder.media.sniff import sniff
 from embedder.quantities import counted
+from embedder.servables.base import Servable
+from embedder.servables.predict import ServablePredictor, cells_of, encoded_image
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
@@ -56,6 +57,22 @@ class BatchPredictor:
             ConfigError: an option is unknown, or breaks its rule.
         """
         return cls(open_model(str(uri)), options)
+
+    @staticmethod
+    def from_servables(servables: Sequence[Servable | Mapping[str, Any]], **options: Any) -> ServablePredictor:
+        """Open models of any framework, which run on one read and one decode; what one returns may feed another.
+
+        Args:
+            servables: or their sections, as `{"name": "tower", "kind": "towers", "uri": "models/clip"}`.
+            options: keys of the configuration file; `decode` and `web` alone matter here.
+
+        Raises:
+            ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
+            shards.ModelError: a model folder is none.
+            ConfigError: an option is unknown, or breaks its rule.
+        """
+        config = load_config(overrides=options)
+        return ServablePredictor(servables, decode_limits(config), config.web)
 
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add `image_embedding` and `text_embedding` (list<float>, L2-normalised; null where a row lacks the side).
@@ -132,8 +149,8 @@ def _decoded(table: pa.Table, spec: DecodeSpec, image: str, caption: str) -> Ite
     for start in range(0, table.num_rows, spec.rows_per_batch):
         part = table.slice(start, spec.rows_per_batch)
         with measure("decode", decoder.cpu_s) as measurement:
-            images = _cells(part, image)
-            captions = _cells(part, caption)
+            images = cells_of(part, image)
+            captions = cells_of(part, caption)
             addresses = [each for each in images if isinstance(each, str)]
             with fetcher.ahead(addresses, max_bytes=spec.limits.max_file_bytes):
                 rows = [_decode_row(decoder, fetcher, *cells) for cells in zip(images, captions, strict=True)]
@@ -212,18 +229,6 @@ def _holds_texts(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in is_kinds)
 
 
-def _cells(table: pa.Table, name: str) -> list[Any]:
-    """Values of a column: Python objects, or arrays where it is a tensor column."""
-    if name not in table.schema.names:
-        return [None] * table.num_rows
-    column = table[name]
-    if isinstance(column.type, pa.FixedShapeTensorType):
-        return [array for chunk in column.chunks for array in chunk.to_numpy_ndarray()]
-    if isinstance(column.type, pa.ExtensionType):
-        return [array for chunk in column.chunks for array in chunk.to_numpy(zero_copy_only=False)]
-    return list(column.to_pylist())
-
-
 def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: Any) -> Values:
     """Decode one row into pixels, token ids and error; a row is one image, so a video is an error."""
     problem = None
@@ -241,18 +246,15 @@ def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: Any
 
 
 def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> ItemContent:
-    if isinstance(image, dict):  # Hugging Face datasets keep images as {bytes, path}
-        image = image.get("bytes") or image.get("path")
-    if isinstance(image, str) and image:
-        with fetcher.fetch(image, max_bytes=decoder.spec.limits.max_file_bytes) as fetched:
-            image = fetched.content.read_bytes() if isinstance(fetched.content, Path) else fetched.content
-    message = "a row holds one image; videos go through `embedder embed`"
     try:
-        content = b"" if image is None or isinstance(image, str) else file_or_content(image)
+        content = encoded_image(fetcher, image, decoder.spec.limits.max_file_bytes)
+    except FetchError:
+        raise
     except EmbedderError as error:
-        content, message = None, str(error)
-    if content == b"":
+        return ItemContent(caption=caption, problem=ItemProblem("decode", "NotAPicture", str(error)))
+    if content is None:
         return ItemContent("text", None, caption)
-    if isinstance(content, bytes) and sniff(content[:4096]) == "image":
+    if sniff(content[:4096]) == "image":
         return ItemContent("image", content, caption)
+    message = "a row holds one image; videos go through `embedder embed`"
     return ItemContent(caption=caption, problem=ItemProblem("decode", "NotAPicture", message))

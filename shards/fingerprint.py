@@ -29,7 +29,7 @@ def model_fingerprint(folder: str | Path) -> str:
     paths = sorted(set(find_weights(folder).values()))
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists())
     towers = {side: _settings(tower) for side, tower in config.towers.items()} | {"embedding_dim": config.embedding_dim}
-    return _short_hash([_canonical(towers), _weights_digest(folder, stamps)])
+    return short_hash([_canonical(towers), _weights_digest(folder, stamps)])
 
 
 def preprocess_fingerprint(
@@ -44,12 +44,12 @@ def preprocess_fingerprint(
         frames_per_segment: number of frames embedded of each segment.
     """
     video = {"segment_s": float(segment_s), "frames_per_segment": frames_per_segment}
-    return _short_hash([_canonical(_settings(preprocess)), tokenizer, _canonical(video)])
+    return short_hash([_canonical(_settings(preprocess)), tokenizer, _canonical(video)])
 
 
 def tokenizer_fingerprint(tokenizer: bytes) -> str:
     """Hash the content of tokenizer.json."""
-    return _short_hash([tokenizer])
+    return short_hash([tokenizer])
 
 
 def _settings(section: BaseModel) -> dict[str, object]:
@@ -78,8 +78,8 @@ def _hash_tensor(hasher: "hashlib._Hash", entry: TensorEntry) -> None:
             num_left -= num_read
 
 
-def _short_hash(parts: Iterable[bytes]) -> str:
-    """Hash parts so that no two sequences of parts run together to the same bytes."""
+def short_hash(parts: Iterable[bytes]) -> str:
+    """Hash parts to a fingerprint, so that no two sequences of parts run together to the same bytes."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(hashlib.sha256(part).digest())

@@ -59,7 +59,11 @@ def test_all_commands_are_in_the_table():
     assert listed == named
 
 
-TOML = [(page, block) for page, language, block in BLOCKS if language == "toml"]
+TOML = [
+    (page, block)
+    for page, language, block in BLOCKS
+    if language == "toml" and page != "docs/servables.md"  # whose sections tests/test_servable_docs.py reads
+]
 
 
 @pytest.mark.parametrize(("page", "block"), TOML, ids=[f"{page}-{number}" for number, (page, _) in enumerate(TOML)])

@@ -162,8 +162,8 @@ def _failure(copied: "CopiedFiles") -> str:
     num_items = copied.num_files + len(copied.problems)
     first = copied.problems[0]
     return (
-        f"copies {copied.folder}: {len(copied.problems):,} of {counted(num_items, 'item')} could not be copied; hits.csv "
-        f"there says why; the first is {first}"
+        f"copies {copied.folder}: {len(copied.problems):,} of {counted(num_items, 'item')} could not be copied; "
+        f"hits.csv there says why; the first is {first}"
     )
 
 

@@ -172,17 +172,9 @@ def handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
 
 def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
     """Return the settings of the decode step."""
-    limits = config.decode
     return DecodeSpec(
         resize=resize_spec(model) if model.config.vision is not None else None,
-        limits=DecodeLimits(
-            timeout_s=limits.timeout_s,
-            video_timeout_s=limits.video_timeout_s,
-            memory_bytes=limits.memory_bytes,
-            max_pixels=limits.max_pixels,
-            max_file_bytes=limits.max_file_bytes,
-            max_video_bytes=limits.max_video_bytes,
-        ),
+        limits=decode_limits(config),
         tokenizer_json=model.tokenizer_json,
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
         segment_s=config.segment_s,
@@ -191,6 +183,19 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
         web=config.web,
         animations=config.decode.animations,
+    )
+
+
+def decode_limits(config: RunConfig) -> DecodeLimits:
+    """Return the limits on the decoding of one file."""
+    limits = config.decode
+    return DecodeLimits(
+        timeout_s=limits.timeout_s,
+        video_timeout_s=limits.video_timeout_s,
+        memory_bytes=limits.memory_bytes,
+        max_pixels=limits.max_pixels,
+        max_file_bytes=limits.max_file_bytes,
+        max_video_bytes=limits.max_video_bytes,
     )
 
 

@@ -41,14 +41,4 @@ def open_model(uri: str) -> Model:
 
 def resize_spec(model: Model) -> ResizeSpec:
     """Return how the model's images are resized."""
-    preprocess, vision = model.config.preprocess, model.config.required_vision
-    return ResizeSpec(
-        image_size=preprocess.image_size,
-        mode=preprocess.resize,
-        interpolation=preprocess.interpolation,
-        reduced_decode=preprocess.reduced_decode,
-        resampler=preprocess.resampler,
-        resize_size=preprocess.resize_size,
-        patch_size=vision.patch_px or 0,
-        max_patches=vision.num_tokens - vision.num_prefix_tokens if vision.patch_px is not None else 0,
-    )
+    return ResizeSpec.of(model.config.preprocess, model.config.required_vision)

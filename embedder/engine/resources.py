@@ -287,8 +287,8 @@ def check_gpus(allocation: Allocation, available: Available) -> None:
         if stage.device == "cuda" and not stage.num_gpus:
             raise ConfigError(
                 f'stage {index}: device = "cuda", and no GPU of {num_devices} has room for it: a stage '
-                'computes on a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of other '
-                'stages, or run with engine = "ray" where Ray sees GPUs'
+                'computes on a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of '
+                'other stages, or run with engine = "ray" where Ray sees GPUs'
             )
     # On several nodes the run chooses the node of each replica (`check_nodes`); on one, Ray alone chooses the device.
     needed = math.ceil(_sum_of_gpus(allocation) - TOLERANCE) if len(available.nodes) > 1 else allocation.min_gpus
@@ -296,8 +296,9 @@ def check_gpus(allocation: Allocation, available: Available) -> None:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
         raise ConfigError(
             f"stages ({actors}) ask for {counted(needed, 'GPU')} and there {agree(num_devices, 'is', 'are')} "
-            f"{num_devices}: each part lies on one device, and the run would wait for ever; lower num_gpus to parts that "
-            'share a device (0.5, 0.3333, 0.25), or leave it out, lower replicas.min, write device = "cpu", or plan for what there is'
+            f"{num_devices}: each part lies on one device, and the run would wait for ever; lower num_gpus to parts "
+            "that share a device (0.5, 0.3333, 0.25), or leave it out, lower replicas.min, write "
+            'device = "cpu", or plan for what there is'
         )
 
 

@@ -306,7 +306,8 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
             recall, num, passed = found, len(compared), False
             text = (
                 f"R@10 of {counted(num, 'caption')} for their own images is {found:.3f}, and "
-                f"{before.recall_at_10:.3f} in what is published, a drop of more than max_retrieval_drop = {max_drop:g} "
-                f"allows ({limit:.3f}): check that the captions belong to their images and that this is the model you meant"
+                f"{before.recall_at_10:.3f} in what is published, a drop of more than max_retrieval_drop = "
+                f"{max_drop:g} allows ({limit:.3f}): check that the captions belong to their images and that this is "
+                "the model you meant"
             )
     return Verdict(name="retrieval", passed=passed, figure=recall, limit=limit, message=text, num_judged=num)

@@ -5,7 +5,11 @@ Sizes are (width, height) in pixels.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
+
+if TYPE_CHECKING:
+    from shards.config import PreprocessConfig
+    from shards.towers.kinds import VisionTower
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
@@ -46,6 +50,26 @@ class ResizeSpec:
     resize_size: int | None = None
     patch_size: int = 0
     max_patches: int = 0
+
+    @classmethod
+    def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None) -> Self:
+        """Return the rule of a model's preprocessing.
+
+        Args:
+            preprocess: the model's.
+            vision: its vision tower, which may take patches.
+        """
+        patch_px = vision.patch_px if vision is not None else None
+        return cls(
+            image_size=preprocess.image_size,
+            mode=preprocess.resize,
+            interpolation=preprocess.interpolation,
+            reduced_decode=preprocess.reduced_decode,
+            resampler=preprocess.resampler,
+            resize_size=preprocess.resize_size,
+            patch_size=patch_px or 0,
+            max_patches=vision.num_tokens - vision.num_prefix_tokens if vision is not None and patch_px else 0,
+        )
 
 
 def scaled_size(size: Size, resize: ResizeSpec) -> Size:

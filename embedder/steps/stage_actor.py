@@ -116,7 +116,7 @@ class StageActor:
         if not self._is_restarted:
             return self._stage(table)
         index = self._spec.index
-        with limit_deaths(lambda: f"stage {index}: {_described(table)}", BLOCK_CURE, key=_key(index, table)):
+        with limit_deaths(lambda: f"stage {index}: {_described(table)}", BLOCK_CURE, key=block_key(index, table)):
             return self._stage(table)
 
 
@@ -129,10 +129,15 @@ def _failed_start(spec: StageSpec, error: Exception) -> RunFailedError:
     return failure
 
 
-def _key(stage: int, table: pa.Table) -> str:
-    """Key that tells a block apart, the same in each attempt: a hash of its first row's own columns."""
+def block_key(step: int | str, table: pa.Table) -> str:
+    """Key that tells a block apart, the same in each attempt: a hash of its first row's own columns.
+
+    Args:
+        step: that the block is for.
+        table: the block.
+    """
     names = [name for name in table.column_names if name in ("item_id", "segment") or name.startswith(CARRIED)]
-    first = repr((stage, table.num_rows, table.select(names).slice(0, 1).to_pylist()))
+    first = repr((step, table.num_rows, table.select(names).slice(0, 1).to_pylist()))
     return hashlib.blake2b(first.encode(), digest_size=16).hexdigest()
 
 

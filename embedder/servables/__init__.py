@@ -1,0 +1,63 @@
+"""Servables: models of any framework behind one contract, each kind in a file of its own.
+
+`make_servable` reads one from a section of a configuration; nothing of a framework is imported before `Servable.load`.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from embedder.servables.errors import ServableError
+
+if TYPE_CHECKING:
+    from embedder.servables.base import Servable
+
+KINDS = {
+    "towers": "embedder.servables.towers:TowersServable",
+    "hf": "embedder.servables.hf:HfServable",
+    "torch_export": "embedder.servables.torch_export:TorchExportServable",
+    "torchscript": "embedder.servables.torchscript:TorchScriptServable",
+    "onnx": "embedder.servables.onnx:OnnxServable",
+    "vllm": "embedder.servables.vllm:VllmServable",
+    "python": "embedder.servables.python:PythonServable",
+}
+"""Class of each kind."""
+
+
+def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
+    """Read a servable from the section of a configuration, as `[[model]]` has it.
+
+    Raises:
+        ServableError: the kind is unknown, or a key is unknown, missing, or breaks its rule.
+    """
+    from embedder.servables.base import Servable
+
+    if isinstance(settings, Servable):
+        return settings
+    where = f"servable {settings.get('name', '(without a name)')}"
+    kind = settings.get("kind", "towers")
+    if kind not in KINDS:
+        raise ServableError(f"{where}: kind = {kind!r}: found no such kind; write one of {', '.join(KINDS)}")
+    module, _, name = KINDS[kind].partition(":")
+    servable_kind = getattr(import_module(module), name)
+    try:
+        found: Servable = servable_kind.model_validate(settings)
+    except ValidationError as error:
+        raise ServableError(f"{where}: {_described(error)}") from None
+    return found
+
+
+def _described(error: ValidationError) -> str:
+    """Describe each broken rule in one clause: the key, the value, the rule."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'section'} = {_short(item['input'])}: "
+        f"{item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors()
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

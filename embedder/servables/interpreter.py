@@ -1,0 +1,232 @@
+"""Servables in another interpreter: a child process for a framework that can't share this environment.
+
+Batches and tables travel as Arrow IPC over two pipes; `interpreter_child.py` is the other side. The child gets a few
+named variables of the environment and none that holds a secret, and dies with this process, whatever ends that.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from embedder.servables import program as program_file
+from embedder.servables.errors import ServableError
+from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
+from embedder.servables.interpreter_process import CHILD_SCRIPT, ChildDiedError, ChildError, ChildProcess
+from embedder.servables.program import ServableProgram
+
+MIN_PYTHON = (3, 9)
+MIN_PYARROW = (14,)
+"""Oldest pyarrow with tensors of a fixed shape as arrays and the IPC that this one writes."""
+
+
+@dataclass(frozen=True)
+class InterpreterLimits:
+    """Limits on a child process.
+
+    Attributes:
+        start_s: seconds to its first message, before it loads anything.
+        load_s: seconds of loading.
+        call_s: seconds of one batch.
+        max_deaths: deaths and hangs among the last `calls` batches after which it is given up; between them it is
+            started again. To find one row that kills it takes about log2 of the batch size.
+        calls: batches that are looked back at.
+    """
+
+    start_s: float = 120.0
+    load_s: float = 3600.0
+    call_s: float = 3600.0
+    max_deaths: int = 16
+    calls: int = 200
+
+
+class ChildProgram:
+    """Program in a child process, as `embedder.servables.base.Computation`; one thread calls it at a time."""
+
+    def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
+        """Start the child and wait until it has loaded the program.
+
+        Args:
+            command: the interpreter.
+            start: first message: the program, device and threads.
+            where: the servable, for messages.
+            limits: on time and deaths.
+
+        Raises:
+            ServableError: it can't be started or loaded.
+        """
+        self._command, self._start, self._where, self._limits = command, start, where, limits
+        self._deaths: deque[bool] = deque(maxlen=limits.calls)
+        self.versions: dict[str, Any] = {}
+        self._child: ChildProcess | None = self._started()
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the child process; none after it has died, until the next batch."""
+        return self._child.pid if self._child else None
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Table:
+        """Compute a batch.
+
+        Raises:
+            ServableError: the child has died too often, or can't be started again.
+            ChildError: the program raised, or the child died or hung; it is started again with the next batch.
+        """
+        child = self._child or self._started()
+        self._child = child
+        try:
+            child.send(BATCH, _stream(batch), self._limits.call_s)
+            kind, payload = child.receive(self._limits.call_s)
+            if kind not in (TABLE, FAILED):
+                raise ChildDiedError(f"its process sent a message {kind!r} in the place of a table")
+        except ChildDiedError as error:
+            self._lost(error)
+        self._deaths.append(False)
+        if kind == FAILED:
+            raise ChildError(_said(payload))
+        table = pa.ipc.open_stream(payload).read_all()
+        table.validate(full=True)  # of another version, or of code that wrote past an array
+        return table
+
+    def close(self) -> None:
+        """End the child: it gets a moment to free what it holds."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+    def _lost(self, error: ChildDiedError) -> None:
+        """Free what is left of the child, and say whether another follows.
+
+        Raises:
+            ServableError: it has died too often.
+            ChildDiedError: it is started again with the next batch.
+        """
+        if self._child is not None:
+            self._child.kill()
+        self._child = None
+        self._deaths.append(True)
+        if sum(self._deaths) > self._limits.max_deaths:
+            raise ServableError(
+                f"{self._where}: {error}; that was death {sum(self._deaths)} in {len(self._deaths)} batches, and "
+                f"{self._limits.max_deaths} are allowed; check memory, device and the program"
+            ) from None
+        raise error
+
+    def _started(self) -> "ChildProcess":
+        """Start a child and load the program there.
+
+        Raises:
+            ServableError: it can't.
+        """
+        child = ChildProcess(self._command, self._start["num_threads"], self._where)
+        try:
+            self.versions = self._greeted(child)
+            kind, payload = child.receive(self._limits.load_s)
+        except ChildDiedError as error:
+            child.kill()
+            raise ServableError(f"{self._where}: can't be loaded: {error}; check that interpreter") from None
+        except BaseException:
+            child.kill()
+            raise
+        if kind == READY:
+            return child
+        child.kill()
+        raise self._unloadable(payload)
+
+    def _greeted(self, child: "ChildProcess") -> dict[str, Any]:
+        """Exchange versions.
+
+        Raises:
+            ServableError: they don't fit.
+            ChildDiedError: it said nothing.
+        """
+        child.send(START, json.dumps(self._start).encode(), self._limits.start_s)
+        kind, payload = child.receive(self._limits.start_s)
+        found = json.loads(bytes(payload)) if kind == HELLO else {}
+        if found.get("protocol") != PROTOCOL:
+            raise ServableError(f"{self._where}: {self._command[0]} is no Python that runs {CHILD_SCRIPT.name}")
+        for name, least in (("python", MIN_PYTHON), ("pyarrow", MIN_PYARROW)):
+            version = found[name]
+            if version is None or _numbers(version) < least:
+                rule = ".".join(map(str, least))
+                said = f"version {version}" if version else f"none ({found.get('error')})"
+                cure = "name a newer one" if name == "python" else f"{self._command[0]} -m pip install -U pyarrow"
+                raise ServableError(
+                    f"{self._where}: python = {self._command[0]!r}: of {name}, found {said}; {rule} or later is "
+                    f"needed; {cure}"
+                )
+        return found
+
+    def _unloadable(self, payload: bytearray) -> ServableError:
+        missing = json.loads(bytes(payload)).get("missing")
+        interpreter = f"python = {self._command[0]!r}"
+        if missing:
+            return ServableError(
+                f"{self._where}: it imports {missing!r}, which {interpreter} doesn't have; install it there"
+            )
+        return ServableError(
+            f"{self._where}: can't be loaded by {interpreter} ({_said(payload)}); check the file and "
+            "the framework's version there"
+        )
+
+
+def start_program(
+    python: str,
+    program: ServableProgram,
+    *,
+    where: str,
+    device: str,
+    num_threads: int,
+    limits: InterpreterLimits | None = None,
+) -> ChildProgram:
+    """Start an interpreter that loads a program.
+
+    Args:
+        python: path or name of the interpreter.
+        program: what it computes.
+        where: the servable, for messages.
+        device: torch's name of a device.
+        num_threads: CPU threads that it may use.
+        limits: on time and deaths; none: the defaults.
+
+    Raises:
+        ServableError: it can't be started, has other versions, or can't load the program.
+    """
+    found = shutil.which(Path(python).expanduser())
+    if found is None:
+        raise ServableError(f"{where}: python = {python!r}: there is no such executable; name a Python's path")
+    start = {
+        "program_file": program_file.__file__,
+        "place": program.place,
+        "class_name": program.class_name,
+        "settings": dict(program.settings),
+        "device": device,
+        "num_threads": num_threads,
+    }
+    # The path stays as it is: a virtual environment's interpreter is a link, and is found by its own path.
+    command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100
+    return ChildProgram(command, start, where, limits or InterpreterLimits())
+
+
+def _stream(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _said(payload: bytearray) -> str:
+    """Type and message of the child's error in one line."""
+    found = json.loads(bytes(payload))
+    return " ".join(f"{found['type']}: {found['message']}".split())[:300]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

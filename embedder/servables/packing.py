@@ -1,0 +1,78 @@
+"""Packing of servables into actors: small ones that follow one another share one; by memory alone, without Ray."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embedder.servables.base import Servable
+
+DECODE_PART = 0.25  # of the CPUs, so that decoding and reading go on beside the actors
+
+
+@dataclass(frozen=True)
+class ActorGroup:
+    """Servables of one pool of actors, in their order, and what each actor reserves."""
+
+    servables: tuple[Servable, ...]
+    memory_bytes: int
+    num_cpus: float
+    num_gpus: float
+    replicas: int
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of each servable: they take turns."""
+        return max(1, int(max(each.num_cpus for each in self.servables)))
+
+
+def pack_servables(ordered: Sequence[Servable], room_bytes: int) -> list[ActorGroup]:
+    """Put servables that follow one another into one actor as long as they fit into its memory.
+
+    Only those with the same GPUs and the same number of replicas join.
+
+    Args:
+        ordered: as `embedder.servables.order.order_servables` gives them.
+        room_bytes: memory of one actor; one servable may take more, alone.
+
+    Raises:
+        ServableError: a file is missing.
+    """
+    groups: list[ActorGroup] = []
+    for servable in ordered:
+        alone = ActorGroup((servable,), servable.size_bytes(), servable.num_cpus, servable.num_gpus, servable.replicas)
+        last = groups[-1] if groups else None
+        if last is not None and _may_join(last, alone, room_bytes):
+            groups[-1] = ActorGroup(
+                (*last.servables, servable),
+                last.memory_bytes + alone.memory_bytes,
+                max(last.num_cpus, alone.num_cpus),
+                last.num_gpus,
+                last.replicas,
+            )
+        else:
+            groups.append(alone)
+    return groups
+
+
+def _may_join(group: ActorGroup, alone: ActorGroup, room_bytes: int) -> bool:
+    same = (group.num_gpus, group.replicas) == (alone.num_gpus, alone.replicas)
+    return same and group.memory_bytes + alone.memory_bytes <= room_bytes
+
+
+def reserved_cpus(groups: Sequence[ActorGroup], num_cpus: float) -> tuple[float, list[float]]:
+    """CPUs that decoding reserves, and those of an actor of each group; less than asked where there are not enough.
+
+    Ray starts nothing that it has no CPU for, so that all must fit at once, with one decode task at least.
+
+    Args:
+        groups: of one run.
+        num_cpus: of the machine or cluster.
+    """
+    wanted = sum(group.num_cpus * group.replicas for group in groups)
+    decode = min(1.0, num_cpus * DECODE_PART)
+    scale = min(1.0, (num_cpus - decode) / wanted)
+    return decode, [_fitting(group.num_cpus * scale) for group in groups]
+
+
+def _fitting(num_cpus: float) -> float:
+    """Round down to what Ray counts: ten thousandths below one, whole numbers above."""
+    return float(int(num_cpus)) if num_cpus >= 1 else max(1e-4, int(num_cpus * 1e4) / 1e4)

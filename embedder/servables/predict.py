@@ -1,0 +1,337 @@
+"""Prediction by servables on any Ray dataset: one read, one decode for each distinct preprocessing, then their actors.
+
+rows     of the dataset; its columns pass through
+decode   CPU tasks: what the servables take of images and captions
+actors   one pool for each group of servables (`embedder.servables.packing`), in the order of what they need
+"""
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from embedder.batch_schema import CARRIED
+from embedder.compat import worker_options
+from embedder.compat.ray_attempts import attempt_number
+from embedder.config import WebConfig
+from embedder.errors import USER_MISTAKES, ConfigError, EmbedderError, RunFailedError
+from embedder.media.errors import DecodeError
+from embedder.media.given_inputs import file_or_content
+from embedder.media.limits import DecodeLimits
+from embedder.media.sniff import sniff
+from embedder.servables import make_servable
+from embedder.servables.base import Servable, one_line
+from embedder.servables.columns import IMAGES, ColumnInput, InputColumn
+from embedder.servables.order import order_servables
+from embedder.servables.packing import ActorGroup, pack_servables, reserved_cpus
+from embedder.servables.prepare import GRID, InputPreparer
+from embedder.servables.run import DECODED, RunningServable, comes_from_servable, decoded_name
+from embedder.sources.fetch import Fetcher, FetchError
+from embedder.steps.attempts import limit_deaths
+from embedder.steps.stage_actor import block_key
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+DECODE_CURE = "smaller blocks of the dataset need less memory (Dataset.repartition)"
+LOAD_CURE = "give the node more memory, or hold fewer servables in one actor"
+BLOCK_CURE = "find the row that does it, or run that servable in an interpreter of its own (python = ...)"
+ROWS = 64  # of a decoded table: 10 MB of pixels at 224 px
+ACTOR_BYTES = 4 << 30  # memory up to which servables share an actor
+DEFAULT_WEB = WebConfig()
+DECODE_ERROR = "decode_error"
+"""Column that says why a row's image could not be read or decoded."""
+
+
+class ServablePredictor:
+    """Servables of any kinds, to run on the rows of any Ray dataset."""
+
+    def __init__(
+        self,
+        servables: Sequence[Servable | Mapping[str, Any]],
+        limits: DecodeLimits | None = None,
+        web: WebConfig | None = None,
+        actor_bytes: int = ACTOR_BYTES,
+    ) -> None:
+        """Check and order the servables; no framework is imported.
+
+        Args:
+            servables: or sections of a configuration, as `[[model]]` has them.
+            limits: on the decoding of one image.
+            web: limits on addresses of the web.
+            actor_bytes: memory up to which servables share an actor.
+
+        Raises:
+            ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
+            shards.ModelError: a model folder is none.
+        """
+        if not servables:
+            raise ConfigError("no servables: give one at least")
+        self.servables = order_servables([make_servable(each).absolute() for each in servables])
+        self.groups = pack_servables(self.servables, actor_bytes)
+        self.limits, self.web = limits or DecodeLimits(), web or WebConfig()
+
+    def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
+        """Add NAME.OUTPUT for each output of each servable, and NAME.error, which says why a row has none.
+
+        The dataset's columns come back untouched. Lazy, as all of Ray Data: nothing runs before the result is read.
+
+        Args:
+            dataset: rows with images, captions, or both.
+            image: column with images: file contents, URIs, or uint8 arrays (H, W, 3). It may be missing.
+            caption: column with captions. It may be missing.
+
+        Raises:
+            ConfigError: Ray is not running.
+        """
+        import ray
+        from ray.data import ActorPoolStrategy
+
+        if not ray.is_initialized():
+            raise ConfigError("Ray is not running; call ray.init() before ServablePredictor.predict")
+        decode_cpus, cpus = reserved_cpus(self.groups, ray.cluster_resources().get("CPU", 1.0))
+        decode = partial(
+            decode_rows,
+            servables=tuple(self.servables),
+            image=image,
+            caption=caption,
+            limits=self.limits,
+            web=self.web,
+        )
+        found = dataset.map_batches(decode, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
+        for number, (group, num_cpus) in enumerate(zip(self.groups, cpus, strict=True)):
+            # As `embedder.pipeline.through_stages` does it: with GPUs, `map_batches` would cut the blocks anew.
+            found = found.map_batches_internal(
+                ServableActor,
+                fn_constructor_args=(group, self.limits, _needed_later(self.groups[number + 1 :])),
+                batch_format="pyarrow",
+                batch_size=None,
+                compute=ActorPoolStrategy(size=group.replicas),
+                num_cpus=num_cpus,
+                num_gpus=group.num_gpus or None,
+                **worker_options(),
+            )
+        return found.map_batches(show_rows, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
+
+
+def item_inputs(servables: Sequence[Servable]) -> dict[str, InputColumn]:
+    """Inputs that decode makes, by the names of their columns: equal ones of several servables once.
+
+    Args:
+        servables: of one run.
+    """
+    inputs = [each for servable in servables for each in servable.input_columns().values()]
+    made = [each for each in inputs if not isinstance(each, ColumnInput) and not comes_from_servable(each)]
+    return {decoded_name(each): each for each in made}
+
+
+def _needed_later(later: Sequence[ActorGroup]) -> frozenset[str]:
+    """Names of the decoded columns that later actors still need."""
+    return frozenset(item_inputs([servable for group in later for servable in group.servables]))
+
+
+@lru_cache(maxsize=1)
+def _preparer_for(limits: DecodeLimits, web: WebConfig) -> tuple[InputPreparer, Fetcher]:
+    return InputPreparer(limits), Fetcher(web)
+
+
+def decode_rows(
+    table: pa.Table,
+    *,
+    servables: Sequence[Servable],
+    image: str,
+    caption: str,
+    limits: DecodeLimits,
+    web: WebConfig = DEFAULT_WEB,
+) -> Iterator[pa.Table]:
+    """Make what the servables take of a dataset's rows, in tables of `ROWS`; the dataset's columns are carried along.
+
+    Args:
+        table: rows of the dataset.
+        servables: in their order.
+        image: column with images.
+        caption: column with captions.
+        limits: on the decoding of one image.
+        web: limits on addresses of the web.
+
+    Raises:
+        ServableError: a servable's output has the name of a column, or one needs a column that isn't there.
+        ConfigError: there is a column of the name that says why an image can't be decoded.
+    """
+    order_servables(servables, table.column_names)
+    if DECODE_ERROR in table.column_names:
+        raise ConfigError(f"the dataset has a column {DECODE_ERROR!r} already; drop or rename it before predict")
+    inputs = item_inputs(servables)
+    _check_sources(inputs, table.column_names, image, caption)
+    preparer, fetcher = _preparer_for(limits, web)
+    with limit_deaths(lambda: f"decoding {table.num_rows} rows of the dataset", DECODE_CURE):
+        for start in range(0, table.num_rows, ROWS):
+            yield _decoded(table.slice(start, ROWS), inputs, image, caption, preparer, fetcher)
+
+
+def _check_sources(inputs: Mapping[str, InputColumn], names: Sequence[str], image: str, caption: str) -> None:
+    """Refuse a dataset with nothing that a servable could take."""
+    own = {image if isinstance(each, IMAGES) else caption for each in inputs.values() if each.of is None}
+    if own and not own & set(names):
+        raise ConfigError(
+            f"the dataset has columns {list(names)}, and the servables take {', '.join(map(repr, sorted(own)))}; "
+            "name them: predict(dataset, image=..., caption=...)"
+        )
+
+
+def _decoded(
+    part: pa.Table,
+    inputs: Mapping[str, InputColumn],
+    image: str,
+    caption: str,
+    preparer: InputPreparer,
+    fetcher: Fetcher,
+) -> pa.Table:
+    problems: list[str | None] = [None] * part.num_rows
+    read: dict[str, list[Any]] = {}
+    made: dict[str, pa.Array] = {}
+    for name, declared in inputs.items():
+        is_image = isinstance(declared, IMAGES)
+        source = declared.of or (image if is_image else caption)
+        if source not in read:
+            cells = cells_of(part, source)
+            read[source] = _images(cells, fetcher, preparer.limits, problems) if is_image else cells
+        prepared = preparer.make(declared, read[source])
+        made[name] = prepared.column
+        if prepared.grid is not None:
+            made[name + GRID] = prepared.grid
+        for row, problem in prepared.problems.items():
+            problems[row] = problems[row] or problem
+    part = part.rename_columns([CARRIED + name for name in part.column_names])
+    for name, column in made.items():
+        part = part.append_column(name, column)
+    return part.append_column(DECODE_ERROR, pa.array(problems, pa.string()))
+
+
+def _images(
+    cells: Sequence[Any], fetcher: Fetcher, limits: DecodeLimits, problems: list[str | None]
+) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    with fetcher.ahead([cell for cell in cells if isinstance(cell, str)], max_bytes=limits.max_file_bytes):
+        for row, cell in enumerate(cells):
+            content = None
+            try:
+                content = encoded_image(fetcher, cell, limits.max_file_bytes)
+                if content and sniff(content[:4096]) != "image":
+                    raise DecodeError("NotAPicture", "a row holds one image; videos go through `embedder embed`")
+            except (FetchError, DecodeError) as error:
+                problems[row], content = f"{error.error_type}: {error.message}", None
+            except EmbedderError as error:
+                problems[row], content = f"NotAPicture: {error}", None
+            found.append(content)
+    return found
+
+
+def encoded_image(fetcher: Fetcher, image: Any, max_bytes: int) -> bytes | None:
+    """Give the encoded image of a dataset's cell; None where there is none.
+
+    Args:
+        fetcher: reads URIs.
+        image: encoded bytes, a URI, an array of pixels, an image of Pillow, or a struct with `bytes` or `path`.
+        max_bytes: the most that is read.
+
+    Raises:
+        FetchError: a URI can't be read.
+        EmbedderError: it is nothing that an image comes in.
+    """
+    if isinstance(image, dict):  # Hugging Face datasets keep images as {bytes, path}
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, str) and image:
+        with fetcher.fetch(image, max_bytes=max_bytes) as fetched:
+            return fetched.content.read_bytes() if isinstance(fetched.content, Path) else fetched.content
+    if image is None or isinstance(image, str):
+        return None
+    content = file_or_content(image)
+    return content.read_bytes() if isinstance(content, Path) else content or None
+
+
+def cells_of(table: pa.Table, name: str) -> list[Any]:
+    """Values of a column: Python objects, or arrays where it is a tensor column; None where it is missing.
+
+    Args:
+        table: rows of a dataset.
+        name: of the column.
+    """
+    if name not in table.column_names:
+        return [None] * table.num_rows
+    column = table[name]
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return [array for chunk in column.chunks for array in chunk.to_numpy_ndarray()]
+    if isinstance(column.type, pa.ExtensionType):
+        return [array for chunk in column.chunks for array in chunk.to_numpy(zero_copy_only=False)]
+    return list(column.to_pylist())
+
+
+class ServableActor:
+    """Actor with the servables of one group, which take turns.
+
+    Ray reduces an exception in a constructor to its text, so it is kept and raised with the first block.
+    """
+
+    def __init__(self, group: ActorGroup, limits: DecodeLimits, needed: frozenset[str]) -> None:
+        """Load the servables.
+
+        Args:
+            group: what the actor holds.
+            limits: on the decoding of images that servables return.
+            needed: decoded columns that later actors need; the others end here.
+        """
+        self._needed, self._name = needed, ", ".join(each.name for each in group.servables)
+        self._is_restarted = attempt_number() > 0
+        self._failure: Exception | None = None
+        self._running: list[RunningServable] = []
+        try:
+            with limit_deaths(lambda: f"servables {self._name}: loading", LOAD_CURE):
+                self._load(group, limits)
+        except (*USER_MISTAKES, RunFailedError) as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001  # of any library that loads a model
+            place = f"servables {self._name}: could not start on node {platform.node()}"
+            self._failure = RunFailedError(f"{place} ({one_line(error)})")
+
+    def _load(self, group: ActorGroup, limits: DecodeLimits) -> None:
+        device = "cuda" if group.num_gpus else "cpu"
+        for servable in group.servables:
+            self._running.append(RunningServable(servable, device, group.num_threads, limits))
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Run each servable on a block.
+
+        Raises:
+            EmbedderError: a servable could not start.
+            shards.ModelError: likewise.
+            RunFailedError: likewise, or the block has killed several processes.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if table.num_rows == 0:
+            return table
+        if not self._is_restarted:
+            return self._run(table)
+        work = f"servables {self._name}: a block of {table.num_rows} rows"
+        with limit_deaths(lambda: work, BLOCK_CURE, key=block_key(self._name, table)):
+            return self._run(table)
+
+    def _run(self, table: pa.Table) -> pa.Table:
+        for running in self._running:
+            table = running(table)
+        ended = [name for name in table.column_names if name.startswith(DECODED) and not self._is_needed(name)]
+        return table.drop_columns(ended)
+
+    def _is_needed(self, name: str) -> bool:
+        return name in self._needed or name.removesuffix(GRID) in self._needed
+
+
+def show_rows(table: pa.Table) -> pa.Table:
+    """Restore the names of the dataset's own columns; those of the servables follow them."""
+    if table.num_rows == 0:
+        return table
+    return table.rename_columns([name.removeprefix(CARRIED) for name in table.column_names])

@@ -1,0 +1,153 @@
+"""Programs: classes of Python files that compute servables, in this process or in one of another interpreter.
+
+This file is executed by its path in interpreters that have pyarrow and none of this package's other dependencies: it
+imports nothing of the package, and is written for Python 3.9.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+FILE_SUFFIX = ".py"
+METHODS = ("load", "__call__")
+
+
+@dataclass(frozen=True)
+class ServableProgram:
+    """Class that computes a servable: all that a process needs to know which has pyarrow and the framework alone.
+
+    Attributes:
+        place: absolute path of a Python file, or name of a module.
+        class_name: a class there, with `__init__(**settings)`, `load(device)` or `load(device, num_threads)`,
+            `__call__(RecordBatch)`, and `close()` if it wants one.
+        settings: keyword arguments of the class; values that JSON has.
+    """
+
+    place: str
+    class_name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class LoadedProgram:
+    """Instance of a program's class after its `load`; one thread calls it at a time."""
+
+    def __init__(self, program: ServableProgram, device: str, num_threads: int) -> None:
+        """Import the class, make an instance, and load it.
+
+        Args:
+            program: the class and its settings.
+            device: torch's name of a device.
+            num_threads: CPU threads that it may use.
+
+        Raises:
+            AttributeError: there is no such class, or it lacks a method.
+            Exception: as the class raises it.
+        """
+        found = find_class(program.place, program.class_name)
+        self.instance = found(**program.settings)
+        takes_threads = "num_threads" in inspect.signature(found.load).parameters
+        self.instance.load(device, **({"num_threads": num_threads} if takes_threads else {}))
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Table:
+        """Compute a batch.
+
+        Raises:
+            TypeError: the class returned no table.
+            Exception: as the class raises it.
+        """
+        return as_table(self.instance(batch))
+
+    def close(self) -> None:
+        """Free what the class holds, where it has a `close`."""
+        close = getattr(self.instance, "close", None)
+        if close is not None:
+            close()
+
+
+def find_class(place: str, class_name: str) -> Any:
+    """Import a class that a program names.
+
+    A file is imported as the module of a package of its own, so that it may import its neighbours relatively
+    (`from .boxes import crop`), and no name of it hides an installed module.
+
+    Args:
+        place: absolute path of a Python file, or name of a module.
+        class_name: name of the class.
+
+    Raises:
+        AttributeError: there is no such class, or it lacks a method.
+        Exception: as the import raises it.
+    """
+    module = _import_file(Path(place)) if place.endswith(FILE_SUFFIX) else importlib.import_module(place)
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        classes = sorted(
+            name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+        )
+        raise AttributeError(f"{place} has no class {class_name!r}; it has {', '.join(classes) or 'none'}")
+    missing = [name for name in METHODS if not callable(getattr(found, name, None))]
+    if missing:
+        raise AttributeError(
+            f"class {class_name} of {place} has no {missing[0]!r}; a servable has load(device) and __call__(batch)"
+        )
+    return found
+
+
+def _import_file(path: Path) -> types.ModuleType:
+    package = "servable_" + "".join(letter if letter.isalnum() else "_" for letter in str(path.parent))
+    if package not in sys.modules:
+        folder = types.ModuleType(package)
+        folder.__path__ = [str(path.parent)]
+        sys.modules[package] = folder
+    name = package + "." + path.stem
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def as_table(returned: Any) -> pa.Table:
+    """Make a table of what a class returned: a table, a batch, or columns by name (lists, or NumPy arrays).
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(returned, pa.Table):
+        return returned
+    if isinstance(returned, pa.RecordBatch):
+        return pa.Table.from_batches([returned])
+    if isinstance(returned, Mapping):
+        return pa.table({name: _column(values) for name, values in returned.items()})
+    raise TypeError(f"it returned {type(returned).__name__}; return a pyarrow.Table, a RecordBatch, or columns by name")
+
+
+def _column(values: Any) -> Any:
+    """Arrow array of a column; an array of several axes becomes lists in lists."""
+    shape = getattr(values, "shape", None)
+    if shape is None or len(shape) < 2:
+        return values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+    column = pa.array(values.reshape(-1))
+    for size in reversed(shape[1:]):
+        if size == 0:
+            return pa.array(values.tolist())
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column

@@ -1,0 +1,200 @@
+"""Running servable: a table in, the table with the servable's columns out, whatever single rows or calls do.
+
+Columns of a table, beside the dataset's own (`embedder.batch_schema.CARRIED`): `input:KEY`, what decode made; and of
+each servable that ran NAME.OUTPUT, and NAME.error, which says why a row has no outputs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.batch_schema import CARRIED
+from embedder.media.limits import DecodeLimits
+from embedder.servables.base import Servable, one_line
+from embedder.servables.checks import Bools, CheckedOutputs, check_outputs
+from embedder.servables.columns import ColumnInput, InputColumn
+from embedder.servables.errors import ServableError
+from embedder.servables.order import ERROR
+from embedder.servables.prepare import GRID, InputPreparer, PreparedInput, bind
+
+DECODED = "input:"
+"""Prefix of columns that decode makes for servables."""
+
+
+def decoded_name(declared: InputColumn) -> str:
+    """Name of the column that decode makes for an input of the item's own, or of a column of the dataset."""
+    return f"{DECODED}{declared.of or ''}:{declared.decode_key()}"
+
+
+def comes_from_servable(declared: InputColumn) -> bool:
+    """Whether an input is made from what another servable returns."""
+    return "." in (declared.of or "")
+
+
+class RunningServable:
+    """Loaded servable with what prepares its inputs and checks its outputs; one thread calls it at a time."""
+
+    def __init__(
+        self, servable: Servable, device: str = "cpu", num_threads: int = 1, limits: DecodeLimits | None = None
+    ) -> None:
+        """Load it.
+
+        Args:
+            servable: the servable.
+            device: torch's name of a device.
+            num_threads: CPU threads that it may use.
+            limits: on the decoding of images that another servable returns.
+
+        Raises:
+            ServableError: it can't be loaded.
+        """
+        self.servable = servable
+        self.inputs, self.outputs = servable.input_columns(), servable.output_columns()
+        self._preparer = InputPreparer(limits)
+        self._computation = servable.load(device, num_threads)
+        self._lost: str | None = None
+
+    def close(self) -> None:
+        """Free what it holds."""
+        self._computation.close()
+        self._preparer.close()
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Append the servable's columns; rows that it can't compute are null there, with the reason in NAME.error."""
+        problems: list[str | None] = [None] * table.num_rows
+        prepared = {name: self._input(table, declared, problems) for name, declared in self.inputs.items()}
+        present = {name: _is_there(each.column) for name, each in prepared.items()}
+        usable = self._usable(present) & np.array([each is None for each in problems], bool)
+        (rows,) = np.nonzero(usable)
+        found = self._computed(prepared, present, rows)
+        for row, problem in zip(rows.tolist(), found.problems, strict=True):
+            problems[row] = problem
+        places = np.full(table.num_rows, -1)
+        places[rows] = np.arange(len(rows))
+        take = pa.array(places, mask=places < 0)
+        for name, column in found.columns.items():
+            table = table.append_column(f"{self.servable.name}.{name}", column.take(take))
+        return table.append_column(f"{self.servable.name}.{ERROR}", pa.array(problems, pa.string()))
+
+    def _input(self, table: pa.Table, declared: InputColumn, problems: list[str | None]) -> PreparedInput:
+        """Take an input from what decode made, from the dataset, or make it from another servable's column."""
+        address = declared.of or ""
+        if comes_from_servable(declared):
+            giver = address.partition(".")[0]
+            for row, failed in enumerate(table[f"{giver}.{ERROR}"].to_pylist()):
+                if failed and not declared.optional:
+                    problems[row] = f"{self.servable.where()}: no input, as {giver} failed on this row"
+            column = _whole(table, address)
+            if isinstance(declared, ColumnInput):
+                return PreparedInput(column)
+            made = self._preparer.make(declared, column.to_pylist())
+            for row, problem in made.problems.items():
+                problems[row] = f"{self.servable.where()}: {address}: {problem}"
+            return made
+        if isinstance(declared, ColumnInput):
+            return PreparedInput(self._as_declared(_whole(table, CARRIED + address), declared))
+        name = decoded_name(declared)
+        return PreparedInput(
+            _whole(table, name), _whole(table, name + GRID) if name + GRID in table.column_names else None
+        )
+
+    def _as_declared(self, column: pa.Array, declared: ColumnInput) -> pa.Array:
+        """A dataset's column in the declared type.
+
+        Raises:
+            ServableError: it is of another one.
+        """
+        expected = declared.arrow_type()
+        try:
+            return column.cast(expected)
+        except pa.ArrowInvalid as error:
+            raise ServableError(
+                f"{self.servable.where()}: column {declared.of!r} of the dataset is {column.type}, and the input takes "
+                f"{expected} ({one_line(error)}); declare the type that it has"
+            ) from None
+
+    def _usable(self, present: Mapping[str, Bools]) -> Bools:
+        required = [present[name] for name, declared in self.inputs.items() if not declared.optional]
+        optional = [present[name] for name, declared in self.inputs.items() if declared.optional]
+        usable: Bools = np.logical_and.reduce(required) if required else np.logical_or.reduce(optional)
+        return usable
+
+    def _computed(
+        self, prepared: Mapping[str, PreparedInput], present: Mapping[str, Bools], rows: Any
+    ) -> CheckedOutputs:
+        """Compute some rows, in batches of the servable's size."""
+        size, parts = self.servable.batch_size, []
+        for start in range(0, len(rows), size):
+            chosen = rows[start : start + size]
+            columns: dict[str, pa.Array] = {}
+            for name, each in prepared.items():
+                grid = each.grid.take(pa.array(chosen)) if each.grid is not None else None
+                columns |= bind(name, self.inputs[name], each.column.take(pa.array(chosen)), grid)
+            batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+            parts.append(self._checked(batch, {name: there[chosen] for name, there in present.items()}))
+        return _joined([*parts, self._nothing(0, [])])
+
+    def _checked(self, batch: pa.RecordBatch, present: Mapping[str, Bools]) -> CheckedOutputs:
+        """Compute a batch; where that raises, its halves, until the rows that do are alone."""
+        if self._lost is not None:
+            return self._nothing(batch.num_rows, [self._lost] * batch.num_rows)
+        returned, problem = self._try(batch)
+        if returned is not None:
+            try:
+                return check_outputs(self.servable.where(), returned, self.outputs, self._expected(present))
+            except ServableError as error:
+                problem = str(error)
+        elif self._lost is None and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            pieces = (slice(0, half), slice(half, batch.num_rows))
+            return _joined(
+                [
+                    self._checked(
+                        batch.slice(piece.start, piece.stop - piece.start),
+                        {name: there[piece] for name, there in present.items()},
+                    )
+                    for piece in pieces
+                ]
+            )
+        return self._nothing(batch.num_rows, [problem] * batch.num_rows)
+
+    def _try(self, batch: pa.RecordBatch) -> tuple[pa.Table | None, str | None]:
+        """Compute; or say why not. The error is freed before its rows are tried again, and with it what it holds."""
+        try:
+            return self._computation(batch), None
+        except ServableError as error:
+            self._lost = str(error)
+            return None, self._lost
+        except Exception as error:  # noqa: BLE001 - a framework's, or the user's own code's, about rows it can't compute
+            return None, f"{self.servable.where()}: {one_line(error)}"
+
+    def _expected(self, present: Mapping[str, Bools]) -> dict[str, Bools]:
+        """Rows that an output must have: those with the inputs that it is made of."""
+        required = [name for name, declared in self.inputs.items() if not declared.optional]
+        everywhere = np.ones(len(next(iter(present.values()))), bool)
+        return {
+            name: np.logical_and.reduce([everywhere, *(present[each] for each in output.of or required)])
+            for name, output in self.outputs.items()
+        }
+
+    def _nothing(self, num_rows: int, problems: list[str | None]) -> CheckedOutputs:
+        return CheckedOutputs(
+            {name: pa.nulls(num_rows, output.arrow_type()) for name, output in self.outputs.items()}, problems
+        )
+
+
+def _joined(parts: list[CheckedOutputs]) -> CheckedOutputs:
+    columns = {name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return CheckedOutputs(columns, [problem for part in parts for problem in part.problems])
+
+
+def _whole(table: pa.Table, name: str) -> pa.Array:
+    column = table[name].combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+
+
+def _is_there(column: pa.Array) -> Bools:
+    there: Bools = column.is_valid().to_numpy(zero_copy_only=False)
+    return there

@@ -1,0 +1,144 @@
+"""Batches as graphs take them, and what graphs return as columns; NumPy and Arrow alone, Python 3.9.
+
+Legend: `B` rows, `H, W` sides in px, `T` tokens of the longest caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+MAX_BYTE = 255.0
+
+
+def graph_inputs(batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Make the arrays of a batch by the names of the graph's inputs, in their order.
+
+    Args:
+        batch: the servable's inputs.
+        declared: settings of each, as `embedder.servables.columns` has them.
+    """
+    arrays: dict[str, Any] = {}
+    for name, settings in declared.items():
+        column = batch.column(batch.schema.get_field_index(name))
+        if settings["make"] == "pixels":
+            arrays[name] = pixels(column, settings)
+        elif settings["make"] == "token_ids":
+            arrays.update(padded_ids(name, column, settings))
+        else:
+            arrays[name] = dense(column, settings)
+    return arrays
+
+
+def pixels(column: Any, settings: Mapping[str, Any]) -> Any:
+    """Make pixels of a tensor column, uint8 (B, H, W, 3): (B, 3, H, W) or as they lie, scaled as the settings say.
+
+    Args:
+        column: the tensors.
+        settings: of the input.
+    """
+    x_BHWC = column.to_numpy_ndarray()
+    preprocess = settings["preprocess"]
+    if settings["values"] != "uint8":
+        x_BHWC = x_BHWC.astype(np.float32) / np.float32(MAX_BYTE)
+    if settings["values"] == "normalised":
+        x_BHWC -= np.array(preprocess["mean"], np.float32)
+        x_BHWC /= np.array(preprocess["std"], np.float32)
+    return np.ascontiguousarray(x_BHWC.transpose(0, 3, 1, 2)) if settings["layout"] == "nchw" else x_BHWC
+
+
+def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make token ids (B, T) of lists of int32, and their mask if the graph takes one.
+
+    Args:
+        name: of the input.
+        column: the lists.
+        settings: of the input.
+    """
+    lengths = np.diff(column.offsets.to_numpy())
+    width = settings["pad_to"] or int(lengths.max())
+    is_token = np.arange(width) < lengths[:, None]
+    ids = np.full(is_token.shape, settings["padding_id"], settings["type"])
+    ids[is_token] = column.flatten().to_numpy()
+    mask = {settings["mask"]: is_token.astype(settings["type"])} if settings["mask"] else {}
+    return {name: ids, **mask}
+
+
+def dense(column: Any, settings: Mapping[str, Any]) -> Any:
+    """Make an array (B, ...) of values, or of lists of one size.
+
+    Args:
+        column: values or lists without nulls.
+        settings: of the input.
+
+    Raises:
+        ValueError: a graph takes no such column, or its rows have different sizes.
+    """
+    if settings["make"] != "column" or settings["type"] in ("string", "binary"):
+        kind = settings["make"] if settings["make"] != "column" else settings["type"]
+        raise ValueError(f"a graph takes pixels, token ids and numbers, and this input is {kind!r}")
+    values, sizes = column, []
+    for size in settings["shape"]:
+        lengths = np.unique(np.diff(values.offsets.to_numpy()))
+        if len(lengths) > 1:
+            raise ValueError(f"a graph takes rows of one size, and these have {lengths[0]} to {lengths[-1]}")
+        sizes.append(int(lengths[0]) if size == "any" else size)
+        values = values.flatten()
+    return values.to_numpy(zero_copy_only=False).reshape(len(column), *sizes)
+
+
+def in_pieces(arrays: Mapping[str, Any], least: int, most: int | None) -> list[tuple[int, dict[str, Any]]]:
+    """Cut arrays into pieces that a graph takes; the last one's last row is repeated where that is too short.
+
+    Args:
+        arrays: of one batch.
+        least: fewest rows of a call.
+        most: most rows; None: any number.
+
+    Returns:
+        For each piece its own number of rows, and the arrays.
+    """
+    num_rows = len(next(iter(arrays.values())))
+    step = most or max(num_rows, 1)
+    pieces = []
+    for start in range(0, num_rows, step):
+        count = min(step, num_rows - start)
+        rows = np.minimum(np.arange(max(count, least)), count - 1) + start
+        pieces.append((count, {name: values[rows] for name, values in arrays.items()}))
+    return pieces
+
+
+def joined(pieces: list[dict[str, Any]], declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the outputs of all pieces.
+
+    Args:
+        pieces: outputs of each piece by name.
+        declared: settings of each output.
+    """
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in declared}
+
+
+def named_outputs(found: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Name what a graph returned: one value, several in order, or several by name.
+
+    Args:
+        found: a tensor, a tuple or list, or a mapping.
+        declared: settings of each output, in their order.
+
+    Raises:
+        ValueError: there are fewer outputs than declared, or one of a declared name lacks.
+    """
+    if isinstance(found, Mapping):
+        missing = [name for name in declared if name not in found]
+        if missing:
+            raise ValueError(
+                f"it returned {', '.join(map(str, found))}, and no {missing[0]!r}; declare what it returns"
+            )
+        return {name: found[name] for name in declared}
+    values = list(found) if isinstance(found, (tuple, list)) else [found]
+    if len(values) != len(declared):
+        raise ValueError(f"it returned {len(values)} outputs, and {len(declared)} are declared ({', '.join(declared)})")
+    return dict(zip(declared, values))  # noqa: B905 (Python 3.9)

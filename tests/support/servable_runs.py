@@ -1,0 +1,41 @@
+"""Servables run in this process, on images and captions made in code."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from embedder.media.limits import DecodeLimits
+from embedder.servables import make_servable
+from embedder.servables.order import order_servables
+from embedder.servables.predict import decode_rows, show_rows
+from embedder.servables.run import RunningServable
+
+
+def png(seed: int, size: tuple[int, int] = (40, 30)) -> bytes:
+    """A smooth random image."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize(size).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def run_servables(table: pa.Table, *servables, image: str = "image", caption: str = "caption") -> pa.Table:
+    """Run servables on a table's rows, in their order, as an actor does; sections of a configuration are taken, too."""
+    ordered = order_servables([make_servable(each) for each in servables])
+    decoded = decode_rows(table, servables=ordered, image=image, caption=caption, limits=DecodeLimits())
+    found = pa.concat_tables(list(decoded))
+    for servable in ordered:
+        running = RunningServable(servable)
+        try:
+            found = running(found)
+        finally:
+            running.close()
+    return show_rows(found)
+
+
+def vectors(table: pa.Table, name: str) -> np.ndarray:
+    """Vectors of a column without nulls, float32 (rows, E)."""
+    assert table[name].null_count == 0, table[name.partition(".")[0] + ".error"].to_pylist()
+    return np.array(table[name].to_pylist(), np.float32)
