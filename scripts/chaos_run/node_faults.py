@@ -21,10 +21,10 @@ NODE_CPUS = 1.0
 DRIVER, SPARE = 0, NUM_NODES + 1
 STAGE_TITLE = "MapWorker(MapBatches(Stage"
 AT_WORK = f"{STAGE_TITLE}Actor)).submit"
-FAULT_AFTER_S = (1.0, 8.0)  # of work
 RUN_S = 480.0
 REFUSAL_CODE = 2
 NUM_IMAGES = 1000
+FAULT_AFTER_S = (0.5, 8.0)  # of work on so many images; of fewer, in proportion
 # Large enough that stages compute for a while.
 VISION = {"image_size": 64, "patch_size": 8, "width": 256, "depth": 10, "num_heads": 4}
 SETTINGS = {
@@ -91,8 +91,9 @@ class NodeRound:
         return self.rng.choice([number for number, found in titles.items() if STAGE_TITLE in " ".join(found)])
 
     def is_at_work(self) -> bool:
-        """Whether a stage has begun to compute."""
-        return any(AT_WORK in title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
+        """Whether a stage has begun to compute; a short call can be missed, what it led to can't."""
+        titles = (title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
+        return any(AT_WORK in title for title in titles) or bool(self.entries())
 
     def any_node(self) -> int:
         """Return one of those that compute."""
@@ -204,8 +205,9 @@ def _disturbed(each: NodeRound, kind: str, config: Path, log: Path) -> tuple[int
     try:
         if kind != "own-disks":
             while not each.is_at_work() and process.poll() is None and time.time() < happened_s + RUN_S:
-                time.sleep(0.3)
-            time.sleep(each.rng.uniform(*FAULT_AFTER_S))
+                time.sleep(0.1)
+            num_images = len(list(each.world.source.glob("*.png")))
+            time.sleep(each.rng.uniform(*FAULT_AFTER_S) * num_images / NUM_IMAGES)
             happened_s = time.time()
             if process.poll() is None:
                 with suppress(LookupError):

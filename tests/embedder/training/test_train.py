@@ -397,4 +397,4 @@ def test_ctrl_c_on_the_command_line_leaves_a_model_that_other_commands_accept(
     settings = ["--set", "train.seed=5", "--set", "train.num_steps=200000"]
     code, _, stderr = run_embedder("train", tmp_path / "train.toml", "--resume", *settings)
     assert (code, num_steps > 0) == (2, True)
-    assert "began with train.num_steps = 100000, and now it is 200000" in stderr
+    assert "began with train.num_steps = 100_000, and now it is 200_000" in stderr
