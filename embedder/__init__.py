@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
     from embedder.evaluation.evaluate import evaluate as evaluate
+    from embedder.ingest.dataset import embed_dataset as embed_dataset
     from embedder.ingest.embed import embed as embed
     from embedder.ingest.embed import refresh as refresh
     from embedder.planning.answer import plan as plan
@@ -45,6 +46,7 @@ _HOMES = {
     "build_index": "embedder.store_index.keep_index",
     "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
+    "embed_dataset": "embedder.ingest.dataset",
     "evaluate": "embedder.evaluation.evaluate",
     "follow_store": "embedder.retrieval.store_follower",
     "load_config": "embedder.config",

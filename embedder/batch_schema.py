@@ -11,12 +11,21 @@ All but the embeddings are nullable `large_binary`, one value per row: nulls cos
 packed tensor, the offsets are the lengths. All other columns pass through without a copy.
 """
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from embedder.installation import MISSING_EXTRA
 
-# Prefix of carried columns, so that none of them collides with a column of the pipeline.
+# Prefix of carried columns, and of those that the user's own steps add, so that none of them collides with a column of
+# the pipeline.
 CARRIED = "carried:"
+
+# Column with the number of a row's item, where carried columns go around the model (`embedder.engine.carried`).
+ITEM_NUMBER = "item_number"
+
+# Column of a listing with the address that is published in the place of `uri`, where that is only a run's.
+SHOWN_URI = "shown_uri"
 
 TENSOR = pa.large_binary()
 VECTOR = pa.list_(pa.float32())
@@ -39,6 +48,9 @@ TRACE = pa.list_(
         }
     )
 )
+
+REGION = pa.struct({name: pa.int32() for name in ("x", "y", "width", "height", "image_width", "image_height")})
+"""Part of an image that a row is about, in pixels of the image, whose width and height stand beside it."""
 
 IMAGE_GRID = pa.field("image_grid", TENSOR)
 """int32 (3,): frames, patch rows and patch columns."""
@@ -75,3 +87,21 @@ def carried_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(
         [column.with_name(column.name.removeprefix(CARRIED)) for column in schema if column.name.startswith(CARRIED)]
     )
+
+
+def step_schema(outputs: Mapping[str, str]) -> pa.Schema:
+    """Schema of the columns that the user's own steps add to the embeddings table, under their own names.
+
+    Args:
+        outputs: type of each, as a configuration writes it: `float32`, `string[]`, `region`.
+    """
+    return pa.schema([pa.field(name, step_type(kind)) for name, kind in outputs.items()])
+
+
+def step_type(kind: str) -> pa.DataType:
+    """Arrow type of an output of a step."""
+    if kind == "region":
+        return REGION
+    value = kind.removesuffix("[]")
+    found = pa.bool_() if value == "bool" else getattr(pa, value)()
+    return pa.list_(found) if kind.endswith("[]") else found

@@ -7,9 +7,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Discriminator, Field, field_validator, model_validator
 
+from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
+from embedder.config_toml.model_section import (
+    ModelConfig,
+    ModelTables,
+    ModelUri,
+    check_models,
+    form_of_model,
+    plan_of,
+    stages_of,
+)
+from embedder.config_toml.section import ConfigSection as ConfigSection
+from embedder.config_toml.step_section import StepConfig, check_steps
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -35,15 +47,6 @@ OF_TRAINING = (
     "validation",
 )
 """Keys of the configuration of a training run; what else that has is a key of some table here."""
-
-
-class ConfigSection(BaseModel):
-    """Base of all sections: frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Keys that belong to another kind of configuration, and what is said of each."""
 
 
 class Columns(ConfigSection):
@@ -241,13 +244,21 @@ class RunConfig(ConfigSection):
         OF_TRAINING, "of a training run: give the file to `embedder train`"
     )
 
-    model: str | None = Field(None, description="model folder: local, s3:// or hub id")
+    model: Annotated[ModelUri | ModelTables, Discriminator(form_of_model)] | None = Field(
+        None, description="model folder: local, s3:// or hub id; or several models, as [[model]]"
+    )
     store: str | None = Field(None, description="folder or URI that holds the results")
     source: tuple[SourceConfig, ...] = ()
+    join: tuple[JoinConfig, ...] = Field((), description="tables whose rows belong to the items")
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
+    step: tuple[StepConfig, ...] = Field((), description="functions of your own, in the order that they run in")
     decode: DecodeConfig = DecodeConfig()
     web: WebConfig = WebConfig()
-    plan: str | None = Field(None, description="a plan file made by `embedder plan --out`; else planned at the start")
+    plan: str | None = Field(
+        default_factory=lambda known: plan_of(known.get("model")),
+        description="a plan file made by `embedder plan --out`; else planned at the start",
+        json_schema_extra={"default": "none, or that of the first [[model]]"},
+    )
     dtype: Dtype = Field(
         "float32", description="compute dtype; int8 holds for the weights alone. Embeddings are float32"
     )
@@ -256,7 +267,7 @@ class RunConfig(ConfigSection):
         "auto", description="of stages: cuda on a GPU that Ray lends, cpu without one; auto takes a GPU if there is any"
     )
     num_stages: int = Field(
-        default_factory=lambda known: len(known.get("stage", ())) or NUM_STAGES,
+        default_factory=lambda known: len(known.get("stage", ())) or stages_of(known.get("model")) or NUM_STAGES,
         ge=1,
         description="shards that the model is cut into; left out: as many as there are [[stage]], or 3",
         json_schema_extra={"default": "3, or the number of [[stage]]"},
@@ -320,6 +331,10 @@ class RunConfig(ConfigSection):
                     'out, or write device = "cpu"'
                 )
         check_source_names(self.source)
+        check_joins(self.join, {source.name for source in self.source})
+        check_steps(self.step)
+        if isinstance(self.model, tuple):
+            check_models(self.model, self.model_fields_set)
         if self.batch_size != "auto" and self.batch_size < 1:
             raise ValueError(f'batch_size = {self.batch_size}: write "auto" or a number of rows from 1 up')
         return self
@@ -341,15 +356,25 @@ class RunConfig(ConfigSection):
         return self.store
 
     @property
+    def main_model(self) -> str | None:
+        """Address of the main model's folder; None where the configuration names none."""
+        return self.model[0].uri if isinstance(self.model, tuple) else self.model
+
+    @property
+    def further_models(self) -> tuple[ModelConfig, ...]:
+        """Models beside the main one."""
+        return self.model[1:] if isinstance(self.model, tuple) else ()
+
+    @property
     def required_model(self) -> str:
-        """Address of the model folder.
+        """Address of the main model's folder.
 
         Raises:
             ConfigError: the configuration names none.
         """
-        if self.model is None:
+        if self.main_model is None:
             raise ConfigError("no model: give --model DIR, or `model` in the configuration file")
-        return self.model
+        return self.main_model
 
 
 def load_config(

@@ -35,9 +35,18 @@ def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for key in (*INPUTS, *RESULTS, *LOGS):
         if isinstance(value := tree.get(key), str):
             moved[key] = _followed(value, key, folder, file)
+    models = tree.get("model")
+    if isinstance(models, list):
+        moved["model"] = [_model(each, folder, file) for each in models]
+    steps = tree.get("step")
+    if isinstance(steps, list):
+        moved["step"] = [_step(each, folder, file) for each in steps]
     sources = tree.get("source")
     if isinstance(sources, list):
         moved["source"] = [_source(each, folder, file) for each in sources]
+    joins = tree.get("join")
+    if isinstance(joins, list):
+        moved["join"] = [_source(each, folder, file, "join.path") for each in joins]
     match tree.get("on_failure"):
         case {"command": [str(program), *arguments]} if "/" in program:
             program = _followed(program, "on_failure.command", folder, file)
@@ -45,10 +54,49 @@ def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return moved
 
 
-def _source(source: Any, folder: Path, file: Path) -> Any:
+def _model(model: Any, folder: Path, file: Path) -> Any:
+    """Resolve the paths of a [[model]]; a program is followed where it is a path, a class by its file."""
+    if not isinstance(model, dict):
+        return model
+    moved = dict(model)
+    for key in ("uri", "plan", "python"):
+        value = model.get(key)
+        if isinstance(value, str) and (key != "python" or "/" in value):
+            path, colon, name = value.rpartition(":") if value.rpartition(":")[0].endswith(".py") else (value, "", "")
+            moved[key] = _followed(path, "model" if key == "uri" else f"model.{key}", folder, file) + colon + name
+    if isinstance(extra := model.get("extra_files"), list):
+        moved["extra_files"] = [
+            _followed(each, "model.extra_files", folder, file) if isinstance(each, str) else each for each in extra
+        ]
+    if isinstance(inputs := model.get("inputs"), dict):
+        moved["inputs"] = {name: _input(each, folder, file) for name, each in inputs.items()}
+    return moved
+
+
+def _input(declared: Any, folder: Path, file: Path) -> Any:
+    if not isinstance(declared, dict) or not isinstance(path := declared.get("tokenizer"), str):
+        return declared
+    return declared | {"tokenizer": _followed(path, "model.inputs.tokenizer", folder, file)}
+
+
+def _step(step: Any, folder: Path, file: Path) -> Any:
+    """Resolve the paths of a [[step]]: a function's file; a module or an entry point stays."""
+    if not isinstance(step, dict):
+        return step
+    moved = dict(step)
+    if isinstance(value := step.get("callable"), str) and (path := value.rpartition(":")[0]).endswith(".py"):
+        moved["callable"] = f"{_followed(path, 'step.callable', folder, file)}:{value.rpartition(':')[2]}"
+    if isinstance(extra := step.get("extra_files"), list):
+        moved["extra_files"] = [
+            _followed(each, "step.extra_files", folder, file) if isinstance(each, str) else each for each in extra
+        ]
+    return moved
+
+
+def _source(source: Any, folder: Path, file: Path, key: str = "source.path") -> Any:
     if not isinstance(source, dict) or not isinstance(path := source.get("path"), str):
         return source
-    return source | {"path": _followed(path, "source.path", folder, file)}
+    return source | {"path": _followed(path, key, folder, file)}
 
 
 def _followed(value: str, key: str, folder: Path, file: Path) -> str:

@@ -2,6 +2,7 @@
 
     items   blocks of listed items, made by the driver
     decode  CPU tasks; each hands on batches of rows (`embedder.batch_schema`)
+    models  further models of the run, if any: one pool of actors for those that share one
     stages  one pool of actors for each shard; batches pass whole from stage to stage
     write   tasks that gather rows into part files and journal them
 
@@ -25,15 +26,19 @@ from embedder.compat.draining import DrainedError, draining
 from embedder.compat.ray_attempts import delete_notes
 from embedder.engine.allocation import Allocation, StageResources
 from embedder.engine.block_size import BLOCK_BYTES, MAX_BLOCK_BYTES, cut_listing, fastest_item_s, items_per_block
+from embedder.engine.carried import PIECE_BYTES, put_aside
 from embedder.engine.datasink import PartSink, with_rows
 from embedder.engine.job import Job, handed_on_bytes
+from embedder.engine.model_actor import ModelActor
 from embedder.engine.ray_session import TYPE_LABEL
 from embedder.engine.room import type_selector
 from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.decode import decode_at_low_priority
+from embedder.steps.further_inputs import of_main, without_vectors
 from embedder.steps.stage_actor import GPU_CALLS_AT_ONCE, StageActor, StageSpec
-from embedder.store.part_writer import LAST_TASK, write_part
+from embedder.store.model_parts import write_parts
+from embedder.store.part_writer import LAST_TASK
 from embedder.store.runs import Run
 from shards.errors import ModelError
 
@@ -56,16 +61,18 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
             again, an actor could not start, or the journal is not what the write tasks returned.
         EmbedderError: as a task raised it.
     """
+    listing, carried = put_aside(listing, job.carried_inputs, keep=ray.put, fetch=ray.get, piece_bytes=PIECE_BYTES)
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus}
-    sink = PartSink(job.run.files, job.stamp, job.config.rows_per_part)
+    sink = PartSink(job.run.files, job.stamp, job.config.rows_per_part, job.models, job.before_write, carried)
     try:
         with draining(stop):
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
         delete_notes()
     except DrainedError as drained:
         if rows := with_rows(ray.get(drained.finished)):
-            write_part(job.run.files, job.stamp, LAST_TASK, pa.concat_tables(rows))
+            finished = job.before_write(carried.join(pa.concat_tables(rows)))
+            write_parts(job.run.files, job.stamp, job.models, LAST_TASK, finished)
     except ExecutionTimeoutError:
         raise RunFailedError(
             f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
@@ -123,7 +130,7 @@ def _last_line(error: Exception) -> str:
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     """Return the graph up to the last stage; lazy."""
     listing = list(listing)
-    bytes_per_row = max(handed_on_bytes(job.model, job.plan))
+    bytes_per_row = max(handed_on_bytes(job.model, job.plan, job.decode))
     num_items = items_per_block(
         job.config,
         job.decode.rows_per_batch,
@@ -145,7 +152,35 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
         batch_size=None,
         num_cpus=job.allocation.decode_cpus,
     )
+    dataset = through_models(dataset, job)
+    if job.groups and not any(of_main(table).num_rows for table in listing):  # its towers would load for nothing
+        return dataset.map_batches(
+            without_vectors, batch_format="pyarrow", batch_size=None, num_cpus=job.allocation.decode_cpus
+        )
     return through_stages(dataset, job.stages, job.allocation, job.run, job.config.cluster.type_label)
+
+
+def through_models(dataset: Dataset, job: Job) -> Dataset:
+    """Append one pool of actors for each group of further models; each block passes whole.
+
+    They come before the stages: what they give is small, and the main model's inputs, which they may share, end there.
+
+    Args:
+        dataset: decoded rows.
+        job: its groups, and what each actor reserves.
+    """
+    for number, (group, num_cpus) in enumerate(zip(job.groups, job.model_cpus, strict=True)):
+        dataset = dataset.map_batches_internal(
+            ModelActor,
+            fn_constructor_args=(group, job.decode.limits, job.run if number == 0 else None),
+            batch_format="pyarrow",
+            batch_size=None,
+            compute=ActorPoolStrategy(size=group.actor.replicas),
+            num_cpus=num_cpus,
+            num_gpus=group.actor.num_gpus or None,
+            **worker_options(),
+        )
+    return dataset
 
 
 def through_stages(

@@ -1,6 +1,6 @@
 """Kill runs at every step and in every kind of process; the store must not lose, double or half-publish a row.
 
-    python scripts/chaos.py [NUM_KILLS] [SEED] [--keep DIR] [--publish-every SECONDS]
+    python scripts/chaos.py [NUM_KILLS] [SEED] [--keep DIR] [--publish-every SECONDS] [--models 2]
 
 Before most kills the source changes (items added, changed, touched, deleted), and an undisturbed store is refreshed
 beside the disturbed one. A refresh of that is then killed with SIGKILL: at a random time, or at the very moment a
@@ -9,7 +9,8 @@ from outside); on Ray, it is a stage actor, a worker, a decoding child, the rayl
 kills the run is killed again, after the others the same command runs to its end, and both stores are compared: keys,
 versions, fingerprints, and vectors by cosine >= 0.9999. All the while a reader opens what is published, and checks
 that it is a state that the source was in, whole. With `--publish-every`, runs publish while they go on, kills meet
-those publications too, and each item for itself must be as it was in some state. The last line is one JSON object;
+those publications too, and each item for itself must be as it was in some state. With `--models 2`, runs compute
+two models, and both must be whole and of one state. The last line is one JSON object;
 exit 1 where anything was lost, doubled, different or half published.
 """
 
@@ -38,9 +39,9 @@ AGAIN_SHARE = 0.3  # of kills after which the next one follows before a run has 
 class Chaos:
     """A disturbed store beside an undisturbed one."""
 
-    def __init__(self, root: Path, seed: int, publish_every_s: float | None = None) -> None:
+    def __init__(self, root: Path, seed: int, publish_every_s: float | None = None, num_models: int = 1) -> None:
         self.rng = Random(seed)
-        self.world = World(root, Random(seed + 1))
+        self.world = World(root, Random(seed + 1), num_models)
         self.world.build()
         self.settings = {} if publish_every_s is None else {"publish_every_s": publish_every_s}
         self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
@@ -122,10 +123,11 @@ def main() -> None:
     parser.add_argument("seed", nargs="?", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is kept")
     parser.add_argument("--publish-every", type=float, help="seconds between two publications of a run")
+    parser.add_argument("--models", type=int, default=1, choices=(1, 2), help="models that the runs compute")
     options = parser.parse_args()
     root = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     begun_s = time.monotonic()
-    chaos = Chaos(root, options.seed, options.publish_every)
+    chaos = Chaos(root, options.seed, options.publish_every, options.models)
     try:
         chaos.run(plan_kills(options.num_kills, Random(options.seed)))
         code = report(chaos, time.monotonic() - begun_s, options.seed)

@@ -45,7 +45,7 @@ def doctor(read: ReadConfig) -> Result:
     }
     data = {
         "installation": describe(),
-        **({"model": _model(config.model)} if config.model is not None else {}),
+        **({"model": _model(config.main_model)} if config.main_model is not None else {}),
         "images it reads": _image_formats(),
         "python": platform.python_version(),
         **versions,

@@ -7,7 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import ModelUri, PublishedBy, ReadConfig, StoreUri, command
+from embedder.cli.options import PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
 from embedder.quantities import MIB, counted
@@ -34,7 +34,7 @@ def evaluate(
     num_queries: Annotated[int | None, typer.Option(min=1, help=NUM_HELP)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and recall_latency.png.")] = None,
     version: PublishedBy = None,
-    model: ModelUri = None,
+    model: SearchedModel = None,
 ) -> Result:
     """Measure R@k, recall of the index, latency and memory, with confidence intervals."""
     run = read({"store": store, "model": model})
@@ -44,7 +44,7 @@ def evaluate(
     from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)
-    opened = open_store(run.required_store, model=run.model, version=version)
+    opened = open_store(run.required_store, model=run.main_model, version=version)
     found = run_evaluation(opened, options)
     saved = save_evaluation(found, out) if out is not None else []
     return Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved])

@@ -1,17 +1,20 @@
 """`embedder index`: a store's index is built, updated, listed and rolled back."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import ReadConfig, StoreUri, command
+from embedder.cli.options import ModelName, ReadConfig, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import write_access
 from embedder.quantities import MIB, counted, duration_text, percent, size_text
 from embedder.store.files import StoreFiles
 from index.manifest import Manifest
+
+if TYPE_CHECKING:
+    from embedder.store.layout import Current
 
 Force = Annotated[bool, typer.Option("--force", help="Publish it though it finds less than the last; the floor stays.")]
 Number = Annotated[int | None, typer.Option("--to", min=1, help="Version that `status` shows; else the one before.")]
@@ -24,6 +27,7 @@ app = typer.Typer(no_args_is_help=True, help="Build an index, see its versions, 
 def build(
     read: ReadConfig,
     store: StoreUri = None,
+    model: ModelName = None,
     kind: Annotated[str | None, typer.Option(help="auto, flat, hnsw, ivf, or a design that `status` shows.")] = None,
     memory: Annotated[str | None, typer.Option(help="The most that the index may take in memory, as 2GiB.")] = None,
     latency_ms: Annotated[float | None, typer.Option(help="The most that one query may take on one thread.")] = None,
@@ -43,7 +47,7 @@ def build(
 
     from embedder.store_index.keep_index import build_index
 
-    number, manifest = build_index(run, force=force, measure_all=explain)
+    number, manifest = build_index(run, model=model or "", force=force, measure_all=explain)
     shown: list[RenderableType] = [
         f"{_describe(number, manifest)}, built in {duration_text(round(manifest.build_s, 1))}"
     ]
@@ -54,16 +58,16 @@ def build(
 
 @app.command()
 @command
-def update(read: ReadConfig, store: StoreUri = None) -> Result:
+def update(read: ReadConfig, store: StoreUri = None, model: ModelName = None) -> Result:
     """Bring the index up to the published embeddings: add what is new, mask what is gone."""
     run = read({"store": store})
 
-    from embedder.store.store_info import published
     from embedder.store_index.keep_index import update_store_index
     from embedder.store_index.versions import manifest_of
 
-    before = published(StoreFiles(run.required_store)).index
-    with write_access(run) as files:
+    before = _published(StoreFiles(run.required_store), model)[1].index
+    with write_access(run) as store_files:
+        files, _ = _published(store_files, model)
         number = update_store_index(files, run.index)
     manifest = manifest_of(files, number)
     text = f"index {number} holds what is published: nothing to update" if number == before else ""
@@ -73,13 +77,11 @@ def update(read: ReadConfig, store: StoreUri = None) -> Result:
 
 @app.command()
 @command
-def status(read: ReadConfig, store: StoreUri = None) -> Result:
+def status(read: ReadConfig, store: StoreUri = None, model: ModelName = None) -> Result:
     """List the versions of the index, and which one is published."""
-    from embedder.store.store_info import published
     from embedder.store_index.versions import list_manifests
 
-    files = StoreFiles(read({"store": store}).required_store)
-    current = published(files)
+    files, current = _published(StoreFiles(read({"store": store}).required_store), model)
     columns = ("version", "design", "vectors", "masked", "recall@10", "ms", "MiB", "embeddings", "built at")
     table = new_table(*columns, "published")
     versions = []
@@ -104,15 +106,28 @@ def status(read: ReadConfig, store: StoreUri = None) -> Result:
 
 @app.command()
 @command
-def rollback(read: ReadConfig, store: StoreUri = None, number: Number = None) -> Result:
+def rollback(read: ReadConfig, store: StoreUri = None, model: ModelName = None, number: Number = None) -> Result:
     """Publish an earlier index of the same rows again."""
     run = read({"store": store})
 
     from embedder.store_index.keep_index import rollback_index
 
-    with write_access(run) as files:
+    with write_access(run) as store_files:
+        files, _ = _published(store_files, model)
         chosen, manifest = rollback_index(files, number)
     return Result(_data(chosen, manifest), [f"published again: {_describe(chosen, manifest)}"])
+
+
+def _published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, Current]":
+    """View of a model, and what is published of it.
+
+    Raises:
+        StoreError: nothing is published, or not that model.
+    """
+    from embedder.store.models import find_model
+    from embedder.store.store_info import published
+
+    return find_model(files, published(files), model or "")
 
 
 def _describe(number: int, manifest: Manifest) -> str:

@@ -17,6 +17,12 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 AsJson = Annotated[bool, typer.Option("--json", help="The last line of standard output is one JSON document.")]
 StoreUri = Annotated[str | None, typer.Option("--store", help="Folder that holds the results.")]
 ModelUri = Annotated[str | None, typer.Option("--model", help="Model folder: local, s3:// or hub id.")]
+SearchedModel = Annotated[
+    str | None, typer.Option("--model", help="Model of the store by its name; or a model folder, if that has moved.")
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="A further model of the store; else its main one.")
+]
 ModelFolder = Annotated[Path, typer.Option("--out", help="The model folder to make.")]
 NumStages = Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")]
 PlanFile = Annotated[str | None, typer.Option("--plan", help="Plan file made by `embedder plan --out`.")]

@@ -4,14 +4,13 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, Force, ReadConfig, RetryRejects, Settings, StoreUri, command
+from embedder.cli.options import AsJson, Force, ModelName, ReadConfig, RetryRejects, Settings, StoreUri, command
 from embedder.cli.results import Result, new_table, print_result
 from embedder.cli.terminal import item_bar
 from embedder.config import RunConfig, load_config
@@ -87,6 +86,7 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
         f"at most {size_text(found.rewrite_bytes)} of part files rewritten; {found.estimate.text()}"
         + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
     )
+    shown += _model_lines(found)
     shown += found.left_out
     if not found.retire_guard.passed:
         word = "overridden" if found.retire_guard.forced else "would refuse this"
@@ -94,10 +94,23 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     return shown
 
 
+def _model_lines(found: "Forecast") -> list[RenderableType]:
+    """What would be done for each further model, in a line each."""
+    lines: list[RenderableType] = []
+    for name, each in found.models.items():
+        parts = [f"{reason.num_items:,} {reason.reason}" for reason in each.reasons]
+        parts += [f"{each.num_retired:,} gone"] if each.num_retired else []
+        whole = "; its old rows are served until all are done" if each.replaces_all else ""
+        lines.append(f"model {name}: {', '.join([*parts, f'{each.num_unchanged:,} unchanged'])}{whole}")
+    lines += [f"model {name}: leaves the store, as the configuration has it no more" for name in found.removed_models]
+    return lines
+
+
 @command
 def rejects(
     read: ReadConfig,
     store: StoreUri = None,
+    model: ModelName = None,
     run_id: Annotated[str | None, typer.Option("--run", help="Of this run, published or not.")] = None,
     transient: Annotated[bool | None, typer.Option(help="Only temporary failures, or only lasting ones.")] = None,
     stale: Annotated[bool | None, typer.Option(help="Only what keeps old vectors, or only what has none.")] = None,
@@ -113,21 +126,22 @@ def rejects(
     if not retry and force:
         raise ConfigError("rejects --force: only what is embedded again can be published; give --retry too")
     if retry:
-        return retry_rejects(run, filters, run_id=run_id, forced=force or ())
-    return list_rejects(run, run_id, filters)
+        return retry_rejects(run, filters, run_id=run_id, forced=force or (), model=model or "")
+    return list_rejects(run, run_id, filters, model or "")
 
 
-def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, str | bool]) -> Result:
+def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, str | bool], model: str = "") -> Result:
     """List rejects: those of what is published, of the newest run where nothing is, or of one run.
 
     Args:
         config: configuration that names the store.
         run_id: id of the run; None for what is published, or the newest run where nothing is.
         filters: values that columns of `items` must have.
+        model: name of a further model whose rejects are wanted; empty for the main one.
     """
-    from embedder.store.rejects import find_rejects
+    from embedder.store.rejects import find_rejects, rejecting_model
 
-    files = StoreFiles(config.required_store)
+    files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
     items = [row | {"uri": shown_uri(row["uri"])} for row in found.items.to_pylist()]
     shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
@@ -138,7 +152,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
     if found.pending is not None:
         shown.append(
             f"run {found.pending.run_id} is newer, is not published and has "
-            f"{counted(found.pending.num_rejects, 'reject')}: `embedder rejects --store {quote(files.address)} --run "
+            f"{counted(found.pending.num_rejects, 'reject')}: `embedder rejects {files.option} --run "
             f"{found.pending.run_id}` lists them"
         )
     pending = asdict(found.pending) if found.pending else None
@@ -157,7 +171,12 @@ def _rejects_table(items: list[dict[str, Any]]) -> Table:
 
 
 def retry_rejects(
-    config: RunConfig, filters: Mapping[str, str | bool], *, run_id: str | None = None, forced: Collection[str] = ()
+    config: RunConfig,
+    filters: Mapping[str, str | bool],
+    *,
+    run_id: str | None = None,
+    forced: Collection[str] = (),
+    model: str = "",
 ) -> Result:
     """Embed rejects again, and nothing else: published ones, or those of the newest run that is not published.
 
@@ -166,17 +185,18 @@ def retry_rejects(
         filters: values that columns of `items` must have.
         run_id: id of the run; None for what is published, or the newest run where nothing is.
         forced: names of guards that are overridden.
+        model: name of a further model whose rejects are tried again; empty for the main one.
 
     Raises:
         ConfigError: the configuration names no source or no model, or the run is over.
     """
     from embedder.ingest.work import IngestOptions
-    from embedder.store.rejects import find_rejects
+    from embedder.store.rejects import find_rejects, rejecting_model
     from embedder.store.runs import unfinished_runs
 
-    if config.model is None or not config.source:
+    if config.main_model is None or not config.source:
         raise ConfigError("rejects --retry: embedding needs the model and the sources; give --config FILE.toml")
-    files = StoreFiles(config.required_store)
+    files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
     if not found.is_published and found.run_id != unfinished_runs(files)[-1].run_id:
         raise ConfigError(

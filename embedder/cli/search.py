@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import ModelUri, PublishedBy, ReadConfig, StoreUri, command
+from embedder.cli.options import PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
 from embedder.quantities import counted
 from embedder.retrieval.queries import SearchOptions
 from embedder.storage.output_file import check_output_file
 from embedder.storage.web_address import shown_uri
+from embedder.store.models import MAIN, is_model_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +65,7 @@ def search(
         Path | None, typer.Option("--copy", metavar="FOLDER", help="Copy the files of the hits into a new folder.")
     ] = None,
     version: PublishedBy = None,
-    model: ModelUri = None,
+    model: SearchedModel = None,
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Search by a query service (`embedder serve`) instead.")
     ] = None,
@@ -85,8 +86,11 @@ def search(
         raise ConfigError("--not-weight is for --not and --not-image; give one of them, or leave it out")
     _check_outputs(sheet, out, copies)
 
-    if server is not None and (store or model):
-        raise ConfigError("--server searches the store and the model of the service; leave out --store and --model")
+    is_name = model in (None, MAIN) or is_model_name(model or "")
+    if server is not None and (store or not is_name):
+        raise ConfigError(
+            "--server searches the service's store; leave out --store, and give --model the name of a model"
+        )
     if server is None and token_file is not None:
         raise ConfigError("--token-file is for --server; give both, or neither")
 
@@ -94,11 +98,11 @@ def search(
     if server is not None:
         from embedder.retrieval.remote_store import connect
 
-        opened = connect(server, token=_read_token(token_file) if token_file else None, version=version)
+        opened = connect(server, token=_read_token(token_file) if token_file else None, version=version, model=model)
     else:
         from embedder.retrieval.store_api import open_store
 
-        opened = open_store(run.required_store, model=run.model, version=version)
+        opened = open_store(run.required_store, model=run.main_model, version=version)
     query = queries or (None if vector is None else _read_vectors(vector))
     answers = opened.search(
         query, options, image=images or None, not_text=not_texts or None, not_image=not_images or None

@@ -54,7 +54,7 @@ def serve(
     run = read({"store": store, "model": model})
     given = {
         "store": run.required_store,
-        "model": run.model if model is not None else None,
+        "model": run.main_model if model is not None else None,
         "host": host,
         "port": port,
         "token_file": token_file,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import ModelUri, ReadConfig, StoreUri, command
+from embedder.cli.options import ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import write_access
 from embedder.config import RunConfig
@@ -36,8 +36,13 @@ def history(read: ReadConfig, store: StoreUri = None) -> Result:
     current = read_current(files)
     hold = current.hold if current is not None and current.is_held else None
     runs = past_runs(files)
-    columns = ("run", "published", "kind", "model", "items", "vectors", "rejects", "index", "")
-    table = new_table(*columns, rows=[(run.run_id, *_history_cells(run), _state(run, hold)) for run in runs])
+    has_models = any(run.record is not None and run.record.models for run in runs)
+    columns = ("run", "published", "kind", "model", "items", "vectors", "rejects", "index")
+    more = ("further models", "") if has_models else ("",)
+    table = new_table(*columns, *more)
+    for run in runs:
+        further = [_further_models(run)] if has_models else []
+        table.add_row(run.run_id, *_history_cells(run), *further, _state(run, hold))
     data = [
         {
             "run_id": run.run_id,
@@ -67,6 +72,18 @@ def _history_cells(run: "PastRun") -> list[str]:
         f"{record.num_rejected:,}",
         "" if record.index is None else str(record.index),
     ]
+
+
+def _further_models(run: "PastRun") -> str:
+    """Further models of a publication, each with its rows and its index."""
+    if run.record is None:
+        return ""
+    found = []
+    for name, own in sorted(run.record.models.items()):
+        num_rows = run.record.model_counts.get(name, {}).get("num_vectors", 0)
+        rows = counted(num_rows, "row" if own.has_vectors is False else "vector")
+        found.append(f"{name} ({rows}{'' if own.index is None else f', index {own.index}'})")
+    return ", ".join(found)
 
 
 def _kind(record: "Published") -> str:
@@ -190,7 +207,8 @@ def compact(
     with write_access(run, commits="embedder compact") as files:
         new, tables = run_compact(files, target)
     shown: list[RenderableType] = [
-        f"{each.table}: {counted(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "
+        f"{each.model} {each.table}: ".lstrip()
+        + f"{counted(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "
         f"{size_text(each.bytes_rewritten)} written anew"
         for each in tables
     ]
@@ -226,19 +244,23 @@ def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
 def export_query_towers(
     read: ReadConfig,
     store: StoreUri = None,
-    model: ModelUri = None,
+    model: SearchedModel = None,
     force: Annotated[bool, typer.Option("--force", help="Write them anew though they are there.")] = False,
 ) -> Result:
     """Write the towers that encode queries into a store of an earlier version, so that searches need no torch."""
     run = read({"store": store})
 
     from embedder.engine.query_tower_export import export_query_towers as run_export
+    from embedder.store.models import MAIN, find_model
     from embedder.store.query_towers import towers_path
     from embedder.store.store_info import published, read_store_info, served_info
 
-    with write_access(run) as files:
-        info = served_info(read_store_info(files), published(files))
-        written = run_export(files, info, model, force=force)
+    with write_access(run) as store_files:
+        publication = published(store_files)
+        is_name = model is not None and model in (MAIN, *publication.models)
+        files, current = find_model(store_files, publication, model if is_name and model is not None else MAIN)
+        info = served_info(read_store_info(files), current)
+        written = run_export(files, info, None if is_name else model, force=force)
     path = files.uri(towers_path(info))
     text = f"query towers are there already: {path}" if written is None else f"query towers written: {path}"
     return Result({"written": written is not None, "path": path}, [text])

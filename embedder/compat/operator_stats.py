@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ray.data._internal.execution.execution_callback import ExecutionCallback
@@ -19,6 +20,7 @@ from ray.experimental.locations import get_local_object_locations
 if TYPE_CHECKING:
     from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
+MODEL_ACTOR = "ModelActor"  # in Ray's name of an operator that holds further models
 INTERVAL_S = 2.0  # one reading takes a tenth of a millisecond
 
 
@@ -42,7 +44,7 @@ class OperatorState:
     """State of one operator; seconds, calls, rows and bytes moved are sums since the start of the run.
 
     Attributes:
-        name: `decode`, `stage 0`, ..., `write`.
+        name: `decode`, `models 0` for further models, `stage 0`, ..., `write`.
         queued_blocks: blocks that wait before it, none of which a task has taken.
         num_tasks: tasks under way, those included that wait in a replica.
         replicas: actors of a stage; tasks have none.
@@ -121,9 +123,23 @@ class OperatorStats(ExecutionCallback):  # type: ignore[misc]  # Ray ships no ty
 
 def _states(executor: "StreamingExecutor") -> tuple[OperatorState, ...]:
     steps = [(op, state) for op, state in executor._topology.items() if not isinstance(op, InputDataBuffer)]
-    names = ["decode", *(f"stage {index}" for index in range(len(steps) - 2)), "write"]
+    names = _names([(op.name, isinstance(op, ActorPoolMapOperator)) for op, _ in steps])
     usages = executor._resource_manager._op_usages
     return tuple(_state(name, *step, usages.get(step[0])) for name, step in zip(names, steps, strict=True))
+
+
+def _names(operators: list[tuple[str, bool]]) -> list[str]:
+    """Name a run's operators in the order of the flow; pure.
+
+    Args:
+        operators: Ray's name of each, and whether it has actors.
+    """
+    models, stages = count(), count()
+    middle = [
+        (f"models {next(models)}" if MODEL_ACTOR in name else f"stage {next(stages)}") if has_actors else "no vectors"
+        for name, has_actors in operators[1:-1]
+    ]
+    return ["decode", *middle, "write"]
 
 
 def _state(name: str, operator: Any, state: Any, usage: Any) -> OperatorState:
@@ -151,7 +167,7 @@ def _count_spilled(metrics: Any) -> None:
     """Have the metrics count spilled bytes; Ray itself would ask a server about each block, and this takes 10 us."""
     finished = metrics.on_task_finished
 
-    def count(task_index: int, *ended: Any) -> None:
+    def count_task(task_index: int, *ended: Any) -> None:
         inputs = metrics._running_tasks[task_index].inputs
         locations = get_local_object_locations(inputs.block_refs)
         metrics.obj_store_mem_spilled += sum(
@@ -161,7 +177,7 @@ def _count_spilled(metrics: Any) -> None:
         )
         finished(task_index, *ended)
 
-    metrics.on_task_finished = count
+    metrics.on_task_finished = count_task
 
 
 def _replicas(pool: Any) -> tuple[Replica, ...]:

@@ -75,6 +75,8 @@ def _table(config: BaseModel, path: Path, origins: Origins, environment: Mapping
             tables.append(Table(inner, tuple(entries), ()))
         else:
             values.append(_value(inner, plain(value), origins.of(inner)))
+    for key, value in (config.model_extra or {}).items():  # keys that another layer checks
+        values.append(_value((*path, key), value, origins.of((*path, key))))
     return Table(path, tuple(values), tuple(tables))
 
 

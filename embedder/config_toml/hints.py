@@ -58,7 +58,8 @@ def wrong_type(path: Path, taken: KeyType, value: Any, unit: str) -> tuple[str, 
         What was found and the rule; and what to write in place of the value, as TOML, where that can be told.
     """
     is_item = isinstance(path[-1], int)
-    if taken.is_list_of_tables or (taken.is_table and not taken.values and (is_item or not isinstance(value, str))):
+    is_list = taken.is_list_of_tables and (not taken.scalars or isinstance(value, Mapping))
+    if is_list or (taken.is_table and not taken.values and (is_item or not isinstance(value, str))):
         return _wrong_table(path, taken, value), None
     key = next(part for part in reversed(path) if isinstance(part, str))
     found = f"{dotted(path)} = {shown(path, value)}"

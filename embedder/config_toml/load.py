@@ -142,6 +142,12 @@ def load(
     file = read_file(Path(path), lists) if path is not None else None
     tree = follow_file(file.tree, file.path) if file else {}
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    for key in given.keys() & tree.keys():
+        if isinstance(given[key], str) and isinstance(tree[key], list):
+            raise ConfigError(
+                f"{path}: [[{key}]] stands there, and an option gives {key} = {values.shown((key,), given[key])}, too; "
+                "leave one of the two out"
+            )
     tree |= given
     parsed = tuple(map(parse_setting, settings))
     for setting in parsed:

@@ -135,6 +135,8 @@ def _in_table(kind: type[BaseModel], tree: Mapping[str, Any], path: Path, root: 
         taken = type_of(kind, key)
         if any(key in keys for keys in foreign.values()):
             continue
+        if taken is None and getattr(kind, "has_free_keys", False):
+            continue
         if taken is None:
             yield Mistake((*path, key), unknown_key(root, kind, (*path, key), value))
         else:

@@ -55,7 +55,7 @@ def _within(table: Path) -> str:
 
 def _written(path: Path, taken: KeyType) -> str:
     """A key as a file has it: the header of a table, or the key alone."""
-    if taken.is_list_of_tables:
+    if taken.is_list_of_tables and not taken.scalars:
         return f"[[{dotted(path)}]]"
     return f"[{dotted(path)}]" if taken.is_table and not taken.values else str(path[-1])
 

@@ -5,7 +5,7 @@ Each write task adds its counts to Ray's own metrics, for clusters whose Ray exp
 """
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +14,15 @@ from ray.data import Datasink
 from ray.data.block import Block
 
 from embedder.compat.ray_attempts import attempt_number
+from embedder.engine.carried import NOTHING_CARRIED, CarriedColumns
+from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
 from embedder.errors import RunFailedError
 from embedder.quantities import counted
 from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, entry_name, entry_names, entry_path
-from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.model_parts import ModelPart, write_parts
+from embedder.store.part_writer import RunMetadata
 
 if TYPE_CHECKING:
     from ray.data._internal.execution.interfaces import TaskContext
@@ -43,8 +46,17 @@ def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
 class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray ships no types
     """Write tasks: each gathers some hundred rows into part files and leaves one journal entry."""
 
-    def __init__(self, files: StoreFiles, stamp: RunMetadata, rows_per_part: int) -> None:
-        self.files, self.stamp, self.rows_per_part = files, stamp, rows_per_part
+    def __init__(
+        self,
+        files: StoreFiles,
+        stamp: RunMetadata,
+        rows_per_part: int,
+        models: Sequence[ModelPart] = (),
+        before_write: WrittenSteps = NO_STEPS,
+        carried: CarriedColumns = NOTHING_CARRIED,
+    ) -> None:
+        self.files, self.stamp, self.rows_per_part, self.models = files, stamp, rows_per_part, tuple(models)
+        self.before_write, self.carried = before_write, carried
 
     def write(self, blocks: Iterable[Block], ctx: "TaskContext") -> WrittenPart | None:
         """Write one part, unless an earlier attempt of the task has, whose answer was lost.
@@ -59,8 +71,8 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
             name = entry_name(self.stamp.session, ctx.task_idx)
             attempt = attempt_number()
             if attempt == 0 or not self.files.exists(entry_path(self.stamp.run_id, name)):
-                rows = pa.concat_tables(tables)
-                count_part(write_part(self.files, self.stamp, ctx.task_idx, rows, attempt=attempt))
+                rows = self.before_write(self.carried.join(pa.concat_tables(tables)))
+                count_part(write_parts(self.files, self.stamp, self.models, ctx.task_idx, rows, attempt=attempt))
         return WrittenPart(name, platform.node())
 
     def on_write_complete(self, write_result: "WriteResult[WrittenPart | None]") -> None:

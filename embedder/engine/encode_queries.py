@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,34 @@ MAX_SHOWN = 200  # characters of a query in a message
 
 NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
 NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
+
+
+class AnyQueryEncoder(Protocol):
+    """Encoder of texts and images as searches use it: of towers, or of a servable."""
+
+    @property
+    def kind(self) -> str:
+        """What it runs on: "torch", "onnx" or "servable"."""
+
+    def encode_text(self, texts: Sequence[str]) -> Floats:
+        """Embed texts; float32 (Q, E), L2-normalised."""
+
+    def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
+        """Embed images; float32 (Q, E), L2-normalised.
+
+        Args:
+            images: the images.
+            decoder: of the caller's thread, with its limits.
+        """
+
+    def warning(self, text: str) -> str | None:
+        """Line that says that a text's vector says little, as it holds no known word; else None."""
+
+    def probability(self, cosine: float) -> float | None:
+        """Compute the probability that a text fits an image, where the model defines one."""
+
+    def load_like(self, other: "AnyQueryEncoder") -> None:
+        """Load what another encoder has loaded, so that no query waits for it."""
 
 
 class BaseQueryEncoder(ABC):
@@ -107,7 +135,7 @@ class BaseQueryEncoder(ABC):
         small = math.exp(-abs(logit))
         return (1 if logit >= 0 else small) / (1 + small)
 
-    def load_like(self, other: "BaseQueryEncoder") -> None:
+    def load_like(self, other: AnyQueryEncoder) -> None:
         """Load the towers that another encoder has loaded, so that no query waits for them."""
         for name in ("_captions", "_text_tower", "_vision_tower", "_sigmoid"):
             if name in vars(other):

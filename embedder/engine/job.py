@@ -1,22 +1,30 @@
 """A run, fully decided before anything starts: the model, the plan, the resources, the settings of each step."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from embedder.batch_schema import step_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
 from embedder.engine.fleet import Available
+from embedder.engine.further_models import FurtherModel, further_inputs, shared_columns
+from embedder.engine.model_actor import ModelGroup, group_models
 from embedder.engine.model_folder import Model, resize_spec
-from embedder.engine.resources import allocate, niceness_by_work, requested
+from embedder.engine.resources import allocate, beside_models, model_cpus, niceness_by_work, requested
+from embedder.engine.user_steps.declared import new_columns, step_fingerprints
+from embedder.engine.user_steps.run_steps import check_run_steps, decoded_steps, with_step_cpus, written_steps
+from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
 from embedder.quantities import counted
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_actor import StageSpec
 from embedder.store.layout import StoreInfo
+from embedder.store.model_parts import ModelPart
 from embedder.store.part_writer import RunMetadata
 from embedder.store.runs import Run
 from shards.fingerprint import preprocess_fingerprint
@@ -38,10 +46,50 @@ class Job:
     stages: tuple[StageSpec, ...]
     run: Run
     stamp: RunMetadata
+    groups: tuple[ModelGroup, ...] = ()
+    """Further models by the actors that hold them, which come before the main model's stages."""
+    model_cpus: tuple[float, ...] = ()
+    """CPUs that an actor of each of these groups reserves."""
+    models: tuple[ModelPart, ...] = ()
+    """The same as write tasks know them."""
+    before_write: WrittenSteps = NO_STEPS
+    """The user's own steps that finished rows go through."""
+
+    @property
+    def carried_inputs(self) -> tuple[str, ...]:
+        """Carried columns that decode tasks take, for the user's own steps."""
+        return self.decode.steps.carried if self.decode.steps is not None else ()
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """Further model of a run, and the run in its folder."""
+
+    model: FurtherModel
+    run: Run
+
+    @property
+    def stamp(self) -> RunMetadata:
+        """Constants of its rows."""
+        info = self.run.info
+        return RunMetadata(
+            run_id=self.run.run_id,
+            session=self.run.session,
+            model_fingerprint=info.model_fingerprint,
+            preprocess_fingerprint=info.preprocess_fingerprint,
+            carryover=pa.schema([]),
+            outputs=self.model.outputs,
+        )
 
 
 def plan_job(
-    config: RunConfig, model: Model, plan: ShardPlan, available: Available, run: Run, carryover: pa.Schema
+    config: RunConfig,
+    model: Model,
+    plan: ShardPlan,
+    available: Available,
+    run: Run,
+    carryover: pa.Schema,
+    further: Sequence[ModelRun] = (),
 ) -> Job:
     """Decide the run.
 
@@ -52,20 +100,36 @@ def plan_job(
         available: CPUs and GPUs of the machine or cluster.
         run: where the work is journaled.
         carryover: columns copied untouched into the embeddings table.
+        further: further models, in their order.
 
     Raises:
         ConfigError: the resources asked for do not exist.
+        StepError, ServableError: a step of the user's can't be run.
     """
-    allocation = allocate(config, available, plan.stages)
+    check_run_steps(config.step, carryover, may_load=config.ray_address is None)
+    models = [each.model for each in further]
+    groups = group_models(models, shared_columns(models, model))
+    actors = [group.actor for group in groups]
+    allocation = allocate(with_step_cpus(config), beside_models(available, actors), plan.stages)
     stamp = RunMetadata(
         run_id=run.run_id,
         session=run.session,
         model_fingerprint=run.info.model_fingerprint,
         preprocess_fingerprint=run.info.preprocess_fingerprint,
         carryover=carryover,
+        outputs=step_schema(run.info.step_columns),
     )
     stages = stage_specs(config, model, plan, allocation)
-    return Job(config, model, plan, decode_spec(config, model), allocation, stages, run, stamp)
+    decode = replace(
+        decode_spec(config, model),
+        further=further_inputs(models, model),
+        models=tuple(each.name for each in models),
+        steps=decoded_steps(config.step),
+    )
+    before_write = written_steps(config.step, run.info.step_columns)
+    parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
+    cpus = tuple(model_cpus(available, actors))
+    return Job(config, model, plan, decode, allocation, stages, run, stamp, groups, cpus, parts, before_write)
 
 
 def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
@@ -164,9 +228,17 @@ def check_int8(config: RunConfig, model: Model) -> None:
         raise ConfigError(f"dtype: {refusal}")
 
 
-def handed_on_bytes(model: Model, plan: ShardPlan) -> list[int]:
-    """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut."""
+def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = None) -> list[int]:
+    """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut.
+
+    Args:
+        model: the main model.
+        plan: its cut.
+        decode: what decode makes for further models, too; None: it makes nothing for any.
+    """
     pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
+    beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
+    pixels += sum(3 * max(each.image_size**2, each.max_patches * each.patch_size**2) for each in beside if each)
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
@@ -216,4 +288,6 @@ def store_info(config: RunConfig, model: Model) -> StoreInfo:
         frames_per_segment=config.frames_per_segment,
         dtype=config.dtype,
         searched="text" if model.config.vision is None else "image",
+        steps=step_fingerprints(config.step),
+        step_columns=new_columns(config.step),
     )

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import IMAGE_GRID, VECTOR
 from embedder.engine import hardware
+from embedder.engine.carried import put_aside
 from embedder.engine.job import Job
 from embedder.engine.local_threads import encode_all
+from embedder.engine.model_actor import LocalModels
 from embedder.engine.signals import StopRequest
 from embedder.steps.decode import VERSIONS, decode, forget_reader
-from embedder.store.part_writer import gathered, write_part
+from embedder.steps.further_inputs import MAIN_INPUTS, of_main, without_vectors
+from embedder.store.model_parts import write_parts
+from embedder.store.part_writer import gathered
 
 if TYPE_CHECKING:
     from embedder.steps.stage import Stage
-
-INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
 POLL_S = 0.1  # between two checks whether the other side has stopped
@@ -42,16 +43,19 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
         job: model, plan, resources and run.
         stop: request to end early, if one may come.
     """
-    listing = list(listing)
+    listing, carried = put_aside(listing, job.carried_inputs)
     stop = stop or StopRequest(job.run.request_stop, timeout_s=math.inf)
     stages = _Stages(job, stop)
-    if not all(may_be_equal(table) for table in listing):
+    if not all(may_be_equal(of_main(table)) for table in listing):
         with stop.breakable():
             stages.load()
-    with closing(ahead(_decoded(listing, job), lambda: stop.asked)) as decoded:
+    if job.groups:
+        with stop.breakable():
+            stages.further_models()
+    with closing(stages), closing(ahead(_decoded(listing, job), lambda: stop.asked)) as decoded:
         encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
         for task, rows in enumerate(gathered(encoded, job.config.rows_per_part)):
-            write_part(job.run.files, job.stamp, task, rows)
+            write_parts(job.run.files, job.stamp, job.models, task, job.before_write(carried.join(rows)))
     if stop.asked:
         forget_reader()  # a thread that was not waited for may still use it
 
@@ -68,6 +72,7 @@ class _Stages:
     def __init__(self, job: Job, stop: StopRequest) -> None:
         self._job, self._stop = job, stop
         self._loaded: list[Stage] = []
+        self._models: LocalModels | None = None
         self._loading = threading.Lock()
 
     def load(self) -> "list[Stage]":
@@ -78,6 +83,18 @@ class _Stages:
             self._loaded = self._loaded or [Stage(replace(spec, num_threads=1)) for spec in self._job.stages]
         return self._loaded
 
+    def further_models(self) -> LocalModels:
+        """Load the further models, once."""
+        with self._loading:
+            if self._models is None:
+                self._models = LocalModels(self._job.groups, self._job.decode.limits)
+        return self._models
+
+    def close(self) -> None:
+        """Free what further models hold: memory, child processes."""
+        if self._models is not None:
+            self._models.close()
+
     def encode(self, table: pa.Table) -> pa.Table:
         """Replace the towers' inputs by embeddings; rows without any need no stage.
 
@@ -85,10 +102,10 @@ class _Stages:
         """
         if self._stop.asked:
             return table.slice(0, 0)
-        if all(table[name].null_count == table.num_rows for name in INPUTS):
-            for name, output in INPUTS.items():
-                table = table.drop_columns([name]).append_column(output, pa.nulls(table.num_rows, VECTOR))
-            return table.drop_columns([IMAGE_GRID.name]) if IMAGE_GRID.name in table.schema.names else table
+        if self._job.groups and table.num_rows:
+            table = self.further_models()(table)
+        if all(table[name].null_count == table.num_rows for name in MAIN_INPUTS):
+            return without_vectors(table)
         for stage in self.load():
             if self._stop.is_overdue:
                 return table.slice(0, 0)

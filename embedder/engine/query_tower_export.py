@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from embedder.engine.model_folder import Model, open_model
+from embedder.engine.servable_encoder import TOWERS, checked_servable
 from embedder.errors import ConfigError, EmbedderError, StoreError
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
@@ -57,6 +58,8 @@ def add_query_towers(files: StoreFiles, info: StoreInfo) -> None:
         files: the store, held by the write lock.
         info: model and preprocessing of its vectors.
     """
+    if not has_towers_to_export(info):
+        return
     try:
         export_query_towers(files, info)
     except (EmbedderError, *FAILURES) as error:
@@ -78,11 +81,45 @@ def export_query_towers(
         Their folder in the store; None where they are there already.
 
     Raises:
-        ConfigError: the folder holds another model, or prepares queries otherwise.
+        ConfigError: the folder holds another model, prepares queries otherwise, or the model has no towers.
+        StoreError: the folder of a further model holds another one now.
         ModelError: there is no such folder, or none of its towers can be exported.
     """
     if has_towers(files, info) and not force:
         return None
+    if not has_towers_to_export(info):
+        raise ConfigError(
+            f"store {files.main.address}: model {files.model} is of the kind {(info.servable or {}).get('kind')}: "
+            "there are no towers to export, it encodes queries itself"
+        )
+    opened = _opened(info, model)
+    folder = None if force else cached_folder(info)
+    folder = folder or _exported(info, opened)
+    if force:
+        delete_towers(files, info)
+    upload_towers(files, info, folder)
+    return towers_path(info)
+
+
+def has_towers_to_export(info: StoreInfo) -> bool:
+    """Whether a model is one of towers: a store's main model, or a further one of that kind."""
+    return info.servable is None or info.servable.get("kind", TOWERS) == TOWERS
+
+
+def _opened(info: StoreInfo, model: str | None) -> Model:
+    """Model folder of some vectors.
+
+    Args:
+        info: model and preprocessing of the vectors.
+        model: the folder, where it has moved.
+
+    Raises:
+        ConfigError: the folder holds another model, or prepares queries otherwise.
+        StoreError: likewise, of a further model.
+        ModelError: there is no such folder.
+    """
+    if info.servable is not None:
+        return open_model(checked_servable(info).uri)
     opened = open_model(model or info.model)
     for name, found in zip(FINGERPRINTS, (opened.fingerprint, preprocessing_of(opened, info)), strict=True):
         if found != getattr(info, name):
@@ -90,12 +127,7 @@ def export_query_towers(
                 f"model {opened.folder}: its {name.replace('_', ' ')} is {found}, the store's vectors are of "
                 f"{getattr(info, name)}; give the model that made them with --model"
             )
-    folder = None if force else cached_folder(info)
-    folder = folder or _exported(info, opened)
-    if force:
-        delete_towers(files, info)
-    upload_towers(files, info, folder)
-    return towers_path(info)
+    return opened
 
 
 def preprocessing_of(model: Model, info: StoreInfo) -> str:

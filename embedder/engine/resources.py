@@ -16,6 +16,7 @@ from embedder.engine.gpus import share_gpus, whole_units
 from embedder.engine.placement import explain_refusal, place
 from embedder.errors import ConfigError
 from embedder.quantities import agree, counted
+from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage
 from shards.planning.devices import RAY_NAMES
 
@@ -24,6 +25,8 @@ CPUS_PER_WRITER = 4
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
 # on a large one each stage gets a whole core.
 STAGE_SHARE_OF_CPUS = 1 / 8
+MODELS_SHARE_OF_CPUS = 1 / 4
+"""Most of all CPUs that actors of further models reserve: like stages, they are busy whenever they have input."""
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
 BATCHES_IN_FLIGHT = 64
@@ -97,6 +100,46 @@ def requested(config: RunConfig, available: Available, planned: Sequence[Planned
     return Allocation(
         stages, decode_cpus(config.decode, available), num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER))
     )
+
+
+def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Available:
+    """Return what the actors of further models leave to the main model's stages and to the tasks.
+
+    Args:
+        available: CPUs and GPUs of the machine or cluster.
+        actors: of the further models.
+
+    Raises:
+        ConfigError: they ask for more GPUs than there are.
+    """
+    if not actors:
+        return available
+    num_gpus = math.ceil(sum(actor.num_gpus * actor.replicas for actor in actors) - TOLERANCE)
+    if num_gpus > available.num_devices:
+        raise ConfigError(
+            f"the further models ask for {counted(num_gpus, 'GPU')} and there "
+            f"{agree(available.num_devices, 'is', 'are')} {available.num_devices}: the run would wait for ever; lower "
+            "num_gpus or replicas of [[model]]"
+        )
+    num_cpus = sum(cpus * actor.replicas for cpus, actor in zip(model_cpus(available, actors), actors, strict=True))
+    part = 1 - num_cpus / available.num_cpus
+    nodes = tuple(replace(node, num_cpus=node.num_cpus * part) for node in available.nodes)
+    return replace(
+        available, num_cpus=available.num_cpus - num_cpus, num_gpus=available.num_gpus - num_gpus, nodes=nodes
+    )
+
+
+def model_cpus(available: Available, actors: Sequence[ActorGroup]) -> list[float]:
+    """CPUs that each actor of further models reserves: what it asks for, within a part of those that there are.
+
+    Args:
+        available: CPUs and GPUs of the machine or cluster.
+        actors: of the further models.
+    """
+    wanted = sum(actor.num_cpus * actor.replicas for actor in actors)
+    scale = min(1.0, available.num_cpus * MODELS_SHARE_OF_CPUS / wanted) if wanted else 1.0
+    cpus = (actor.num_cpus * scale for actor in actors)
+    return [math.floor(each) if each >= 1 else int(each / RAY_CPU_UNIT) * RAY_CPU_UNIT for each in cpus]
 
 
 def decode_cpus(config: DecodeConfig, available: Available) -> float:

@@ -27,6 +27,7 @@ from embedder.installation import require
 from embedder.quantities import agree, counted
 from embedder.retrieval.store_api import Store, open_store
 from embedder.retrieval.store_follower import FollowingStore
+from embedder.store.models import check_has_vectors
 from embedder.store.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
@@ -77,14 +78,15 @@ def evaluate(
         InstallationError: what encodes and draws is not installed.
         SourceError: the file of queries can't be read.
         ConfigError: it breaks a rule, or there is no such column to group by.
-        StoreError: no image has a caption, or the model has one tower alone.
+        StoreError: no image has a caption, or the model has one tower alone, or no vectors.
     """
     require("embed", "embedder evaluate")
     options = replace(options, **keywords)
     kinds = (Store, FollowingStore, RunConfig)
     check_argument("embedder.evaluate: store", store, kinds, "a store, as embedder.open_store opens one")
     if isinstance(store, RunConfig):
-        store = open_store(store.required_store, model=store.model)
+        store = open_store(store.required_store, model=store.main_model)
+    check_has_vectors(store.files, store.current)
     if store.info.searched == "text":
         raise StoreError(ONE_TOWER.format(address=store.files.address, side="vision"))
     file = None if options.queries is None else read_query_file(options.queries, options.group)
@@ -111,7 +113,7 @@ def evaluate(
     encoding, failure = _time_encoding(store, query_set.texts[:NUM_ENCODED])
     return Evaluation(
         store=store.files.address,
-        run_id=store.current.run_id,
+        run_id=store.publication.run_id,
         embeddings_version=store.current.embeddings,
         model_fingerprint=store.info.model_fingerprint,
         evaluated_at=datetime.now(UTC).isoformat(timespec="seconds"),

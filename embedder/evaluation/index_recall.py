@@ -15,7 +15,7 @@ from embedder.evaluation.metrics import mean, recalls
 from embedder.evaluation.query_sets import QuerySet
 from embedder.evaluation.report import CurvePoint, IndexFigures, Latency
 from embedder.evaluation.timing import time_each, time_throughput
-from embedder.retrieval.snapshot import match_keys
+from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.store_api import Store
 from embedder.store_index.versions import open_version
 from index.designs import Parameters, parse_design

@@ -76,6 +76,7 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     parts = list(published_pieces(store.files, store.current.embeddings))
     if group is not None:
         check_group(group, store)
+    own_group = group if group in _columns_of_table(store) else None  # else a column of another model
     captions = (_complete(part)["caption"].to_pylist() for part in parts)
     positions = lowest_keys(captions, num_queries)
     if not positions:
@@ -89,22 +90,26 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     vectors: dict[int, Floats] = {}
     answers: dict[tuple[int, str], Any] = {}  # value of the column to group by, of each query and right item
     for position in sorted(set().union(*positions.values())):
-        rows = _complete(parts[position], "item_id", *([group] if group else []))
+        rows = _complete(parts[position], "item_id", *([own_group] if own_group else []))
         rows = rows.filter(pc.is_in(rows["caption"], value_set=pa.array(list(numbers), pa.string())))
         texts, item_ids = rows["caption"].to_pylist(), rows["item_id"].to_pylist()
-        values = rows[group].to_pylist() if group else [None] * rows.num_rows
+        values = rows[own_group].to_pylist() if own_group else [None] * rows.num_rows
         for text, item_id, value, vector in zip(
             texts, item_ids, values, unpack_vectors(rows["text_embedding"]), strict=True
         ):
             vectors.setdefault(numbers[text], vector)
             answers.setdefault((numbers[text], item_id), value)
+    item_ids = [item_id for _, item_id in answers]
+    groups = group_names(list(answers.values()))
+    if group is not None and own_group is None:
+        groups = item_groups(store, item_ids, group)
     return QuerySet(
         OWN_CAPTIONS,
         list(numbers),
         np.stack([vectors[number] for number in range(len(numbers))]),
         np.array([number for number, _ in answers], np.int64),
-        [item_id for _, item_id in answers],
-        None if group is None else group_names(list(answers.values())),
+        item_ids,
+        None if group is None else groups,
     )
 
 
@@ -114,7 +119,7 @@ def group_names(values: Sequence[Any]) -> list[str]:
 
 
 def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
-    """Group of each item, from a column of the embeddings table; of a clip, its first segment's.
+    """Group of each item, from a column of the embeddings table or of another model; of a clip, its first segment's.
 
     Args:
         store: published.
@@ -128,15 +133,19 @@ def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
 
 
 def check_group(group: str, store: Store) -> None:
-    """Refuse to group by a column that the embeddings table lacks, or that holds vectors.
+    """Refuse to group by a column that neither the embeddings table nor another model has, or that holds vectors.
 
     Raises:
         ConfigError: there is no such column.
     """
-    schema = RecordTable(store.files, "embeddings", store.current.embeddings).schema
-    fit = [name for name in schema.names if not name.endswith("_embedding")] if schema is not None else []
+    fit = [name for name in store.columns if not name.endswith("_embedding")]
     if group not in fit:
         raise ConfigError(f"--group {group}: there is no such column; group by one of {', '.join(fit)}")
+
+
+def _columns_of_table(store: Store) -> list[str]:
+    schema = RecordTable(store.files, "embeddings", store.current.embeddings).schema
+    return list(schema.names) if schema is not None else []
 
 
 def _has_captions_alone(part: SampledPart) -> bool:

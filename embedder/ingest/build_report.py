@@ -71,7 +71,9 @@ def build_report(
     num_rows = sum(call.num_rows for call in trace if call.step == observed)
     steady_rate = steady.rows_per_s * result.num_here / num_rows if num_rows and not steady.too_short else None
     review = None
-    if outcome.choice.engine == "ray":  # in a single process a cut changes nothing, so there is nothing to review
+    if (
+        outcome.choice.engine == "ray" and result.num_here
+    ):  # in a single process a cut changes nothing, so there is nothing to review
         decode_calls = [call for call in trace if call.step == "decode"]
         engine_cpu_s = engine_cores and engine_cores * (result.num_here / steady_rate if steady_rate else window_s)
         review = review_run(

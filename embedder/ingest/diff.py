@@ -13,6 +13,7 @@ CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn
 MODEL_CHANGED = "model changed"
 PREPROCESSING_CHANGED = "preprocessing changed"
 REJECTED_BEFORE = "rejected before"
+STEP = "step"  # "step crop changed"; of several, one after the other
 
 KNOWN = pa.schema(
     {
@@ -84,6 +85,7 @@ def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.C
     why = of_known["why"]
     same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
+    is_outdated = pc.or_(is_outdated, pc.fill_null(pc.starts_with(why, STEP), False))
     why_again = pc.if_else(pc.or_(pc.and_(same_size, same_time), is_outdated), why, CONTENT_CHANGED)
     return pc.if_else(pc.is_valid(of_known["attempts"]), why_again, NEW)
 

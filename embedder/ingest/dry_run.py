@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
 from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
-from embedder.ingest.inputs import open_inputs, unfinished_run
+from embedder.ingest.inputs import open_inputs, resumable, unfinished_run
 from embedder.ingest.known_items import left_out_before, published_items
+from embedder.ingest.model_work import ModelPlan, check_models, plan_models, removed_models
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.quantities import duration_text, rate
@@ -63,6 +64,19 @@ class EmbedReason(BaseModel):
     """Of their files, where the listing tells."""
 
 
+class ModelForecast(BaseModel):
+    """Forecast for a further model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    reasons: tuple[EmbedReason, ...]
+    num_unchanged: int
+    num_retired: int
+    is_new: bool
+    """Whether nothing of it is published."""
+    replaces_all: bool
+
+
 class Forecast(BaseModel):
     """Forecast of a refresh."""
 
@@ -86,6 +100,10 @@ class Forecast(BaseModel):
     """Part files of embeddings that hold replaced or retired items, which are written anew; at most."""
     estimate: RunEstimate
     retire_guard: Verdict
+    models: dict[str, ModelForecast] = {}
+    """Of further models, by name; the counts above are of the main one."""
+    removed_models: tuple[str, ...] = ()
+    """Models that the configuration has no more, and that would leave the store."""
     left_out: tuple[str, ...] = ()
     """What the sources hold beside items, in lines for a person."""
 
@@ -106,6 +124,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     bound, current = read_record(files, STORE_FILE, StoreInfo), read_current(files)
     if bound is not None:
         check_writable(files, bound)
+    check_models(inputs)
     outdated = outdated_by(served_info(bound, current), inputs.info) if bound and current else None
     published = published_items(files, current)
     listing, _ = without_purged(inputs.listing, files)
@@ -130,7 +149,19 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=estimate_s(files, inputs.info.model_fingerprint, chosen.num_rows),
         retire_guard=judge_listing(work, published, config, options),
+        models={plan.model.name: _of_model(plan) for plan in plan_models(inputs, listing, resumable(inputs))},
+        removed_models=removed_models(inputs, current) if options.may_change else (),
         left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, published, listing)).lines()),
+    )
+
+
+def _of_model(plan: ModelPlan) -> ModelForecast:
+    return ModelForecast(
+        reasons=_reasons(plan.work),
+        num_unchanged=plan.work.difference.num_unchanged,
+        num_retired=plan.work.retired.num_rows,
+        is_new=plan.current is None,
+        replaces_all=plan.work.outdated is not None,
     )
 
 

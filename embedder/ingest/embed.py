@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.batch_schema import carried_schema
+from embedder.batch_schema import carried_schema, step_schema
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
 from embedder.engine.cluster_address import find_cluster
@@ -23,9 +23,17 @@ from embedder.errors import RunFailedError
 from embedder.ingest.build_report import idle_report
 from embedder.ingest.execute import execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
-from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, unfinished_run
+from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, resumable, supplied, unfinished_run
 from embedder.ingest.interim import interim_publications
 from embedder.ingest.known_items import left_out_before, published_items
+from embedder.ingest.model_work import (
+    begin_models,
+    check_models,
+    plan_models,
+    removed_models,
+    tell_removed,
+    union_of,
+)
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
 from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
@@ -43,7 +51,7 @@ from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, check_writable
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import keep_index, make_first_index
+from embedder.store_index.keep_index import keep_index, make_first_index, model_index_builder
 from shards.summary import untrained_reason
 
 LOG = logging.getLogger(__name__)
@@ -74,7 +82,7 @@ def embed(
         RunFailedError: a signal came, or a guard refused what would have been published.
     """
     options = IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced))
-    return _ingest(config, options, show_progress)
+    return ingest(config, options, show_progress)
 
 
 @with_fast_start
@@ -96,10 +104,10 @@ def refresh(
         ConfigError, SourceError, StoreError: as `embed`; another model is no mistake here.
         RunFailedError: a signal came, or a guard refused the listing or what would have been published.
     """
-    return _ingest(config, replace(options, **keywords, kind="refresh"), show_progress)
+    return ingest(config, replace(options, **keywords, kind="refresh"), show_progress)
 
 
-def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgress) -> Report:
+def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgress) -> Report:
     """Do what `embed` or `refresh` promises, and report it to the operators."""
     with observe_run(config, options.kind, show_progress) as observer:
         check_forced(options.forced)
@@ -114,6 +122,7 @@ def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgre
                 require("embed", f"embedder {options.kind}")
                 check_int8(config, inputs.model)  # before a store is made; a later run, once it has work to do
             check_binding(files, inputs.info, may_change=options.may_change)
+            check_models(inputs)
             before = look(files)
             with no_empty_folders(files.folder), write_lock(files), taken_back(files, before):
                 report = _run_locked(as_of_now(inputs), observer, is_int8_checked=inputs.seen is None)
@@ -134,6 +143,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     outdated = outdated_by(served, inputs.info) if current is not None else None
     decide = partial(plan_work, config, options, listing, published, outdated=outdated)
     work = decide(finished)
+    plans, removed = plan_models(inputs, listing, resumable(inputs)), removed_models(inputs, current)
     hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, published, config, options)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
@@ -141,12 +151,14 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         raise _refused(verdicts, work, observer)
     read_before = left_out_before(files, current, published, listing)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
-    if current is not None and work.is_nothing and not goes_on:
+    is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
+    tell_removed(removed, may_change=options.may_change)
+    if current is not None and work.is_nothing and not goes_on and is_same:
         return _end_idle(inputs, observer.elapsed_s, work, read_before)
     require("embed", f"embedder {options.kind}")
     if not is_int8_checked:
         check_int8(config, inputs.model)
-    run = start_run(files, inputs.info, _check_columns(inputs))
+    run = start_run(files, inputs.info, _check_columns(inputs), inputs.views)
     observer.begun(run)
     held = find_held(files, current, inputs.info, work.difference.to_embed)
     if held.as_listed:
@@ -156,12 +168,20 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
+    for plan in plans:
+        LOG.info(plan.describe())
+    further = begin_models(inputs, plans, run)
+    if plans:
+        chosen = union_of(listing, chosen, plans, options.limit)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
-    with interim_publications(inputs, run, chosen, work):
-        outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s, observer.lost)
+    with interim_publications(inputs, run, chosen, work), supplied(inputs, run, chosen) as to_embed:
+        outcome = execute(
+            config, inputs.model, inputs.plan, run, to_embed, observer.progress, stop_at_s, observer.lost, further
+        )
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
-    return end_run(inputs, observer, outcome, work, current, verdicts, read_before)
+    models = tuple(zip(plans, further, strict=True))
+    return end_run(inputs, observer, outcome, work, current, verdicts, read_before, models)
 
 
 def _held(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:
@@ -185,7 +205,8 @@ def _settle(inputs: Inputs) -> StoreInfo:
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
-        finish_publication(files, lambda version, info: keep_index(files, version, info, index))
+        build = model_index_builder(index, inputs.config.ray_address)
+        finish_publication(files, lambda version, info: keep_index(files, version, info, index), build)
     return bind_store(files, inputs.info, may_change=inputs.options.may_change)
 
 
@@ -235,5 +256,9 @@ def _check_columns(inputs: Inputs) -> pa.Schema:
     """Carried columns, which must be the table's; an empty listing has none and is left alone."""
     carryover = carried_schema(inputs.listing.schema)
     if inputs.listing.num_rows:
-        RecordTable(inputs.files, "embeddings").check_schema(with_carryover(EMBEDDINGS, carryover))
+        table, of_steps = RecordTable(inputs.files, "embeddings"), step_schema(inputs.info.step_columns)
+        there = table.schema.names if table.schema is not None else []
+        known = [column for column in of_steps if column.name in there]
+        table.check_schema(with_carryover(EMBEDDINGS, pa.schema([*carryover, *known])))
+        table.add_columns(of_steps)
     return carryover

@@ -1,7 +1,7 @@
 """Choose the engine, make it ready, and run the job on it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from embedder.engine.choose_engine import EngineChoice, choose_engine
 from embedder.engine.fleet import Available, share_of
 from embedder.engine.fleet_plan import plan_for_fleet
 from embedder.engine.fleet_watch import FleetWatch
-from embedder.engine.job import Job, handed_on_bytes, plan_job, rows_per_batch, stage_specs
+from embedder.engine.job import Job, ModelRun, handed_on_bytes, plan_job, rows_per_batch, stage_specs
 from embedder.engine.model_folder import Model
 from embedder.engine.monitor import RunMonitor
 from embedder.engine.progress import ShowProgress, no_progress
@@ -83,6 +83,7 @@ def execute(
     show_progress: ShowProgress = no_progress,
     stop_at_s: float | None = None,
     before_exit: Callable[[str], None] = lambda reason: None,
+    further: Sequence[ModelRun] = (),
 ) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
@@ -95,6 +96,7 @@ def execute(
         show_progress: display of the progress.
         stop_at_s: Unix time at which no further items are begun.
         before_exit: called with the reason where the process is ended and no error reaches the caller any more.
+        further: further models, in their order, with the run of each.
     """
     choice = choose_engine(config, plan, to_embed.num_rows, hardware.num_cpus(), hardware.num_gpus())
     if to_embed.num_rows == 0:
@@ -108,7 +110,7 @@ def execute(
         available = engine.available
         fleet = FleetWatch(on_cluster=engine.on_cluster)
         plan = plan_for_fleet(config, model, plan, available)
-        job = engine.place(plan_job(config, model, plan, available, run, carried_schema(to_embed.schema)))
+        job = engine.place(plan_job(config, model, plan, available, run, carried_schema(to_embed.schema), further))
         if devices := describe_devices(job.allocation, available):
             LOG.info(devices)
         if limits := describe_limits(config, job.allocation):

@@ -11,7 +11,6 @@ All that fail are named together (`refusal`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -132,7 +131,8 @@ def refusal(verdicts: Sequence[Verdict], effect: str = "nothing is published") -
     if not blocking:
         return None
     reasons = "; ".join(f"guard {verdict.name}: {verdict.message}" for verdict in blocking)
-    failed = [verdict.name for verdict in verdicts if not verdict.passed]  # those forced this time are needed again
+    # Those forced this time are needed again; one name holds for all models.
+    failed = dict.fromkeys(verdict.name for verdict in verdicts if not verdict.passed)
     options = " ".join(f"--force {name}" for name in failed)
     return f"{reasons}; {effect}: to publish it as it is, run the same command with {options}"
 
@@ -235,7 +235,7 @@ def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
         run = result.run
         message += (
             f", more than max_reject_fraction = {limit:g} allows: {_reasons(result)}; "
-            f"`embedder rejects --store {quote(run.files.address)} --run {run.run_id}` lists them; repair the files "
+            f"`embedder rejects {run.files.option} --run {run.run_id}` lists them; repair the files "
             "and run the same command again, or allow more with --set max_reject_fraction=..."
         )
     return Verdict(

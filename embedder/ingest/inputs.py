@@ -1,5 +1,7 @@
 """Inputs of a run: its model, its store and its listing, all checked before anything is made."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,9 +11,11 @@ from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.fleet import Available
+from embedder.engine.further_models import FurtherModel, open_models
 from embedder.engine.job import make_plan, store_info
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.resources import check_cpus, check_gpus, requested
+from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.known_items import NOTHING_FINISHED
 from embedder.ingest.work import IngestOptions
@@ -19,8 +23,9 @@ from embedder.quantities import counted
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
 from embedder.store.files import StoreFiles, is_same_place
-from embedder.store.layout import Current, StoreInfo, read_current
+from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
 from embedder.store.runs import Run, finished_items, resumable_run
+from embedder.store.store_info import served_info
 from shards.plan import ShardPlan
 
 EMBED = IngestOptions()
@@ -33,13 +38,14 @@ class Inputs:
     Attributes:
         config: the run's configuration.
         options: what is asked of the run beside it.
-        model: the model's description; no weights.
+        model: the main model's description; no weights.
         plan: the cut into stages.
         info: model and preprocessing, as the store keeps them.
         files: the store.
         listing: all items of all sources.
         seen: what was published before the sources were listed.
         left_out: what the sources hold beside items.
+        models: further models, in the order that they run in.
     """
 
     config: RunConfig
@@ -51,6 +57,12 @@ class Inputs:
     listing: pa.Table
     seen: Current | None
     left_out: LeftOut
+    models: tuple[FurtherModel, ...] = ()
+
+    @property
+    def views(self) -> list[tuple[StoreFiles, StoreInfo]]:
+        """Views of the further models, each with its model and preprocessing."""
+        return [(model.files(self.files), model.info) for model in self.models]
 
 
 def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
@@ -67,9 +79,9 @@ def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
         StoreError: the store can't be read.
     """
     model_uri, store_uri = config.required_model, config.required_store
-    if not config.source:
+    if not config.source and options.given is None:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
-    model = open_model(model_uri)
+    model, models = open_model(model_uri), open_models(config)
     plan = make_plan(config, model)
     files = StoreFiles(store_uri)
     _check_places(config, files)
@@ -80,8 +92,23 @@ def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
         num_cpus = hardware.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
     seen = read_current(files)
-    listing, left_out = list_items(config, files, may_be_empty=options.may_change and seen is not None)
-    return Inputs(config, options, model, plan, store_info(config, model), files, listing, seen, left_out)
+    info = with_former_columns(store_info(config, model), files, seen)
+    listing, left_out = _listed(config, options, files, may_be_empty=options.may_retire and seen is not None)
+    check_columns(config.step, carried_schema(listing.schema).names)
+    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, models)
+
+
+def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | None) -> StoreInfo:
+    """Add the columns that steps which are gone have left in the store's table: they stay, and are null in new rows.
+
+    Args:
+        info: of the run.
+        files: the store.
+        current: what is published.
+    """
+    bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
+    former = served_info(bound, current).step_columns if bound is not None else {}
+    return info.model_copy(update={"step_columns": former | info.step_columns})
 
 
 def as_of_now(inputs: Inputs) -> Inputs:
@@ -92,7 +119,7 @@ def as_of_now(inputs: Inputs) -> Inputs:
     now = read_current(inputs.files)
     if now == inputs.seen:
         return inputs
-    listing, left_out = list_items(inputs.config, inputs.files, may_be_empty=True)
+    listing, left_out = _listed(inputs.config, inputs.options, inputs.files, may_be_empty=True)
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
@@ -102,12 +129,17 @@ def unfinished_run(inputs: Inputs) -> tuple[Run | None, pa.Table]:
     Returns:
         The run, none where it has finished nothing; and its finished items, of `embedder.store.runs.finished_items`.
     """
-    info = resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema))
+    info = resumable(inputs)
     if info is None:
         return None, NOTHING_FINISHED
     run = Run(inputs.files, info, session="")
     finished = finished_items(run)
     return (run if finished.num_rows else None), finished
+
+
+def resumable(inputs: Inputs) -> RunInfo | None:
+    """Record of the run that this one would go on with."""
+    return resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema), inputs.views)
 
 
 def _check_places(config: RunConfig, files: StoreFiles) -> None:
@@ -118,6 +150,33 @@ def _check_places(config: RunConfig, files: StoreFiles) -> None:
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
                 f"somewhere else, such as {files.uri('store')}"
             )
+
+
+@contextmanager
+def supplied(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
+    """Give the chosen items with contents that can be read while the engine runs.
+
+    Args:
+        inputs: of the run; where its items are given in the place of sources, so are their contents.
+        run: below whose folder these lie.
+        chosen: items to embed.
+    """
+    given = inputs.options.given
+    if given is None:
+        yield chosen
+        return
+    try:
+        yield given.supply(chosen, run)
+    finally:
+        given.discard(run)
+
+
+def _listed(
+    config: RunConfig, options: IngestOptions, files: StoreFiles, *, may_be_empty: bool
+) -> tuple[pa.Table, LeftOut]:
+    if options.given is not None:
+        return options.given.list_items(config, may_be_empty=may_be_empty)
+    return list_items(config, files, may_be_empty=may_be_empty)
 
 
 def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
@@ -134,7 +193,7 @@ def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> t
     written = (config.log_file, config.runs_file, config.metrics_file)
     own = (files.address, *(str(Path(name).expanduser().absolute()) for name in written if name))
     left_out = LeftOut()
-    tables = list(list_sources(config.source, own=own, left_out=left_out, web=config.web))
+    tables = list(list_sources(config.source, own=own, left_out=left_out, web=config.web, joins=config.join))
     if not any(table.num_rows for table in tables) and not may_be_empty:
         paths = ", ".join(source.path for source in config.source)
         found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from embedder.batch_schema import carried_schema
+from embedder.batch_schema import carried_schema, step_schema
 from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.ingest.guards import judge, refusal
@@ -26,7 +26,8 @@ from embedder.store.interim import NO_IDS, UnpublishedWork
 from embedder.store.layout import read_current
 from embedder.store.lock import LeaseLostError
 from embedder.store.part_writer import RunMetadata
-from embedder.store.publish import PublishIntent, publish_interim
+from embedder.store.publication import PublishIntent
+from embedder.store.publish import publish_interim
 from embedder.store.runs import Run
 from embedder.store_index.keep_index import keep_index
 
@@ -94,6 +95,7 @@ class _Publisher:
             info.model_fingerprint,
             info.preprocess_fingerprint,
             carried_schema(chosen.schema),
+            step_schema(info.step_columns),
         )
 
     def publish(self) -> None:

@@ -1,15 +1,26 @@
 """End of a run whose engine has ended: it is published, kept for the next run, or refused."""
 
 import logging
+from collections.abc import Sequence
 
 import pyarrow as pa
 
+from embedder.engine.job import ModelRun
 from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
 from embedder.ingest.build_report import build_report
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
 from embedder.ingest.inputs import Inputs
+from embedder.ingest.model_work import (
+    ModelPlan,
+    ModelResult,
+    count_models,
+    judge_model,
+    removed_models,
+    report_models,
+    works_of,
+)
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
@@ -21,9 +32,10 @@ from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import MIN_SAVED, compact
 from embedder.store.interim import interim_state
 from embedder.store.layout import Current, run_file
-from embedder.store.publish import PublishIntent, publish
+from embedder.store.publication import PublishIntent
+from embedder.store.publish import publish
 from embedder.store.runs import REPORT_FILE
-from embedder.store_index.keep_index import keep_index
+from embedder.store_index.keep_index import keep_index, model_index_builder
 
 LOG = logging.getLogger(__name__)
 
@@ -36,6 +48,7 @@ def end_run(
     current: Current | None,
     verdicts: tuple[Verdict, ...],
     read_before: pa.Table,
+    models: Sequence[tuple[ModelPlan, ModelRun]] = (),
 ) -> Report:
     """Publish, keep, or refuse; the report is saved either way.
 
@@ -47,6 +60,7 @@ def end_run(
         current: what is published.
         verdicts: of the guards that judged the listing.
         read_before: of `embedder.ingest.known_items.left_out_before`.
+        models: further models, with the run of each.
 
     Raises:
         RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
@@ -54,14 +68,18 @@ def end_run(
     run = outcome.job.run
     run.files.confirm_lease()  # a process that took the store over goes on with this very run, and writes its report
     result = count_run(run, current, work.retired_ids, keeps_published=work.outdated is None)
+    further = count_models(models)
     wall_s = observer.elapsed_s
     num_left = work.difference.to_embed.num_rows - result.num_here
     left_out = log_left_out(inputs, read_before, result)
     num_before = _num_published_before(result)
-    failure = _stopped(outcome, result, num_before)
-    kept = None if failure else _kept(work, result, num_left)
+    failure = _stopped(outcome, result, num_before, further)
+    own_verdicts = verdicts
+    kept = None if failure else _kept(work, result, num_left, further)
     if failure is None and kept is None:
-        verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
+        verdicts = own_verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
+        further = tuple(judge_model(each, inputs.config, inputs.options.forced) for each in further)
+        verdicts = (*verdicts, *(verdict for each in further for verdict in each.verdicts))
         beyond = f"nothing is published beyond {counted(num_before, 'item')}, published while it ran"
         failure = refusal(verdicts, beyond if num_before else "nothing is published")
     report = build_report(
@@ -75,8 +93,12 @@ def end_run(
         wall_s=wall_s,
         not_published=failure or kept,
     )
+    removed = removed_models(inputs, current) if inputs.options.may_change else ()
+    report = report.model_copy(
+        update={"models": report_models(further), "removed_models": removed if report.published else ()}
+    )
     if report.published:
-        _publish(inputs, outcome, result, verdicts)
+        _publish(inputs, outcome, result, own_verdicts, further)
     if samples := outcome.operators.samples:
         timeline = timeline_of(samples, observer.started_s)
         run.files.write(run_file(run.run_id, TIMELINE_FILE), timeline.model_dump_json().encode())
@@ -111,31 +133,40 @@ def _num_published_before(result: RunResult) -> int:
     return sum(entry.num_items for entry in result.entries if entry.name in names)
 
 
-def _stopped(outcome: EngineOutcome, result: RunResult, num_before: int) -> str | None:
+def _stopped(outcome: EngineOutcome, result: RunResult, num_before: int, further: Sequence[ModelResult]) -> str | None:
     """Message why the run ended before its time; none where nobody asked it to stop.
 
     Args:
         outcome: of the engine.
         result: what is finished.
         num_before: items that are published already.
+        further: what is finished of further models.
     """
     if not outcome.stopped and (outcome.out_of_time or not result.run.stop_requested()):
         return None
-    if not result.num_items:
+    num_items = max([result.num_items, *(each.result.num_items for each in further)])
+    if not num_items:
         return "stopped on request before any item was finished; the same command begins again"
-    done = f"{counted(result.num_items, 'item')}, kept and "
+    done = f"{counted(num_items, 'item')}, kept and "
     done += f"{num_before:,} of them published" if num_before else "not yet published"
     return f"stopped on request after {done}; the same command goes on"
 
 
-def _kept(work: WorkPlan, result: RunResult, num_left: int) -> str | None:
+def _kept(work: WorkPlan, result: RunResult, num_left: int, further: Sequence[ModelResult]) -> str | None:
     """Message why what is finished waits for the next run; none where it does not."""
+    for each in further:
+        if (outdated := each.plan.work.outdated) and each.num_left:
+            return (
+                f"model {each.plan.model.name}: {outdated}: {counted(each.result.num_items, 'item')} done and kept, "
+                f"{each.num_left:,} left; the old rows are served until all are done, and the next refresh goes on"
+            )
     if work.outdated and num_left:
         return (
             f"{work.outdated}: {counted(result.num_items, 'item')} done and kept, {num_left:,} left; the old vectors "
             "are served until all are done, and the next refresh goes on"
         )
-    if not result.num_here and not result.num_items and not len(result.retired) and num_left:
+    is_idle = not result.num_here and not result.num_items and not len(result.retired)
+    if is_idle and num_left and not any(each.result.num_items or len(each.result.retired) for each in further):
         return f"nothing was finished; {counted(num_left, 'item')} left for the next refresh"
     return None
 
@@ -145,6 +176,7 @@ def _publish(
     outcome: EngineOutcome,
     result: RunResult,
     verdicts: tuple[Verdict, ...],
+    further: Sequence[ModelResult],
 ) -> None:
     config, options, files = inputs.config, inputs.options, inputs.files
     intent = PublishIntent(
@@ -153,6 +185,7 @@ def _publish(
         replaces_all=not result.keeps_published,
         retrieval=retrieval_record(verdicts, result.published if result.keeps_published else None),
         ends_hold=options.may_change,
+        kept_models=() if options.may_change else None,
     )
     keep_query_towers(files, inputs.info, inputs.model)
     LOG.info("publishing")
@@ -162,6 +195,8 @@ def _publish(
         lambda version: keep_index(files, version, inputs.info, config.index, ray_address=config.ray_address),
         intent,
         result.retired,
+        works_of(further, options.kind),
+        model_index_builder(config.index, config.ray_address),
     )
     if options.kind == "refresh":
         compact(files, min_saved=MIN_SAVED)

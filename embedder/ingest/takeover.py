@@ -13,7 +13,7 @@ from itertools import count
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import CARRIED, carried_schema
+from embedder.batch_schema import CARRIED, carried_schema, step_schema
 from embedder.errors import StoreError
 from embedder.ingest.diff import same_values
 from embedder.ingest.known_items import whole_contents
@@ -129,7 +129,8 @@ def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, r
     names = {"item_id": "item_id", "uri": "uri"} | {name: CARRIED + name for name in carryover.names}
     moves = pa.table({name: listed[column] for name, column in names.items()})
     info = run.info
-    stamp = RunMetadata(run.run_id, run.session, info.model_fingerprint, info.preprocess_fingerprint, carryover)
+    prints = (info.model_fingerprint, info.preprocess_fingerprint)
+    stamp = RunMetadata(run.run_id, run.session, *prints, carryover, step_schema(info.step_columns))
     tasks = count()
     for each in held:
         for rows in gathered(_rows_of(run.files, each, stamp, moves), rows_per_part):
@@ -193,7 +194,7 @@ def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
 def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
     """Read the rows of the items, one table for each part file, with their present place and carried columns."""
     table = RecordTable(files, "embeddings", held.version.embeddings)
-    schema = with_carryover(EMBEDDINGS, stamp.carryover)
+    schema = with_carryover(EMBEDDINGS, stamp.columns)
     for path in table.paths():
         try:
             is_theirs = pc.is_valid(positions(table.read(["item_id"], [path])["item_id"], held.records["item_id"]))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,9 +10,28 @@ import pyarrow.compute as pc
 from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
 from embedder.ingest.known_items import NOTHING_FINISHED, known_items
+from embedder.sources.selection import LeftOut
 from embedder.store.interim import NO_IDS
 from embedder.store.layout import Kind, StoreInfo
-from embedder.store.store_info import differing
+from embedder.store.runs import Run
+from embedder.store.store_info import differing, step_changes
+
+
+class GivenItems(Protocol):
+    """Items of a run in the place of sources (`embedder.ingest.dataset`)."""
+
+    @property
+    def source(self) -> str:
+        """Name that stands in the column `source` of its items."""
+
+    def list_items(self, config: RunConfig, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+        """List all of them, and count what is left out."""
+
+    def supply(self, chosen: pa.Table, run: Run) -> pa.Table:
+        """Put the contents of items that are to be embedded where decode finds them."""
+
+    def discard(self, run: Run) -> None:
+        """Delete these contents."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +45,7 @@ class IngestOptions:
         limit: the most items to embed in this run.
         max_hours: hours after which no further items are begun.
         forced: names of guards that are overridden.
+        given: gives the items in the place of sources; of the store's others none is retired.
     """
 
     kind: Kind = "embed"
@@ -33,11 +54,17 @@ class IngestOptions:
     limit: int | None = None
     max_hours: float | None = None
     forced: tuple[str, ...] = ()
+    given: GivenItems | None = None
+
+    @property
+    def may_retire(self) -> bool:
+        """Whether items may leave the store."""
+        return self.kind == "refresh" and self.only is None
 
     @property
     def may_change(self) -> bool:
-        """Whether items may leave the store, and another model take its place."""
-        return self.kind == "refresh" and self.only is None
+        """Whether another model may take the place of the store's, for which all its items must be listed."""
+        return self.may_retire and self.given is None
 
 
 @dataclass(frozen=True)
@@ -95,14 +122,24 @@ def plan_work(
     difference = _difference(options, listing, known(NOTHING_FINISHED))
     num_as_published = difference.num_unchanged
     retired, retired_ids = published.slice(0, 0), NO_IDS
-    if options.may_change:
-        retired = gone(listing, published)
-        ids = [*retired["item_id"].chunks, *gone(listing, finished)["item_id"].chunks]
+    if options.may_retire:
+        retired = gone(listing, _of_given(published, options))
+        ids = [*retired["item_id"].chunks, *gone(listing, _of_given(finished, options))["item_id"].chunks]
         retired_ids = pa.chunked_array(ids, pa.string())
     is_nothing = not (difference.to_embed.num_rows or retired.num_rows or outdated)
     if finished.num_rows and not is_nothing:
         difference = _difference(options, listing, known(finished))
     return WorkPlan(difference, retired, retired_ids, outdated, num_as_published, is_nothing)
+
+
+def _of_given(items: pa.Table, options: IngestOptions) -> pa.Table:
+    """Items that may leave: of items that are given in the place of sources, those of the same name."""
+    if options.given is None:
+        return items
+    source = options.given.source
+    if "source" in items.column_names:
+        return items.filter(pc.equal(items["source"], source))
+    return items.filter(pc.starts_with(items["item_id"], f"{source}:")) if source else items.slice(0, 0)
 
 
 def _difference(options: IngestOptions, listing: pa.Table, known: pa.Table) -> Difference:
@@ -117,7 +154,10 @@ def _difference(options: IngestOptions, listing: pa.Table, known: pa.Table) -> D
 def outdated_by(served: StoreInfo, info: StoreInfo) -> str | None:
     """Reason why what is published can't stand beside new vectors; none where it can."""
     reasons = {"model_fingerprint": MODEL_CHANGED, "preprocess_fingerprint": PREPROCESSING_CHANGED}
-    return next((reasons[name] for name in differing(served, info)), None)
+    names = differing(served, info)
+    if names == ["steps"]:
+        return step_changes(served.steps, info.steps)
+    return next((reasons[name] for name in names), None)
 
 
 def count_by_source(items: pa.Table) -> dict[str, int]:

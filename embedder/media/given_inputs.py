@@ -60,7 +60,7 @@ def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
     if is_array(image):
         from PIL import Image
 
-        return _png(Image.fromarray(_pixels(np.asarray(image), name)))
+        return _png(Image.fromarray(checked_pixels(np.asarray(image), name)))
     raise ArgumentTypeError(f"{name}: found {type(image).__name__}; give {EXPECTED}")
 
 
@@ -91,8 +91,16 @@ def image_list(images: "Sequence[GivenImage]") -> list[Path | bytes]:
     return [file_or_content(image, f"images[{place}]") for place, image in enumerate(images)]
 
 
-def _pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
-    """Pixels as Pillow takes them, of an array that keeps the rule."""
+def checked_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """Pixels as Pillow takes them, of an array that keeps the rule.
+
+    Args:
+        array: the array.
+        name: of the argument, for messages.
+
+    Raises:
+        ConfigError: it breaks the rule.
+    """
     found = f"{name}: found {array.dtype} of shape {array.shape}; {ARRAY_RULE}"
     is_first = array.ndim == 3 and array.shape[0] in CHANNELS and array.shape[2] not in CHANNELS
     cures = [

@@ -136,6 +136,22 @@ class Review(ReportSection):
     """Why the run says nothing about its plan; none where it does."""
 
 
+class ModelReport(ReportSection):
+    """Part of a run that was for a further model."""
+
+    model: str
+    """Its folder or file."""
+    reasons: dict[str, int] = {}
+    """Items that were to be computed, by the reason."""
+    num_items: int = 0
+    num_rejected: int = 0
+    num_vectors: int = 0
+    """Rows of its table."""
+    num_equal: int = 0
+    num_retired: int = 0
+    num_left: int = 0
+
+
 class Report(ReportSection):
     """`runs/<run_id>/report.json`; by default of a command that made no run."""
 
@@ -214,6 +230,10 @@ class Report(ReportSection):
     """Currency of `cost_per_million`; none where the configuration names none."""
     peak_memory_bytes: int = 0
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
+    models: dict[str, ModelReport] = {}
+    """Further models by name."""
+    removed_models: tuple[str, ...] = ()
+    """Models that left the store with this run, as the configuration has them no more."""
     steps: tuple[StepReport, ...] = ()
     loads: tuple[LoadReport, ...] = ()
     """When each stage's process read its weights; on Ray they start together, so these overlap."""

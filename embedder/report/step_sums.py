@@ -68,7 +68,7 @@ def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_
         wall_share=wall_s / replica_s,
         cpu_share=cpu_s / replica_s,
         bytes_out=bytes_out,
-        bytes_per_row=bytes_out / num_rows,
+        bytes_per_row=bytes_out / num_rows if num_rows else 0.0,
         peak_rss_bytes=max(call.peak_rss_bytes for call in calls),
         replicas=tuple(line),
     )

@@ -1,4 +1,4 @@
-"""Columns of SQL conditions: quoted where SQL has their names for words of its own, and listed where one is wrong."""
+"""Columns of SQL conditions: quoted where SQL reads their names otherwise, and listed where one is wrong."""
 
 import difflib
 import re
@@ -14,18 +14,21 @@ MAX_WORDS = 3  # of SQL that are columns of one condition; 7 ways to quote them 
 MAX_LISTED, MAX_TYPE_CHARACTERS = 40, 60  # columns of a message, and characters of each type
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 WORD = re.compile(rb"[A-Za-z_]+")
+MODEL_COLUMN = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)\.(?:([A-Za-z_][A-Za-z0-9_]*)|"((?:[^"]|"")+)")')
 
 
 def quoted_columns(where: str, columns: Collection[str]) -> str:
     """Condition with columns in double quotes that are named like words of SQL: `group = 'a'` as `"group" = 'a'`.
 
-    It comes back as it is where it can be parsed, or where not exactly one choice of such words, each quoted wherever
+    So are columns of other models, which SQL would take for a table's: `labels.top = 'cat'` as `"labels.top" = 'cat'`.
+    It comes back as it is where it can be parsed, or where not exactly one choice of words of SQL, each quoted wherever
     it stands, lets it be parsed. Literals, comments and quoted names stay as they are.
 
     Args:
         where: a SQL expression.
         columns: names of the columns that it may read.
     """
+    where = _with_model_columns(where, columns)
     words = column_words(where, columns)
     if not words or len(words) > MAX_WORDS or nesting(where) > MAX_NESTING or _can_be_parsed(where):
         return where
@@ -33,6 +36,27 @@ def quoted_columns(where: str, columns: Collection[str]) -> str:
     tried = [_quoted(where, [place for word in chosen for place in words[word]]) for chosen in choices]
     parsed = [each for each in tried if _can_be_parsed(each)]
     return parsed[0] if len(parsed) == 1 else where
+
+
+def _with_model_columns(where: str, columns: Collection[str]) -> str:
+    """Condition with NAME.COLUMN in double quotes; where a column has the name NAME, COLUMN is a field of that."""
+    known = {column.lower(): column for column in columns}
+    if not is_text(where) or not any("." in name for name in known):
+        return where
+    import duckdb
+
+    content, pieces, end = where.encode(), [], 0
+    for start, kind in duckdb.tokenize(where):
+        is_name = kind in (duckdb.token_type.identifier, duckdb.token_type.keyword)
+        found = MODEL_COLUMN.match(content, start) if is_name and start >= end else None
+        if found is None or content[:start].rstrip().endswith(b"."):
+            continue
+        model, column = found[1].decode().lower(), (found[2] or found[3].replace(b'""', b'"')).decode().lower()
+        if model not in known and f"{model}.{column}" in known:
+            name = known[f"{model}.{column}"].replace('"', '""')
+            pieces += [content[end:start], f'"{name}"'.encode()]
+            end = found.end()
+    return b"".join([*pieces, content[end:]]).decode()
 
 
 def nesting(where: str) -> int:
@@ -80,7 +104,7 @@ def list_columns(where: str, columns: Mapping[str, str]) -> str:
     """
     shown = [f"{_written(name)} {printable(kind, MAX_TYPE_CHARACTERS)}" for name, kind in columns.items()]
     more = f" and {len(shown) - MAX_LISTED:,} more" if len(shown) > MAX_LISTED else ""
-    lists = [name for name, kind in columns.items() if kind.endswith("]")]
+    lists = [name for name, kind in columns.items() if kind.endswith("]") and not kind.startswith("STRUCT")]
     asked = [name for name in lists if name.lower() in where.lower()] or lists
     hints = [
         f"; ask for a value of a list as list_contains({_written(name)}, {_value(columns[name])})" for name in asked
@@ -107,8 +131,10 @@ def unknown_column(name: str, where: str, columns: Mapping[str, str]) -> str:
 
 
 def _written(name: str) -> str:
-    """Name of a column as conditions have it."""
-    is_plain = PLAIN_NAME.fullmatch(name) and name.lower() not in _reserved_words()
+    """Name of a column as conditions have it; of another model's, both parts."""
+    model, dot, column = name.rpartition(".")
+    of_model = dot and PLAIN_NAME.fullmatch(model) and PLAIN_NAME.fullmatch(column)
+    is_plain = of_model or (PLAIN_NAME.fullmatch(name) and name.lower() not in _reserved_words())
     return name if is_plain else '"' + printable(name, 100).replace('"', '""') + '"'
 
 

@@ -172,9 +172,12 @@ class RowFilter:
 
         if isinstance(error, duckdb.InterruptException):
             return ConfigError(f"where {where!r}: not evaluated within {timeout_s:g} s; {EXAMPLE}")
-        unknown = re.search(r'Referenced column "(.+?)" not found', str(error))
+        unknown = re.search(r'Referenced (column|table) "(.+?)" not found', str(error))
         if unknown is not None:
-            return ConfigError(f"where {where!r}: {unknown_column(unknown[1], where, self.columns)}")
+            name = unknown[2]
+            if unknown[1] == "table" and (whole := re.search(rf"\b{re.escape(name)}\.\w+", where, re.IGNORECASE)):
+                name = whole[0]
+            return ConfigError(f"where {where!r}: {unknown_column(name, where, self.columns)}")
         reason = str(error).splitlines()[0].strip()
         hint = words_hint(where, self.columns) if isinstance(error, duckdb.ParserException) else ""
         listed = list_columns(where, self.columns)

@@ -29,7 +29,12 @@ DEFAULT_OPTIONS = SearchOptions()
 
 
 def connect(
-    url: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S, version: str | None = None
+    url: str,
+    *,
+    token: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    version: str | None = None,
+    model: str | None = None,
 ) -> "RemoteStore":
     """Connect to a query service; nothing is asked of it before the first search.
 
@@ -38,12 +43,13 @@ def connect(
         token: that it asks for, where it was started with `--token-file`.
         timeout_s: after which a request fails; until then it is repeated where the service is busy or restarts.
         version: run id of an earlier publication to search, as in `open_store`.
+        model: name of a further model of its store, whose vectors are searched.
 
     Raises:
         ConfigError: it is no address, or the token can't be one.
     """
     check_argument("embedder.connect: url", url, str, "the address of a query service, as http://127.0.0.1:8765")
-    return RemoteStore(HttpClient(url, token, timeout_s), version)
+    return RemoteStore(HttpClient(url, token, timeout_s), version, model)
 
 
 class RemoteStore:
@@ -53,8 +59,9 @@ class RemoteStore:
     in `Store`; `StoreError` is raised, too, where the service can't be reached.
     """
 
-    def __init__(self, client: HttpClient, version: str | None = None) -> None:
+    def __init__(self, client: HttpClient, version: str | None = None, model: str | None = None) -> None:
         self._client, self._version = client, version
+        self._model = {} if model is None else {"model": model}  # an earlier service doesn't know it
 
     @overload
     def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> RemoteHits: ...
@@ -207,7 +214,7 @@ class RemoteStore:
         """Hits of each query, all of one publication."""
         version = self._version
         for some in _requests(queries):
-            asked = {"queries": some, **_of_options(options), "cursor": cursor, "version": version}
+            asked = {"queries": some, **_of_options(options), "cursor": cursor, "version": version, **self._model}
             answer = self._client.post("/search", asked)
             version = answer["publication"]
             for query, found in zip(some, answer["answers"], strict=True):
@@ -218,7 +225,7 @@ class RemoteStore:
     def _encode(self, kind: str, values: Sequence[Any]) -> Floats:
         vectors: list[list[float]] = []
         for some in _requests(values):
-            vectors += self._client.post("/embed", {kind: some})["vectors"]
+            vectors += self._client.post("/embed", {kind: some, **self._model})["vectors"]
         return np.asarray(vectors, np.float32) if vectors else np.empty((0, self.status()["dim"] or 0), np.float32)
 
 

@@ -14,6 +14,7 @@ from embedder.retrieval.filters import RowFilter
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
+from embedder.retrieval.model_columns import ModelColumns, match_keys
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.part_writer import VECTOR_COLUMNS
@@ -26,7 +27,6 @@ from index.vectors import Floats, Mask, Rows
 if TYPE_CHECKING:
     from index.search import Index
 
-KEY = ["item_id", "segment"]
 SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
@@ -57,12 +57,25 @@ class IdRows:
 
 
 class RowMetadata:
-    """Columns of one version of the embeddings table but the vectors: read once, then taken by row number."""
+    """Columns of one version of the embeddings table but the vectors: read once, then taken by row number.
 
-    def __init__(self, table: RecordTable) -> None:
-        schema = table.schema
-        names = schema.names if schema is not None else list(OWN)
-        self.rows: pa.Table = table.read([name for name in names if name not in VECTOR_COLUMNS]).combine_chunks()
+    Those that other models of the publication give stand beside them.
+    """
+
+    def __init__(self, table: RecordTable, models: ModelColumns | None = None) -> None:
+        """Read them.
+
+        Args:
+            table: the version.
+            models: columns of the other models; None where there are none.
+        """
+        if models is not None:
+            joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
+            names = [*(models.own or OWN), *joined]
+        else:
+            names = table.schema.names if table.schema is not None else list(OWN)
+        names = [name for name in names if name not in VECTOR_COLUMNS]
+        self.rows: pa.Table = (table if models is None else models).read(names).combine_chunks()
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
         """Row of each vector; -1 for a vector that is no longer live.
@@ -107,10 +120,20 @@ class RowMetadata:
 
 
 class Snapshot:
-    """Vectors and metadata of one publication; safe for several threads."""
+    """Vectors and metadata of one model of a publication; safe for several threads."""
 
-    def __init__(self, files: StoreFiles, current: Current, info: StoreInfo) -> None:
-        self.files, self.current, self.info = files, current, info
+    def __init__(
+        self, files: StoreFiles, current: Current, info: StoreInfo, models: ModelColumns | None = None
+    ) -> None:
+        """Name what is read.
+
+        Args:
+            files: the store, or the view of a further model.
+            current: the publication, or that model's part of it.
+            info: model of the vectors.
+            models: columns of the publication's other models; None where there are none.
+        """
+        self.files, self.current, self.info, self._models = files, current, info, models
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":
@@ -137,8 +160,8 @@ class Snapshot:
 
     @locked_cached_property
     def metadata(self) -> RowMetadata:
-        """Table without its vectors."""
-        return RowMetadata(self._table)
+        """Table without its vectors, and the columns of other models."""
+        return RowMetadata(self._table, self._models)
 
     @locked_cached_property
     def metadata_rows(self) -> Rows:
@@ -194,26 +217,3 @@ class Snapshot:
     @locked_cached_property
     def _table(self) -> RecordTable:
         return RecordTable(self.files, "embeddings", self.current.embeddings)
-
-
-def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
-    """Row of `known` for each wanted (item_id, segment), else -1; int64 (wanted rows,)."""
-    if known.num_rows == 0:
-        return np.full(wanted.num_rows, -1, np.int64)
-    if wanted.select(KEY).equals(known.select(KEY)):  # as a fresh index of images alone has it
-        return np.arange(known.num_rows)
-    known_keys, wanted_keys = _keys(known, known["item_id"]), _keys(wanted, known["item_id"])
-    known_order, wanted_order = np.argsort(known_keys, kind="stable"), np.argsort(wanted_keys, kind="stable")
-    # Both in order, so that neighbours are looked for near each other: ten times faster than at random.
-    positions = np.searchsorted(known_keys[known_order], wanted_keys[wanted_order])
-    nearest = np.empty(wanted.num_rows, np.int64)
-    nearest[wanted_order] = known_order[np.minimum(positions, known.num_rows - 1)]
-    rows: Rows = np.where(known_keys[nearest] == wanted_keys, nearest, -1)
-    return rows
-
-
-def _keys(table: pa.Table, names: pa.ChunkedArray) -> Rows:
-    """Keys of item and segment as one number; negative for an item that is not among the names."""
-    item = pc.fill_null(pc.index_in(table["item_id"], value_set=names), -1).to_numpy().astype(np.int64)
-    keys: Rows = (item << 32) | table["segment"].to_numpy().astype(np.int64)
-    return keys

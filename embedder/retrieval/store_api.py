@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -13,19 +12,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.engine.encode_queries import BaseQueryEncoder
+from embedder.engine.encode_queries import AnyQueryEncoder, BaseQueryEncoder
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.query_tower_export import preprocessing_of
+from embedder.engine.servable_encoder import open_servable_encoder, open_towers
 from embedder.errors import StoreError, check_argument
 from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions, read_search
 from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication
-from embedder.store.layout import Current
-from embedder.store.query_towers import find_towers
+from embedder.store.layout import Current, Published
+from embedder.store.models import MAIN, check_has_vectors, find_model, is_model_name, model_names
+from embedder.store.query_towers import find_towers, has_towers
 from embedder.store.store_info import differing, published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import has_version
@@ -44,12 +46,13 @@ def open_store(uri: str | Path, *, model: str | None = None, version: str | None
 
     Args:
         uri: folder or address of the store.
-        model: model folder to encode queries with, where it has moved; its fingerprint must be the store's.
+        model: name of a further model (`Store.models`), whose vectors are searched; or a model folder to encode queries
+            with, where the store's own has moved; its fingerprint must be the store's.
         version: run id of an earlier publication (`embedder history`), which may have had another model.
 
     Raises:
-        StoreError: there is no store, nothing is published yet, its format is unknown, or that version can't be read
-            any more.
+        StoreError: there is no store, nothing is published yet, its format is unknown, that version can't be read any
+            more, or it has no model of that name.
     """
     check_argument("embedder.open_store: uri", uri, (str, Path), "the folder or address of a store")
     return Store(StoreFiles(uri), model, version)
@@ -59,26 +62,84 @@ DEFAULT_OPTIONS = SearchOptions()
 
 
 class Store:
-    """One published snapshot of a store; for a later one open it again, or follow it (`embedder.follow_store`)."""
+    """One published snapshot of a store; for a later one open it again, or follow it (`embedder.follow_store`).
 
-    def __init__(self, files: StoreFiles, model: str | None = None, version: str | None = None) -> None:
-        self.files = files
-        self.current: Current = published(files)
-        if version is not None and version != self.current.run_id:
-            self.current = find_publication(files, version)
-            check_readable(files, self.current)
-            if self.current.index is not None and not has_version(files, self.current.index):
-                self.current = self.current.model_copy(update={"index": None})  # vacuumed: its vectors are still there
-        self.info = served_info(read_store_info(files), self.current)
-        self._given_model = model
+    Attributes:
+        files: the store's; of a further model, the view of its folder.
+        publication: versions of all models.
+        current: of the model that is searched.
+        info: description of that model.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        model: str | None = None,
+        version: str | None = None,
+        publication: Current | None = None,
+    ) -> None:
+        """Read what is published; see `open_store`.
+
+        Args:
+            files: the store.
+            model: name of a further model, or model folder.
+            version: run id of an earlier publication.
+            publication: instead of that, one that was read before.
+        """
+        self.publication = published(files.main) if publication is None else publication
+        if version is not None and version != self.publication.run_id:
+            self.publication = find_publication(files.main, version)
+            check_readable(files.main, self.publication)
+        name, self._given_model = _name_and_folder(self.publication, model)
+        self.files, self.current = find_model(files, self.publication, name)
+        is_earlier = publication is not None or isinstance(self.publication, Published)
+        if is_earlier and self.current.index is not None and not has_version(self.files, self.current.index):
+            self.current = self.current.model_copy(update={"index": None})  # vacuumed: its vectors are still there
+        self.info = served_info(read_store_info(self.files), self.current)
+
+    @property
+    def model(self) -> str:
+        """Name of the model that is searched; empty for the main one."""
+        return self.files.model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the further models of this publication."""
+        return model_names(self.publication)
+
+    def of_model(self, name: str) -> "Store":
+        """Open another model of the same publication.
+
+        Args:
+            name: one of `models`; `main` for the main one.
+
+        Raises:
+            StoreError: the publication has no such model.
+        """
+        if name in (self.model, self.model or MAIN):
+            return self
+        find_model(self.files, self.publication, name)
+        return Store(self.files.main, name or MAIN, publication=self.publication)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the embeddings table, or some of its columns."""
-        table = RecordTable(self.files, "embeddings", self.current.embeddings)
-        return table.read(list(columns) if columns is not None else None)
+        """Read the embeddings table, or some of its columns.
+
+        Columns of other models follow as NAME.COLUMN, null where a model has no such row. Vectors without a name before
+        them are those of the model that is searched.
+        """
+        return self._columns.read(columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of `to_arrow`, those of other models among them."""
+        return [*self._columns.own, *self._columns.joined]
+
+    @locked_cached_property
+    def _columns(self) -> ModelColumns:
+        return ModelColumns(self.files.main, self.publication, self.model)
 
     def items(self) -> pa.Table:
-        """Read the items table: one row for each input item."""
+        """Read the items table: one row for each input item, as the model that is searched embedded it."""
         return RecordTable(self.files, "items", self.current.items).read()
 
     def rejects(self) -> pa.Table:
@@ -191,8 +252,9 @@ class Store:
 
     @property
     def version(self) -> str:
-        """Name of the snapshot: the run that published it, and its index."""
-        return f"{self.current.run_id}/{'exact' if self.current.index is None else f'index {self.current.index}'}"
+        """Name of the snapshot: the run that published it, its model where that is a further one, and its index."""
+        index = "exact" if self.current.index is None else f"index {self.current.index}"
+        return f"{self.publication.run_id}/{f'{self.model} ' if self.model else ''}{index}"
 
     def prepare(self, before: "Store | None" = None) -> None:
         """Load all that searches need, so that none waits for it, or misses files that a vacuum deleted.
@@ -211,16 +273,26 @@ class Store:
 
     @locked_cached_property
     def searcher(self) -> Searcher:
-        """Searcher of this snapshot."""
-        return Searcher(Snapshot(self.files, self.current, self.info))
+        """Searcher of this snapshot.
+
+        Raises:
+            StoreError: the model has no vectors.
+        """
+        check_has_vectors(self.files, self.current)
+        return Searcher(Snapshot(self.files, self.current, self.info, self._columns))
 
     @locked_cached_property
-    def encoder(self) -> BaseQueryEncoder:
+    def encoder(self) -> AnyQueryEncoder:
         """Encoder with the store's model: its query towers, or the model folder and torch where it has none.
+
+        Of a further model without towers, the servable encodes what it takes.
 
         Raises:
             StoreError: the model folder now holds another model.
+            ServableError: a further model's file is missing, or of another framework.
         """
+        if self.model:
+            return self._query_towers() or open_servable_encoder(self.info)
         if self._given_model is not None:
             model = self._open_model()
             if preprocessing_of(model, self.info) != self.info.preprocess_fingerprint:
@@ -229,6 +301,8 @@ class Store:
 
     def _query_towers(self) -> BaseQueryEncoder | None:
         """Encoder of the store's query towers; None where there are none that can be used, with a line in the log."""
+        if self.model and not has_towers(self.files, self.info):  # of other kinds than towers there are none
+            return None
         if find_spec("onnxruntime") is None:
             LOG.info(f"store {self.files.address}: onnxruntime isn't installed, so torch encodes queries")
             return None
@@ -236,7 +310,7 @@ class Store:
         if towers is None:
             LOG.info(
                 f"store {self.files.address}: it has no query towers, so torch encodes queries; "
-                f"`embedder export-query-towers --store {quote(self.files.address)}` writes them"
+                f"`embedder export-query-towers {self.files.option}` writes them"
             )
             return None
         from embedder.engine.onnx_encoder import OnnxQueryEncoder
@@ -248,7 +322,7 @@ class Store:
             return None
 
     def _torch_encoder(self) -> QueryEncoder:
-        return QueryEncoder(self._open_model())
+        return open_towers(self.info) if self.model else QueryEncoder(self._open_model())
 
     def _open_model(self) -> Model:
         model = open_model(self._given_model or self.info.model)
@@ -258,3 +332,11 @@ class Store:
                 f"{self.info.model_fingerprint}; give the model that made them with --model"
             )
         return model
+
+
+def _name_and_folder(publication: Current, model: str | None) -> tuple[str, str | None]:
+    """Tell the name of a model from a model folder; what can only be a name is one, known or not."""
+    if model is None:
+        return "", None
+    is_name = model == MAIN or model in publication.models or (is_model_name(model) and not Path(model).exists())
+    return (model, None) if is_name else ("", model)

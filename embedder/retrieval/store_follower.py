@@ -36,7 +36,7 @@ def follow_store(
     Args:
         uri: folder or address of the store.
         every_s: seconds between two polls; each reads one file of a kilobyte.
-        model: as in `open_store`; a publication of another model is not served then.
+        model: as in `open_store`; a publication of another model, or without one of that name, is not served then.
         on_error: called on the polling thread with the error of a publication that can't be opened, once for each.
         on_change: called there with each later publication, once it is served.
 
@@ -126,8 +126,8 @@ class FollowingStore:
 
     def _open_newer(self) -> Store | None:
         current = read_current(self._files) or published(self._files)  # which raises the reason
-        held = current.model_copy(update={"hold": self.snapshot.current.hold})
-        if held == self.snapshot.current:  # a hold that was released changes no row
+        held = current.model_copy(update={"hold": self.snapshot.publication.hold})
+        if held == self.snapshot.publication:  # a hold that was released changes no row
             return None
         newer = Store(self._files, self._model)
         newer.prepare(self.snapshot)

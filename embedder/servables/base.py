@@ -8,12 +8,13 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from embedder.config import ConfigSection
 from embedder.servables.columns import InputColumn, OutputColumn
@@ -21,6 +22,8 @@ from embedder.servables.errors import ServableError
 from embedder.servables.program import LoadedProgram, ServableProgram
 from shards.fingerprint import short_hash
 
+LONGEST_S = 1_000_000.0
+"""Longest limit in time: eleven days; poll(2) counts milliseconds in 31 bits."""
 RUNNERS = Path(__file__).parent / "runners"
 """Files of programs of this package; they import one another relatively, pyarrow, NumPy and their framework."""
 
@@ -56,6 +59,16 @@ class Servable(ConfigSection):
     python: str | None = Field(
         None, description="another interpreter that runs it, in a child process: a path; left out: this one"
     )
+    timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=LONGEST_S,
+        description="with python: seconds of one call, after which its process is ended, and another computes its rows "
+        "apart; left out: an hour",
+    )
+    load_timeout_s: float | None = Field(
+        None, gt=0, le=LONGEST_S, description="with python: seconds in which it must be loaded; left out: an hour"
+    )
     batch_size: int = Field(32, ge=1, description="most rows of one call")
     memory_bytes: int | None = Field(
         None, ge=1, description="memory that it takes once loaded; left out: twice the size of its files"
@@ -66,9 +79,19 @@ class Servable(ConfigSection):
     allow_pickle: bool = Field(False, description="whether its weights may be a pickle, which can run any code")
 
     UNHASHED: ClassVar[frozenset[str]] = frozenset(
-        {"name", "uri", "python", "batch_size", "memory_bytes", "num_cpus", "num_gpus", "replicas", "allow_pickle"}
+        {"name", "uri", "python", "timeout_s", "load_timeout_s", "batch_size", "memory_bytes"}
+        | {"num_cpus", "num_gpus", "replicas", "allow_pickle"}
     )
     """Keys that change no result; files count by their content."""
+
+    @model_validator(mode="after")
+    def _endable(self) -> Self:
+        for key in ("timeout_s", "load_timeout_s"):
+            if getattr(self, key) is not None and self.python is None:
+                raise ValueError(
+                    f"{key} is set, and python isn't; only a process of its own can be ended: write python"
+                )
+        return self
 
     @abstractmethod
     def input_columns(self) -> Mapping[str, InputColumn]:
@@ -144,9 +167,13 @@ class Servable(ConfigSection):
         """
         program = self.program()
         if self.python is not None:
-            from embedder.servables.interpreter import start_program
+            from embedder.servables.interpreter import InterpreterLimits, start_program
 
-            return start_program(self.python, program, where=self.where(), device=device, num_threads=num_threads)
+            usual = InterpreterLimits()
+            limits = replace(usual, load_s=self.load_timeout_s or usual.load_s, call_s=self.timeout_s or usual.call_s)
+            return start_program(
+                self.python, program, where=self.where(), device=device, num_threads=num_threads, limits=limits
+            )
         try:
             return LoadedProgram(program, device, num_threads)
         except ServableError:
@@ -182,10 +209,23 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
     Args:
         error: the error.
+        limit: most characters; of a longer one both ends stay: some libraries say the cause last.
+    """
+    return shortened(f"{type(error).__name__}: {error}", limit)
+
+
+def shortened(text: str, limit: int = 300) -> str:
+    """Text in one line, without its middle where it is longer than the limit.
+
+    Args:
+        text: of any number of lines.
         limit: most characters.
     """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    line = " ".join(text.split())
+    if len(line) <= limit:
+        return line
+    end = limit // 2
+    return f"{line[: limit - end - 3]}...{line[-end:]}"
 
 
 def file_digest(path: Path) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.servables import program as program_file
+from embedder.servables.base import shortened
 from embedder.servables.errors import ServableError
 from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
 from embedder.servables.interpreter_process import CHILD_SCRIPT, ChildDiedError, ChildError, ChildProcess
@@ -225,7 +226,7 @@ def _stream(batch: pa.RecordBatch) -> pa.Buffer:
 def _said(payload: bytearray) -> str:
     """Type and message of the child's error in one line."""
     found = json.loads(bytes(payload))
-    return " ".join(f"{found['type']}: {found['message']}".split())[:300]
+    return shortened(f"{found['type']}: {found['message']}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

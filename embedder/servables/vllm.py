@@ -50,10 +50,11 @@ class VllmServable(Servable):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="compute dtype")
     gpu_memory: float = Field(0.9, gt=0, le=1, description="part of the GPU's memory that vLLM takes")
+    cache_gib: int = Field(4, ge=1, description="without a GPU: memory of its cache of keys and values, in GiB")
     eager: bool = Field(False, description="without graphs and compilation: starts sooner, runs slower")
     batch_size: int = Field(4096, ge=1, description="most rows that are handed over at once; vLLM batches them itself")
 
-    UNHASHED = Servable.UNHASHED | {"gpu_memory", "eager"}
+    UNHASHED = Servable.UNHASHED | {"gpu_memory", "cache_gib", "eager"}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -89,11 +90,15 @@ class VllmServable(Servable):
             raise ServableError(f"{self.where()}: no safetensors there; save the model as safetensors")
         return sorted({each for pattern in ALLOWED_FILES for each in folder.glob(pattern)})
 
+    def size_bytes(self) -> int:
+        """Memory that it takes: without a GPU with its cache."""
+        return self.memory_bytes or super().size_bytes() + (0 if self.num_gpus else self.cache_gib << 30)
+
     def program(self) -> ServableProgram:
         """Return the program that runs the engine."""
         self.files()
         keys = {"task", "prompt", "max_new_tokens", "temperature", "top_p", "top_k", "stop", "seed", "max_tokens"}
-        keys |= {"dtype", "gpu_memory", "eager"}
+        keys |= {"dtype", "gpu_memory", "cache_gib", "eager"}
         settings = {"folder": str(self._folder()), **self.model_dump(mode="json", include=keys)}
         return ServableProgram(str(RUNNERS / "vllm_engine.py"), "VllmEngine", settings)
 

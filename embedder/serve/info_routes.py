@@ -109,6 +109,16 @@ def _describe(service: Service, publication: ServedPublication) -> dict[str, Any
         "dim": publication.dim,
         "encoder": publication.encoder,
         "searched": store.info.searched,
+        "models": [
+            {
+                "name": name,
+                "model": own.model_fingerprint,
+                "has_vectors": own.has_vectors is not False,
+                "searched": own.searched,
+                "columns": own.outputs or {},
+            }
+            for name, own in sorted(store.publication.models.items())
+        ],
         "num_items": publication.num_items,
         "num_vectors": len(store.searcher.snapshot.vectors),
         "index": _index(publication),

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import StoreError
+from embedder.errors import USER_MISTAKES, StoreError
 from embedder.retrieval.snapshot import IdRows
 from embedder.retrieval.store_api import Store
 from embedder.retrieval.store_follower import FollowingStore
@@ -20,6 +20,7 @@ from embedder.serve.settings import ServeSettings
 from embedder.store.files import StoreFiles
 from embedder.store.history import find_publication, readable
 from embedder.store.layout import Published
+from embedder.store.models import MAIN
 from embedder.store.tables import RecordTable
 from index.vectors import Floats, Rows
 
@@ -45,8 +46,43 @@ class ServedPublication:
         self.store, self.version, self.is_current = store, store.version, is_current
         self.hidden = () if show_uris else HIDDEN
         self.serial = next(_SERIALS)
-        self.run_id, self.model = store.current.run_id, store.info.model_fingerprint
+        self.run_id, self.model = store.publication.run_id, store.info.model_fingerprint
         self.facets: dict[str | None, bytes] = {}
+        self._show_uris, self._further = show_uris, dict[str, ServedPublication]()
+        self._opening = threading.Lock()
+
+    def opened(self, model: str | None) -> "ServedPublication | None":
+        """Publication as a model's requests see it, where it is open: the main one's, None or `main`, always is."""
+        return self if model in (None, "", MAIN) else self._further.get(model or "")
+
+    def of_model(self, model: str) -> "ServedPublication":
+        """Open a further model of the publication, once.
+
+        Raises:
+            RequestError: the publication has no such model, or it has no vectors.
+        """
+        with self._opening:
+            if model not in self._further:
+                self._further[model] = self._open_model(model)
+            return self._further[model]
+
+    def _open_model(self, model: str) -> "ServedPublication":
+        where, own = "body.model", self.store.publication.models.get(model)
+        names = [name for name, each in sorted(self.store.publication.models.items()) if each.has_vectors is not False]
+        rule = f"one of {', '.join([MAIN, *names])}"
+        if own is None:
+            raise RequestError(404, where, f"no model {model!r}", rule, "choose one of `models` of /status")
+        if own.has_vectors is False:
+            cure = f"search another one, with conditions over {model}'s columns"
+            raise RequestError(422, where, f"{model} has no vectors", rule, cure)
+        store = self.store.of_model(model)
+        store.prepare()
+        return ServedPublication(store, is_current=self.is_current, show_uris=self._show_uris)
+
+    @property
+    def opened_models(self) -> list[str]:
+        """Names of the further models that are open."""
+        return list(self._further)
 
     def has_condition(self, where: str) -> bool:
         """Whether a condition was evaluated already."""
@@ -243,7 +279,13 @@ class Publications:
 
     def _take_over(self, store: Store) -> None:
         """Serve a newer publication, and forget the earlier ones: a purge may have changed them."""
-        self.current = self._publication(store, is_current=True)
+        newer = self._publication(store, is_current=True)
+        for model in self.current.opened_models:
+            try:
+                newer.of_model(model)
+            except (RequestError, *USER_MISTAKES) as error:  # the next request for it is told
+                LOG.warning(f"model {model} of the new publication can't be opened: {error}")
+        self.current = newer
         with self._lock:
             self._generation += 1
             self._earlier.clear()

@@ -99,10 +99,13 @@ class SearchRequest(Strict):
         None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
     )
     version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
+    model: str | None = Field(None, max_length=64, description="further model whose vectors are searched, by its name")
 
 
 class EmbedRequest(Strict):
     """Body of `POST /embed`: texts or images."""
+
+    model: str | None = Field(None, max_length=64, description="further model that encodes them, by its name")
 
     texts: list[Text] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
     images: list[ImageQuery] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
@@ -246,6 +249,16 @@ class VersionsAnswer(BaseModel):
     versions: list[dict[str, Any]]
 
 
+class ModelAnswer(BaseModel):
+    """Further model of the publication."""
+
+    name: str
+    model: str = Field(description="fingerprint of the model")
+    has_vectors: bool = Field(description="whether it can be searched")
+    searched: str
+    columns: dict[str, str] = Field(description="types of the columns NAME.COLUMN that it gives beside vectors")
+
+
 class StatusAnswer(BaseModel):
     """Answer of `GET /status`."""
 
@@ -258,6 +271,7 @@ class StatusAnswer(BaseModel):
     dim: int | None
     encoder: str | None
     searched: str
+    models: list[ModelAnswer]
     num_items: int
     num_vectors: int
     index: dict[str, Any]

@@ -54,6 +54,7 @@ async def search(request: Request) -> Response:
         if cursor is not None and refusal.status == 404:
             refusal.status = 410
         raise
+    publication = await service.of_model(publication, asked.model)
     options = _options(asked)
     try:
         await service.check_condition(publication, options.where)
@@ -84,7 +85,7 @@ async def embed(request: Request) -> Response:
     """Encode texts or images with the store's model, as vectors of unit norm."""
     service: Service = request.app.state.service
     asked, uploads = await _read(EmbedRequest, request, service)
-    publication = service.publications.current
+    publication = await service.of_model(service.publications.current, asked.model)
     encoder = PartEncoder(service, publication)
     vectors = await asyncio.gather(
         *(service.submit(Asked(publication, None, {}, text=text.strip())) for text in asked.texts or ()),
@@ -198,7 +199,8 @@ async def _page(
             "search with a text",
         )
     content = read_content(query, where, uploads, service)
-    digest = query_digest(content.identity, options)
+    model = publication.store.model
+    digest = query_digest(content.identity, options, *([model] if model else []))
     if cursor is not None:
         check_cursor(cursor, digest)
     seen = cursor.seen if cursor is not None else b""

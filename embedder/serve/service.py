@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any
 
+from embedder.errors import USER_MISTAKES
 from embedder.media.limits import DecodeLimits
 from embedder.serve.answer_cache import AnswerCache
-from embedder.serve.errors import RequestError, busy
+from embedder.serve.errors import RequestError, busy, mistake
 from embedder.serve.metrics import Metrics
 from embedder.serve.micro_batcher import BusyError, MicroBatcher
 from embedder.serve.publications import Publications, ServedPublication
@@ -119,6 +120,20 @@ class Service:
         if version is None or version.partition("/")[0] == current.run_id:
             return current
         return await self.versions.run(self.publications.at, version)
+
+    async def of_model(self, publication: ServedPublication, model: str | None) -> ServedPublication:
+        """Publication as requests for a model see it; None or `main` for the main one.
+
+        Raises:
+            RequestError: it has no such model, or that has no vectors.
+        """
+        found = publication.opened(model)
+        if found is not None:
+            return found
+        try:
+            return await self.versions.run(publication.of_model, model or "")
+        except USER_MISTAKES as error:
+            raise mistake(error, "body.model") from None
 
     async def check_condition(self, publication: ServedPublication, where: str | None) -> None:
         """Evaluate a condition, whose result the search then finds, in threads that searches don't wait for.

@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import CARRIED
+from embedder.batch_schema import CARRIED, carried_schema
 from embedder.config import SourceConfig, WebConfig
+from embedder.config_toml.join_section import JoinConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import assigned, key_of, setting
+from embedder.sources.join import OpenJoin, open_joins
 from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
 from embedder.sources.selection import LeftOut, Selection
@@ -28,6 +30,7 @@ def list_sources(
     own: Collection[str] = (),
     left_out: LeftOut | None = None,
     web: WebConfig | None = None,
+    joins: Sequence[JoinConfig] = (),
 ) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
@@ -40,19 +43,56 @@ def list_sources(
         own: absolute paths and URIs that the run itself writes; they are no items in any source.
         left_out: counts the files that are no items, while the tables are read.
         web: limits on addresses of the web, and whether they are asked; none: the defaults, which ask none.
+        joins: tables whose rows are joined to the items.
 
     Returns:
         Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
 
     Raises:
-        SourceError: a source is missing or can't be listed completely, here or while it is read.
+        SourceError: a source is missing or can't be listed completely, here or while it is read; so with a join.
     """
     left_out = LeftOut() if left_out is None else left_out
     listings = [(source, open_source(source, own, left_out)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
-    labelled = (table for source, listing in listings for table in _labelled(source, listing, schema))
-    tables = (with_states(table, web or WebConfig()) for table in labelled)
-    return rechunk(tables, rows_per_chunk)
+    opened = open_joins(joins, carried_schema(schema), left_out)
+    labelled = (table for source, listing in listings for table in _labelled(source.name, listing, schema))
+    return rechunk(_completed(labelled, web, opened), rows_per_chunk)
+
+
+def list_given(
+    listing: Listing,
+    name: str,
+    *,
+    left_out: LeftOut,
+    web: WebConfig | None = None,
+    joins: Sequence[JoinConfig] = (),
+) -> Iterator[pa.Table]:
+    """List the items of one listing that is given in the place of sources.
+
+    Args:
+        listing: its rows.
+        name: stands before the ids, where it isn't empty.
+        left_out: counts what is no item.
+        web: as of `list_sources`.
+        joins: tables whose rows are joined to the items.
+
+    Returns:
+        Tables of LISTING_SCHEMA, with the carried columns behind.
+
+    Raises:
+        SourceError: the table of a join can't be read, or doesn't fit.
+    """
+    schema = pa.schema([*LISTING_SCHEMA, *(column.with_name(CARRIED + column.name) for column in listing.carryover)])
+    opened = open_joins(joins, listing.carryover, left_out)
+    return _completed(_labelled(name, listing, schema), web, opened)
+
+
+def _completed(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin]) -> Iterator[pa.Table]:
+    """Add what isn't in a listing's own rows: states of addresses of the web, and the rows of joined tables."""
+    tables = (with_states(table, web or WebConfig()) for table in tables)
+    for join in joins:
+        tables = join.apply(tables)
+    return tables
 
 
 def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -> Listing:
@@ -115,15 +155,15 @@ def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list
     return [pa.field(CARRIED + field.name, field.type) for field, _ in fields.values()]
 
 
-def _labelled(source: SourceConfig, listing: Listing, schema: pa.Schema) -> Iterator[pa.Table]:
+def _labelled(name: str | None, listing: Listing, schema: pa.Schema) -> Iterator[pa.Table]:
     """Bring a source's tables to the common schema, with its name and with unique ids."""
     seen: set[str] = set()
     for rows in listing.tables:
         table = rows if listing.unique_ids else reject_duplicates(rows, seen)
-        columns = {name: table[name] for name in table.schema.names}
-        columns["source"] = pa.repeat(pa.scalar(source.name or ""), table.num_rows)
-        if source.name:
-            columns["item_id"] = pc.binary_join_element_wise(source.name, table["item_id"], ":")
+        columns = {column: table[column] for column in table.schema.names}
+        columns["source"] = pa.repeat(pa.scalar(name or ""), table.num_rows)
+        if name:
+            columns["item_id"] = pc.binary_join_element_wise(name, table["item_id"], ":")
         arrays = [
             columns[field.name] if field.name in columns else pa.nulls(table.num_rows, field.type) for field in schema
         ]

@@ -24,6 +24,8 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 ROWS_PER_TABLE = 4096
+HASHED = "bytes:"
+"""Begins `modified` of an item that is told by the hash of its content, wherever that lies."""
 SECONDS = len("2000-01-01T00:00:00")
 
 

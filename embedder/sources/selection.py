@@ -51,6 +51,8 @@ class LeftOut:
         unreadable: images and videos of kinds that this version or installation can't read, by kind.
         missing_extra: those of them that the extra `formats` reads.
         repeated: rows of tables that hold what an earlier row holds, by the setting that keeps them.
+        unjoined: items without a row in the table of a [[join]], by its path.
+        without_key: rows of such tables without a key.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
@@ -58,6 +60,8 @@ class LeftOut:
     unreadable: Counter[str] = field(default_factory=Counter)
     repeated: Counter[str] = field(default_factory=Counter)
     missing_extra: Counter[str] = field(default_factory=Counter)
+    unjoined: Counter[str] = field(default_factory=Counter)
+    without_key: Counter[str] = field(default_factory=Counter)
 
     def count(self, verdict: Verdict, name: str) -> None:
         """Count one name that is no item."""
@@ -102,6 +106,15 @@ class LeftOut:
             lines.append(
                 f"{number:,} {rows} what an earlier one does, left out with captions that may differ; "
                 f"{way_out} keeps every row"
+            )
+        for path, number in self.unjoined.items():
+            lines.append(
+                f"{number:,} {'item has' if number == 1 else 'items have'} no row in the [[join]] {path}: what it "
+                'brings is null there; missing = "error" refuses that'
+            )
+        for path, number in self.without_key.items():
+            lines.append(
+                f"{number:,} {'row' if number == 1 else 'rows'} of the [[join]] {path} left out: without a key"
             )
         return lines
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embedder.batch_schema import IMAGE_GRID, OTHER_FILE, TENSOR, UNREADABLE_KIND
+from embedder.batch_schema import CARRIED, IMAGE_GRID, ITEM_NUMBER, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import UNSUPPORTED_CAMERA
 from embedder.media.sniff import HEAD_BYTES, is_own_sheet, may_be_animated, other_kind, sniff, unreadable_kind
@@ -22,7 +22,8 @@ from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
-from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
+from embedder.steps.further_inputs import NEEDED, REASON, of_model
+from embedder.steps.item_decoder import MAIN_ALONE, DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
 from embedder.steps.table_cuts import repeatable_tables
 from embedder.store.arrow_tensors import pack, unpack
 from embedder.store.runs import Run
@@ -97,6 +98,7 @@ class ItemReader:
         self.spec = spec
         self.fetcher = Fetcher(spec.web)
         self.decoder = ItemDecoder(spec)
+        self.steps = spec.steps.open(self.decoder) if spec.steps is not None else None
 
     def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
         """Yield tables of decoded rows.
@@ -107,7 +109,8 @@ class ItemReader:
             table_bytes: least bytes of pixels in a table; 0: one batch per table.
         """
         rows = self._rows(listing, should_stop)
-        size = self.spec.rows_per_batch
+        rows = self.steps(listing, rows) if self.steps is not None else rows
+        size, ended = self.spec.rows_per_batch, _ended(listing)
         batches = (
             repeatable_tables(rows, self.spec, listing.num_rows, table_bytes)
             if table_bytes
@@ -119,14 +122,17 @@ class ItemReader:
                 if batch is None:
                     return
                 # A table without rows has the columns of any other.
-                table = assemble(listing.drop_columns(_known(listing, LISTING_ONLY)), batch or [(0, {})], self.spec)
+                table = assemble(listing.drop_columns(ended), batch or [(0, {})], self.spec)
                 count_inputs(measurement, table, self.spec)
-                measurement.bytes_out = table["pixels"].nbytes + table["token_ids"].nbytes
+                tensors = [column.name for column in self.spec.columns if column.type == TENSOR]
+                measurement.bytes_out = sum(table[name].nbytes for name in tensors)
             table = table.append_column("trace", trace_column(table.num_rows, measurement))
             yield table if batch else table.slice(0, 0)
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
-        columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS))]
+        per_model = (of_model(name, each) for each in self.spec.models for name in (REASON, "known_version"))
+        of_steps = self.spec.steps.carried if self.spec.steps is not None else ()
+        columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS, REASON, *per_model, *of_steps))]
         items, limits = listing.select(columns).to_pylist(), self.spec.limits
         uris = (item["uri"] for item in items if item["error_type"] is None)
         with self.fetcher.ahead(uris, max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes):
@@ -140,25 +146,47 @@ class ItemReader:
 
     def _item_rows(self, item: Values) -> Iterator[Values]:
         if item["error_type"] is not None:
-            yield from self.decoder.rows(ItemContent(problem=ItemProblem("read", item["error_type"], item["error"])))
+            listed = ItemContent(problem=ItemProblem("read", item["error_type"], item["error"]))
+            yield from self._rows_for(self._needs(item), listed)
             return
         caption, problem = self._caption(item)
-        limits, versions = self.spec.limits, [item.get(name) for name in VERSIONS]
+        limits = self.spec.limits
         try:
             with self.fetcher.fetch(
                 item["uri"], max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes
             ) as fetched:
                 content = self._content(item, fetched, caption, problem)
-                version = self._version(fetched, content)
-                if version is not None and version in versions and content.problem is None:
-                    yield {"content_version": version, "unchanged": True, "num_vectors": 0}
+                version = self._version(fetched, content, item)
+                needs = self._needs(item, version if content.problem is None else None)
+                if not any(needs.values()):
+                    yield {"content_version": version, "unchanged": True, "num_vectors": 0} | self._flags(needs)
                     return
-                for row in self.decoder.rows(content):
-                    yield _raw_file_row(item["uri"], row) | {"content_version": version}
+                is_known = bool(self.spec.models) and not needs[""]
+                for row in self._rows_for(needs, content):
+                    known = {"content_version": version} | ({"unchanged": True} if is_known else {})
+                    yield _raw_file_row(item["uri"], row) | known
         except FetchError as error:  # it can't be opened, or it or its disk went away since
-            yield from self.decoder.rows(ItemContent(caption=caption, problem=_read_problem(error)))
+            content = ItemContent(caption=caption, problem=_read_problem(error))
+            yield from self._rows_for(self._needs(item), content)
 
-    def _version(self, fetched: Fetched, content: ItemContent) -> str | None:
+    def _needs(self, item: Values, version: str | None = None) -> dict[str, bool]:
+        """Whether each model, the main one by the empty name, needs an item: it lists it, and lacks that content."""
+        known = {"": [item.get(name) for name in VERSIONS]}
+        known |= {name: [item.get(of_model("known_version", name))] for name in self.spec.models}
+        is_listed = {name: item.get(of_model(REASON, name)) is not None for name in self.spec.models}
+        is_listed[""] = not self.spec.models or item.get(REASON) is not None
+        return {name: is_listed[name] and (version is None or version not in known[name]) for name in known}
+
+    def _rows_for(self, needs: Mapping[str, bool], content: ItemContent) -> Iterator[Values]:
+        models = {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
+        flags = self._flags(needs)
+        return (row | flags for row in self.decoder.rows(content, models))
+
+    def _flags(self, needs: Mapping[str, bool]) -> Values:
+        """Columns that say which models a row is for; none in a run of one model."""
+        return {of_model(NEEDED, name): is_needed for name, is_needed in needs.items()} if self.spec.models else {}
+
+    def _version(self, fetched: Fetched, content: ItemContent, item: Values) -> str | None:
         """Hash of the content that the item's vectors are made from; None where there is none to hash."""
         if content.media is None and not content.caption:
             return None
@@ -166,6 +194,8 @@ class ItemReader:
         media_hash = "too large" if is_image else self.fetcher.content_hash(fetched)
         if content.kind == "animation":  # the same file has another vector as its first frame
             media_hash += " as a clip"
+        if self.spec.steps is not None and self.spec.steps.carried:  # another value, another result
+            media_hash += repr([item.get(name) for name in self.spec.steps.carried])
         return content_version(media_hash, content.caption)
 
     def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
@@ -192,6 +222,12 @@ class ItemReader:
         if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
             return _caption_content(item, *self._caption(item | {"caption_uri": item["uri"]}))
         return ItemContent(None, None, caption, no_media(item, head))
+
+
+def _ended(listing: pa.Table) -> list[str]:
+    """Columns of a listing that no later step takes; carried ones among them where write tasks join them again."""
+    is_joined = ITEM_NUMBER in listing.column_names
+    return [name for name in listing.column_names if name in LISTING_ONLY or (is_joined and name.startswith(CARRIED))]
 
 
 def _known(listing: pa.Table, names: Iterable[str]) -> list[str]:

@@ -1,23 +1,33 @@
 """Decoding of one item to its rows: an image, the segments of a video, a caption, a pair; or the problem."""
 
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from embedder.batch_schema import DECODED, IMAGE_GRID
 from embedder.config import WebConfig
 from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
+from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, of_model
 
+BMP_HEAD_BYTES = 54
 NO_TOWER = "NoTower"  # error type of an item that holds only what the model has no tower for
+
+STEP_IMAGE = "step_image"
+"""Value of a row, of its image as steps of the user's take it: uint8 (1, H, W, 3), of its own proportions."""
+
+MAIN_ALONE = frozenset({""})
+"""Names of the models that an item is for, where there is none but the main one."""
 
 Values = dict[str, Any]
 """Values of one row by column; columns that are left out are null."""
@@ -29,7 +39,8 @@ class DecodeSpec:
 
     `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
     decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids. `web` limits what is
-    fetched from addresses of the web. `animations` says whether animated images are `clip`s.
+    fetched from addresses of the web. `animations` says whether animated images are `clip`s. `further` is what further
+    models take, and `models` their names. `steps` are the user's own.
     """
 
     resize: ResizeSpec | None
@@ -42,12 +53,54 @@ class DecodeSpec:
     caption_end_id: int | None = None
     web: WebConfig = field(default_factory=WebConfig)
     animations: str = "first_frame"
+    further: tuple[FurtherInput, ...] = ()
+    models: tuple[str, ...] = ()
+    steps: "RowSteps | None" = None
 
     @property
     def columns(self) -> list[pa.Field]:
         """Columns that decoding adds to a listing, but for the trace."""
         has_grids = self.resize is not None and self.resize.mode == "patches"
-        return [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
+        own = [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
+        own += [pa.field(of_model(NEEDED, name), pa.bool_()) for name in ("", *self.models) if self.models]
+        names = {column.name for column in own}
+        own += [field for each in self.further for field in each.fields if field.name not in names]
+        return own + (self.steps.columns if self.steps is not None else [])
+
+    @property
+    def image_inputs(self) -> tuple[FurtherInput, ...]:
+        """Inputs of all models, the main one's pixels among them."""
+        if self.resize is None:
+            return self.further
+        return (FurtherInput("pixels", MAIN_ALONE, "pixels", self.resize), *self.further)
+
+    @property
+    def step_inputs(self) -> tuple[FurtherInput, ...]:
+        """Image that the user's own steps take, if they take one and a model does."""
+        side_px = self.steps.max_side_px if self.steps is not None else None
+        if side_px is None or not any(each.is_image for each in self.image_inputs):
+            return ()
+        resize = ResizeSpec(side_px, "fit", "bicubic")
+        return (FurtherInput(STEP_IMAGE, frozenset({"", *self.models}), "image", resize),)
+
+
+class RowSteps(Protocol):
+    """Steps of the user's own between decoding and the model (`embedder.engine.user_steps`); hashable plain values."""
+
+    @property
+    def columns(self) -> list[pa.Field]:
+        """Columns that they add."""
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Columns of the listing that they take, which count as content."""
+
+    @property
+    def max_side_px(self) -> int | None:
+        """Longest side of the images that they take; none where they take no image."""
+
+    def open(self, decoder: "ItemDecoder") -> Callable[[pa.Table, Iterator[tuple[int, Values]]], Iterator[Any]]:
+        """Return what applies them: called with a listing and rows of it, each with the number of its item."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +126,10 @@ class ItemContent:
     problem: ItemProblem | None = None
 
 
+Rules = Mapping[ResizeSpec, Collection[FurtherInput]]
+"""Distinct rules by which an image is decoded, with the inputs that are made by each."""
+
+
 class ItemDecoder:
     """Decoder of items: pixels from the sandbox, token ids from the tokeniser."""
 
@@ -84,32 +141,75 @@ class ItemDecoder:
             if spec.tokenizer_json is not None
             else None
         )
+        self._inputs = FurtherInputs((*spec.image_inputs, *spec.step_inputs))
+        self._beside: list[SandboxedDecoder] = []  # a video is decoded by each rule side by side
+
+        captions = [each for each in spec.further if each.make in ("text", "token_ids")]
+        self.caption_columns = frozenset({"token_ids"} if self.captions is not None else ()) | _columns_of(captions)
+        self.image_columns = _columns_of(each for each in spec.image_inputs if each.is_image)
+        self._of_steps: SandboxedDecoder | None = None  # beside that which may be in a video's midst
 
     def cpu_s(self) -> float:
         """CPU seconds of this thread and of the sandbox process."""
-        return time.thread_time() + self.sandbox.child_cpu_s()
+        return time.thread_time() + sum(each.child_cpu_s() for each in (self.sandbox, *self._beside))
 
-    def rows(self, content: ItemContent) -> Iterator[Values]:
-        """Item's rows in order; the last one has `num_vectors` and the problem, if any."""
-        if content.kind in ("video", "animation") and content.media is not None and self.spec.resize is not None:
-            return self._video_rows(content, content.media, self.spec.resize)
-        return iter([self._image_row(content)])
+    def rows(self, content: ItemContent, models: Collection[str] = MAIN_ALONE) -> Iterator[Values]:
+        """Item's rows in order; the last one has `num_vectors` and the problem, if any.
 
-    def _image_row(self, content: ItemContent) -> Values:
-        row = self._caption_values(content.caption)
-        problem = content.problem
-        if content.kind == "image" and content.media is not None and self.spec.resize is not None:
+        Args:
+            content: of the item.
+            models: that it is for.
+        """
+        rules = self._inputs.resizes(models)
+        if content.kind in ("video", "animation") and content.media is not None and rules:
+            return self._video_rows(content, content.media, rules, models)
+        return iter([self._image_row(content, rules, models)])
+
+    def of_pixels(self, pixels_HWC: NDArray[np.uint8], models: Collection[str]) -> Values:
+        """Make the inputs of an image that a step of the user's has returned, as of a file with it.
+
+        Args:
+            pixels_HWC: uint8 [0, 255], RGB.
+            models: that it is for.
+
+        Raises:
+            DecodeError: it is too large.
+        """
+        self._of_steps = self._of_steps or SandboxedDecoder(self.spec.limits)
+        encoded, values = bmp(pixels_HWC), Values()
+        for rule, inputs in FurtherInputs(self.spec.image_inputs).resizes(models).items():
+            pixels_FHWC = self._of_steps.image(encoded, rule)[None]
+            for each in inputs:
+                values |= each.of_frames(pixels_FHWC)
+        return values | self._inputs.of_file(encoded, models)
+
+    def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
+        """Make the inputs of a caption.
+
+        Args:
+            caption: the text.
+            models: that it is for.
+        """
+        return self._caption_values(caption, models)
+
+    def _image_row(self, content: ItemContent, rules: Rules, models: Collection[str]) -> Values:
+        row, problem = self._caption_values(content.caption, models), content.problem
+        if content.kind == "image" and content.media is not None:
             try:
-                row |= pixel_columns(self.sandbox.image(content.media, self.spec.resize)[None], self.spec.resize)
+                for rule, inputs in rules.items():
+                    pixels_FHWC = self.sandbox.image(content.media, rule)[None]
+                    for each in inputs:
+                        row |= each.of_frames(pixels_FHWC)
+                row |= self._inputs.of_file(content.media, models)
             except DecodeError as error:
                 problem = _decode_problem(error)
         modality = _modality(content)
-        has_vector = "pixels" in row or "token_ids" in row
+        has_vector = row.keys() - {"caption"}
         if has_vector:
             row |= {"segment": 0, "modality": modality}
         elif problem is None:
             problem = self._nothing_to_embed(content)
-        return row | {"num_vectors": int(has_vector)} | _problem_values(problem)
+        return row | {"num_vectors": int(bool(has_vector))} | _problem_values(problem)
 
     def _nothing_to_embed(self, content: ItemContent) -> ItemProblem:
         """Reason for an item that gives no vector, though nothing about it is broken."""
@@ -119,37 +219,72 @@ class ItemDecoder:
             return ItemProblem("read", NO_TOWER, f"{content.kind} without a caption, and the model has no vision tower")
         return ItemProblem("read", "Empty", "the item has neither an image nor a caption")
 
-    def _video_rows(self, content: ItemContent, media: bytes | Path, resize: ResizeSpec) -> Iterator[Values]:
-        """One row per segment; the first has the caption's tokens."""
-        caption = self._caption_values(content.caption)
+    def _video_rows(
+        self, content: ItemContent, media: bytes | Path, rules: Rules, models: Collection[str]
+    ) -> Iterator[Values]:
+        """One row per segment; the first has what is made of the caption."""
+        caption = self._caption_values(content.caption, models)
         num_vectors, last_row, problem = 0, None, content.problem
         try:
-            for segment in self.sandbox.video(
-                media,
-                resize,
-                segment_s=self.spec.segment_s,
-                frames_per_segment=self.spec.frames_per_segment,
-            ):
+            for segment in self._segments(media, rules):
                 if last_row is not None:
                     yield last_row
                 last_row = caption if num_vectors == 0 else {"caption": content.caption}
-                last_row = last_row | vars(segment) | pixel_columns(segment.pixels, resize) | {"modality": "video"}
+                last_row = last_row | segment | {"modality": "video"}
                 num_vectors += 1
         except DecodeError as error:
             if content.kind == "animation" and error.error_type == STILL_IMAGE:
-                yield self._image_row(replace(content, kind="image"))
+                yield self._image_row(replace(content, kind="image"), rules, models)
                 return
             problem = _decode_problem(error)
-        if last_row is None and "token_ids" in caption:
+        if last_row is None and caption.keys() - {"caption"}:
             last_row, num_vectors = caption | {"segment": 0, "modality": "video"}, 1
         yield (last_row or {}) | {"num_vectors": num_vectors} | _problem_values(problem)
 
-    def _caption_values(self, caption: str | None) -> Values:
+    def _segments(self, media: bytes | Path, rules: Rules) -> Iterator[Values]:
+        """Columns of each segment, made by all rules, each of which decodes in a sandbox of its own."""
+        while len(self._beside) < len(rules) - 1:
+            self._beside.append(SandboxedDecoder(self.spec.limits))
+        seconds, frames = self.spec.segment_s, self.spec.frames_per_segment
+        videos = [
+            sandbox.video(media, rule, segment_s=seconds, frames_per_segment=frames)
+            for rule, sandbox in zip(rules, (self.sandbox, *self._beside), strict=False)
+        ]
+        while True:
+            values: Values = {}
+            for video, inputs in zip(videos, rules.values(), strict=True):
+                if (segment := next(video, None)) is None:
+                    return
+                values |= {name: value for name, value in vars(segment).items() if name != "pixels"}
+                for each in inputs:
+                    values |= each.of_frames(segment.pixels)
+            yield values
+
+    def _caption_values(self, caption: str | None, models: Collection[str]) -> Values:
         if not caption:
             return {}
-        if self.captions is None:
-            return {"caption": caption}
-        return {"caption": caption, "token_ids": self.captions.encode(caption)}
+        values: Values = {"caption": caption} | self._inputs.of_caption(caption, models)
+        if self.captions is not None and "" in models:
+            values["token_ids"] = self.captions.encode(caption)
+        return values
+
+
+def _columns_of(inputs: Iterable[FurtherInput]) -> frozenset[str]:
+    return frozenset(column.name for each in inputs for column in each.fields)
+
+
+def bmp(pixels_HWC: NDArray[np.uint8]) -> bytes:
+    """Encode an image without loss, as BMP: 24 bits a pixel, the top row first, rows of a multiple of 4 bytes.
+
+    Args:
+        pixels_HWC: uint8 [0, 255], RGB.
+    """
+    height, width, _ = pixels_HWC.shape
+    row_bytes = -(-3 * width // 4) * 4
+    rows = np.zeros((height, row_bytes), np.uint8)
+    rows[:, : 3 * width] = pixels_HWC[:, :, ::-1].reshape(height, -1)
+    head = struct.pack("<2sIHHI", b"BM", BMP_HEAD_BYTES + rows.nbytes, 0, 0, BMP_HEAD_BYTES)
+    return head + struct.pack("<IiiHHIIiiII", 40, width, -height, 1, 24, 0, rows.nbytes, 0, 0, 0, 0) + rows.tobytes()
 
 
 def _modality(content: ItemContent) -> str:

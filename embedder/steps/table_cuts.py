@@ -31,11 +31,12 @@ def fixed_cuts(num_items: int, spec: DecodeSpec, table_bytes: int) -> list[Posit
         spec: how they are decoded.
         table_bytes: least bytes of pixels in a table of images.
     """
-    resize = spec.resize
-    if resize is None:
+    rules = {each.resize for each in spec.image_inputs if each.resize is not None}
+    if not rules:
         return []
-    has_patches = resize.mode == "patches"
-    num_pixels = resize.max_patches * resize.patch_size**2 if has_patches else resize.image_size**2
+    num_pixels = sum(
+        rule.max_patches * rule.patch_size**2 if rule.mode == "patches" else rule.image_size**2 for rule in rules
+    )
     num_batches = math.ceil(table_bytes / (3 * num_pixels * spec.rows_per_batch))
     items_per_table = max(1, num_batches) * spec.rows_per_batch
     return [(number, 0) for number in range(items_per_table, num_items, items_per_table)]
@@ -69,7 +70,7 @@ def divide(
             yield taken
             taken, num_bytes = [], 0
         taken.append((number, values))
-        num_bytes += values["pixels"].nbytes if values.get("pixels") is not None else 0
+        num_bytes += sum(value.nbytes for value in values.values() if getattr(value, "ndim", 0) > 1)
     yield taken
     for _ in due:
         yield []

@@ -1,4 +1,4 @@
-"""Compaction of many small part files into few larger ones; no row changes."""
+"""Compaction of many small part files into few larger ones, of all models; no row changes."""
 
 import logging
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from embedder.errors import StoreError
 from embedder.quantities import counted
-from embedder.store.current import begin, parts_at, publish_files, writable
+from embedder.store.current import begin, parts_at, publish_files, versions_of, writable
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Published, RunInfo
@@ -17,7 +17,7 @@ from embedder.store.tables import RecordTable
 LOG = logging.getLogger(__name__)
 
 MIN_SAVED = 32
-"""Reduction of files, over both tables, from which a refresh compacts: below, rewriting costs more than it saves."""
+"""Reduction of files, over all tables, from which a refresh compacts: below, rewriting costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ DEFAULT_TARGET = PartTarget()
 
 @dataclass(frozen=True)
 class Compaction:
-    """Result of a compaction for one table."""
+    """Result of a compaction for one table; `model` is empty where it is the main one's."""
 
+    model: str
     table: str
     num_files_before: int
     num_files_after: int
@@ -74,7 +75,7 @@ def compact(
     Args:
         files: the store, held by the write lock.
         target: size of the new files.
-        min_saved: reduction of files, over both tables, below which nothing is done.
+        min_saved: reduction of files, over all tables, below which nothing is done.
 
     Returns:
         The new publication, None where there was nothing to do; and the result for each table.
@@ -84,8 +85,15 @@ def compact(
     """
     current = writable(files)
     parts = parts_at(files, current)
-    groups = {name: plan_groups(parts[name], target) for name in parts}
-    done = [_compaction(name, parts[name], groups[name]) for name in parts]
+    groups = {
+        model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
+        for model, tables in parts.items()
+    }
+    done = [
+        _compaction(model, name, of_table, groups[model][name])
+        for model, tables in parts.items()
+        for name, of_table in tables.items()
+    ]
     num_saved = sum(each.num_files_before - each.num_files_after for each in done)
     if num_saved < min_saved:
         return None, done
@@ -96,14 +104,30 @@ def compact(
         )
     LOG.info(f"compacting: {counted(num_saved, 'part file')} fewer")
     operation = begin(files, "compaction", current)
-    wanted = {name: _merged(files, operation, current, name, parts[name], groups[name]) for name in parts}
-    # The index knows rows by (item_id, segment), not by file, so it stays true.
-    return publish_files(files, operation, current, wanted, lambda candidate: candidate.index), done
+    wanted = {
+        model: {
+            name: _merged(view, operation, own, name, parts[model][name], groups[model][name]) for name in parts[model]
+        }
+        for model, (view, own) in versions_of(files, current).items()
+    }
+    return publish_files(files, operation, current, wanted, same_index), done
 
 
-def _compaction(name: str, parts: list[PartFile], groups: list[list[PartFile]]) -> Compaction:
+def same_index(candidate: Current, model: str = "") -> int | None:
+    """Choose the index that there is: it knows rows by (item_id, segment), not by file, so it stays true.
+
+    Args:
+        candidate: the publication, or a further model's part of it.
+        model: name of that model.
+    """
+    del model
+    return candidate.index
+
+
+def _compaction(model: str, name: str, parts: list[PartFile], groups: list[list[PartFile]]) -> Compaction:
     rewritten = [part for group in groups for part in group]
     return Compaction(
+        model=model,
         table=name,
         num_files_before=len(parts),
         num_files_after=len(parts) - len(rewritten) + len(groups),

@@ -6,8 +6,8 @@ so that it also repairs what an unfinished operation left.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,13 +30,28 @@ from embedder.store.layout import (
     utc_now,
     write_record,
 )
+from embedder.store.models import MODELS_FOLDER, model_files
 from embedder.store.runs import new_run
 from embedder.store.schema import TABLES
 from embedder.store.store_info import MODEL_FIELDS, check_writable, published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 
-IndexChoice = Callable[[Current], int | None]
-"""Function from a publication whose tables are committed, with a proposed `index`, to the number of its index."""
+ModelParts = Mapping[str, Mapping[str, Sequence[PartFile]]]
+"""Model -> table -> files of its version; the main model by the empty name."""
+
+COUNTS = ("num_items", "num_vectors", "num_rejected")
+
+
+class IndexChoice(Protocol):
+    """Function from a publication whose tables are committed, with a proposed `index`, to the number of its index."""
+
+    def __call__(self, candidate: Current, model: str = "", /) -> int | None:
+        """Choose the index.
+
+        Args:
+            candidate: the publication; of a further model, its part of it.
+            model: name of that model.
+        """
 
 
 def write_current(files: StoreFiles, current: Current) -> None:
@@ -76,7 +91,7 @@ def publish_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hol
         hold = None if ends_hold else current.hold or _hold_after(before.hold, kind)
         current = current.model_copy(update={"previous": previous, "hold": hold})
     fields = current.model_dump(exclude={"hold"}) | count_rows(files, current, {})
-    record = Published(**fields, kind=kind)
+    record = Published(**fields, kind=kind, model_counts=_count_models(files, current, before))
     files.confirm_lease()
     write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
     write_current(files, current)
@@ -94,17 +109,71 @@ def _hold_after(hold: Hold | None, kind: Kind) -> Hold | None:
 
 
 def swap_index(files: StoreFiles, number: int) -> None:
-    """Give the current publication another index; its record keeps the number of the earlier one."""
-    current = read_current(files)
-    if current is None:
+    """Give the current publication another index; its record keeps the number of the earlier one.
+
+    Args:
+        files: the store, or the view of a further model, whose index it is then.
+        number: of the index.
+    """
+    current, own = read_current(files.main), read_current(files)
+    if current is None or own is None:
         return
-    path = run_file(current.run_id, PUBLISHED_FILE)
-    record = read_record(files, path, Published)
+    record = record_of(read_record(files.main, run_file(current.run_id, PUBLISHED_FILE), Published), files.model)
     if record is not None:
-        replaced = {current.index: utc_now()} if current.index is not None else {}
+        replaced = {own.index: utc_now()} if own.index is not None else {}
         past = {each: when for each, when in (record.past_indexes | replaced).items() if each != number}
-        write_record(files, path, record.model_copy(update={"index": number, "past_indexes": past}))
-    write_current(files, current.model_copy(update={"index": number}))
+        update_record(files, current.run_id, {"index": number, "past_indexes": past})
+    swapped = own.model_copy(update={"index": number})
+    if files.model:
+        swapped = current.model_copy(update={"models": current.models | {files.model: swapped}})
+    write_current(files.main, swapped)
+
+
+def record_of(record: Published | None, model: str) -> Published | None:
+    """Record of one model in a publication, under the run of the whole; None where it has no such model; pure.
+
+    Args:
+        record: of the publication.
+        model: name of the model; empty: the main one, whose record is the whole.
+    """
+    own = None if record is None else record.models.get(model)
+    if record is None or not model or own is None:
+        return None if model else record
+    whole = record.model_dump(include={"run_id", "published_at", "kind", "previous", "restores", "interim_of"})
+    fields = own.model_dump(exclude={"hold", "models"}) | whole | dict.fromkeys(COUNTS, 0)
+    past = {"past_indexes": record.past_model_indexes.get(model, {})}
+    return Published(**fields | record.model_counts.get(model, {}) | past)
+
+
+def update_record(files: StoreFiles, run_id: str, fields: Mapping[str, Any]) -> None:
+    """Change the record of a publication.
+
+    Args:
+        files: the store, or the view of a further model, whose fields are changed then.
+        run_id: of the publication.
+        fields: new values of `index`, `past_indexes`, and row counts.
+    """
+    path = run_file(run_id, PUBLISHED_FILE)
+    record = read_record(files.main, path, Published)
+    if record is None:
+        return
+    changed = _with_fields(record, files.model, fields)
+    if changed != record:
+        write_record(files.main, path, changed)
+
+
+def _with_fields(record: Published, model: str, fields: Mapping[str, Any]) -> Published:
+    if not model:
+        return record.model_copy(update=dict(fields))
+    changes: dict[str, Any] = {}
+    if "index" in fields and model in record.models:
+        own = record.models[model].model_copy(update={"index": fields["index"]})
+        changes["models"] = record.models | {model: own}
+    if "past_indexes" in fields:
+        changes["past_model_indexes"] = record.past_model_indexes | {model: fields["past_indexes"]}
+    if counts := {name: fields[name] for name in COUNTS if name in fields}:
+        changes["model_counts"] = record.model_counts | {model: record.model_counts.get(model, {}) | counts}
+    return record.model_copy(update=changes)
 
 
 def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[str]]) -> dict[str, int]:
@@ -139,9 +208,48 @@ def writable(files: StoreFiles) -> Current:
     return published(files)
 
 
-def parts_at(files: StoreFiles, version: Current) -> dict[str, list[PartFile]]:
-    """Part files of a publication, by table."""
-    return {name: RecordTable(files, name, getattr(version, name)).parts() for name in TABLES}
+def versions_of(files: StoreFiles, version: Current) -> dict[str, tuple[StoreFiles, Current]]:
+    """Files and versions of all models of a publication by name: of the main one, first, by the empty name.
+
+    Args:
+        files: the store, or a view of a model, whose publication is its own alone.
+        version: the publication.
+    """
+    further = {name: (model_files(files, name), own) for name, own in sorted(version.models.items())}
+    return {"": (files, version), **further}
+
+
+def of_model(version: Current, model: str) -> Current | None:
+    """Part of a publication that is of a further model; of the main one, by the empty name, the whole."""
+    return version.models.get(model) if model else version
+
+
+def model_folder(model: str) -> str:
+    """Beginning of the paths of a model's files in the store; empty for the main one."""
+    return f"{MODELS_FOLDER}/{model}/" if model else ""
+
+
+def _count_models(files: StoreFiles, current: Current, before: Current | None) -> dict[str, dict[str, int]]:
+    """Row counts of the further models; those of a model that has not changed are taken from the last record."""
+    last = None
+    if before is not None and current.models:
+        last = read_record(files, run_file(before.run_id, PUBLISHED_FILE), Published)
+    known = {} if last is None else {name: (each.items, each.embeddings) for name, each in last.models.items()}
+    counts = {}
+    for name, own in current.models.items():
+        if last is not None and known.get(name) == (own.items, own.embeddings) and name in last.model_counts:
+            counts[name] = last.model_counts[name]
+        else:
+            counts[name] = count_rows(model_files(files, name), own, {})
+    return counts
+
+
+def parts_at(files: StoreFiles, version: Current) -> dict[str, dict[str, list[PartFile]]]:
+    """Part files of a publication, by model and table."""
+    return {
+        model: {name: RecordTable(view, name, getattr(own, name)).parts() for name in TABLES}
+        for model, (view, own) in versions_of(files, version).items()
+    }
 
 
 def begin(files: StoreFiles, kind: Kind, version: Current | None) -> RunInfo:
@@ -162,29 +270,32 @@ def publish_files(
     files: StoreFiles,
     run: RunInfo,
     like: Current,
-    wanted: Mapping[str, Sequence[PartFile]],
+    wanted: ModelParts,
     choose_index: IndexChoice,
     **fields: Any,
 ) -> Published:
-    """Commit the wanted files and make them visible to readers.
+    """Commit the wanted files of all models and make them visible to readers.
 
     Args:
         files: the store, held by the write lock.
         run: the operation.
-        like: the publication whose model, R@k and index the new one keeps.
-        wanted: by table, the complete list of files of the new version; they exist.
-        choose_index: called between the commits and CURRENT.json.
+        like: the publication whose models, R@k and indexes the new one keeps.
+        wanted: by model and table, the complete list of files of the new version; they exist.
+        choose_index: called between the commits and CURRENT.json, for each model that has vectors.
         fields: further fields of CURRENT.json.
 
     Returns:
         The new publication.
     """
-    versions = {name: RecordTable(files, name).commit_files(run.run_id, wanted[name]) for name in TABLES}
     info = served_info(read_store_info(files), like)
+    candidates = {}
+    for model, (view, own) in versions_of(files, like).items():
+        versions = {name: RecordTable(view, name).commit_files(run.run_id, wanted[model][name]) for name in TABLES}
+        candidates[model] = own.model_copy(update=versions | {"run_id": run.run_id, "published_at": utc_now()})
     candidate = Current(
         run_id=run.run_id,
-        items=versions["items"],
-        embeddings=versions["embeddings"],
+        items=candidates[""].items,
+        embeddings=candidates[""].embeddings,
         index=like.index,
         published_at=utc_now(),
         **{name: getattr(info, name) for name in MODEL_FIELDS},
@@ -192,4 +303,9 @@ def publish_files(
         **fields,
     )
     candidate = candidate.model_copy(update={"index": choose_index(candidate)})
-    return publish_current(files, candidate, run.kind)
+    models = {
+        name: own.model_copy(update={"index": None if own.has_vectors is False else choose_index(own, name)})
+        for name, own in candidates.items()
+        if name
+    }
+    return publish_current(files, candidate.model_copy(update={"models": models}), run.kind)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from io import BytesIO
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -94,6 +95,21 @@ class StoreFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreFiles, (self.address,)
+
+    @property
+    def main(self) -> "StoreFiles":
+        """The store itself; of a further model's view (`embedder.store.models`), the store that it belongs to."""
+        return self
+
+    @property
+    def model(self) -> str:
+        """Name of the further model that this is the view of; empty of the store itself."""
+        return ""
+
+    @property
+    def option(self) -> str:
+        """Options by which a command works on this store."""
+        return f"--store {quote(self.address)}"
 
     @cached_property
     def _store(self) -> Any:

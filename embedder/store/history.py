@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from embedder.errors import StoreError
-from embedder.store.current import IndexChoice, begin, parts_at, publish_files, writable, write_current
+from embedder.store.current import (
+    IndexChoice,
+    begin,
+    model_folder,
+    parts_at,
+    publish_files,
+    record_of,
+    versions_of,
+    writable,
+    write_current,
+)
 from embedder.store.delta_log import replay
 from embedder.store.files import StoreFiles
 from embedder.store.layout import PUBLISHED_FILE, Current, Hold, Published, read_current, read_record, utc_now
@@ -40,13 +50,17 @@ class PastRun:
 
 
 def publications(files: StoreFiles) -> list[Published]:
-    """Records of all publications, oldest first; without runs killed before they replaced CURRENT.json."""
-    current = read_current(files)
+    """Records of all publications, oldest first; without runs killed before they replaced CURRENT.json.
+
+    Of a further model's view, its part of the store's records, where it has one.
+    """
+    current = read_current(files.main)
     if current is None:
         return []
-    paths = [info.path for info in files.list("runs") if info.path.endswith(f"/{PUBLISHED_FILE}")]
-    records = files.each(lambda path: read_record(files, path, Published), paths)
-    return published_chain(current.run_id, [record for record in records if record is not None])
+    paths = [info.path for info in files.main.list("runs") if info.path.endswith(f"/{PUBLISHED_FILE}")]
+    records = files.main.each(lambda path: read_record(files.main, path, Published), paths)
+    chain = published_chain(current.run_id, [record for record in records if record is not None])
+    return [own for record in chain if (own := record_of(record, files.model)) is not None]
 
 
 def published_chain(current_id: str, records: Iterable[Published]) -> list[Published]:
@@ -92,16 +106,31 @@ def check_readable(files: StoreFiles, version: Current) -> None:
 
 
 def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[str] = ()) -> set[str]:
-    """Run ids of those publications whose part files all exist.
+    """Run ids of those publications whose part files, of all models, all exist.
 
     Args:
         files: the store.
         versions: publications to check.
         without: files, relative to the store, that count as deleted.
     """
-    versions, gone = list(versions), set(without)
-    whole = {name: _whole(files, name, {getattr(version, name) for version in versions}, gone) for name in TABLES}
-    return {version.run_id for version in versions if all(getattr(version, name) in whole[name] for name in TABLES)}
+    asked = {version.run_id: versions_of(files, version) for version in versions}
+    wanted: dict[tuple[str, str], set[int]] = {}
+    views: dict[str, StoreFiles] = {}
+    for models in asked.values():
+        for model, (view, own) in models.items():
+            views[model] = view
+            for name in TABLES:
+                wanted.setdefault((model, name), set()).add(getattr(own, name))
+    gone = set(without)
+    whole = {
+        (model, name): _whole(views[model], name, numbers, gone, model_folder(model))
+        for (model, name), numbers in wanted.items()
+    }
+    return {
+        run_id
+        for run_id, models in asked.items()
+        if all(getattr(own, name) in whole[model, name] for model, (_, own) in models.items() for name in TABLES)
+    }
 
 
 def part_files(files: StoreFiles, name: str) -> dict[str, int]:
@@ -113,9 +142,9 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
     }
 
 
-def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str]) -> set[int]:
-    """Versions of a table that can be read."""
-    there = {path for path in part_files(files, name) if f"{name}/{path}" not in gone}
+def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str], folder: str) -> set[int]:
+    """Versions of a table that can be read; `folder` is where it lies in the store whose files are gone."""
+    there = {path for path in part_files(files, name) if f"{folder}{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
     versions = replay(files, name, numbers - never)
     if versions is None:

@@ -14,6 +14,7 @@ from embedder.store.schema import FORMAT_VERSION, MARKS, READABLE_FORMATS
 STORE_FILE, RUNS_FOLDER = MARKS
 CURRENT_FILE = "CURRENT.json"
 PUBLISHED_FILE = "published.json"
+INPUT_FOLDER = "input"
 
 Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration", "index"]
 """Kind of run that made a publication."""
@@ -41,6 +42,12 @@ class StoreInfo(Record):
     frames_per_segment: int
     dtype: str = Field(description="compute dtype of the first run; recorded, not hashed")
     searched: Searched = Field("image", description="text: the model has no tower for images")
+    steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps, in their order")
+    step_columns: dict[str, str] = Field({}, description="types of the columns that such steps have added so far")
+    # Of a further model (`embedder.store.models`); a store's main model lacks these.
+    has_vectors: bool | None = None
+    outputs: dict[str, str] | None = None
+    servable: dict[str, Any] | None = None
 
 
 class Hold(BaseModel):
@@ -70,11 +77,17 @@ class Current(Record):
     frames_per_segment: int | None = None
     dtype: str | None = Field(None, description="compute dtype of the run that published")
     searched: Searched | None = Field(None, description="side whose vectors are searched")
+    steps: dict[str, str] = Field({}, description="as in store.json")
+    step_columns: dict[str, str] = Field({}, description="as in store.json")
     retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
     previous: str | None = Field(None, description="run whose publication this one took the place of")
     restores: str | None = Field(None, description="run whose rows a rollback brought back")
     hold: Hold | None = Field(None, description="of the last rollback, until a refresh has taken over what it left")
     interim_of: str | None = Field(None, description="run that published part of its work and goes on with the rest")
+    has_vectors: bool | None = Field(None, description="false: its rows hold other outputs alone, and it has no index")
+    outputs: dict[str, str] | None = Field(None, description="Arrow types of columns that it gives beside vectors")
+    servable: dict[str, Any] | None = Field(None, description="of a further model: its section of the configuration")
+    models: dict[str, "Current"] = Field({}, description="further models by name; their tables are in models/NAME/")
 
     @property
     def is_held(self) -> bool:
@@ -92,6 +105,8 @@ class Published(Current):
     past_indexes: dict[int, datetime] = Field(
         {}, description="numbers of its earlier indexes, and when each was replaced"
     )
+    model_counts: dict[str, dict[str, int]] = Field({}, description="row counts of each further model's tables")
+    past_model_indexes: dict[str, dict[int, datetime]] = Field({}, description="`past_indexes` of further models")
 
 
 class RunInfo(Record):
@@ -103,6 +118,8 @@ class RunInfo(Record):
     preprocess_fingerprint: str
     kind: Kind = "embed"
     carryover: dict[str, str] = Field({}, description="type of each carried column")
+    steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps")
+    step_columns: dict[str, str] = Field({}, description="types of the columns that such steps add, or have added")
 
 
 def describe_hold(address: str, hold: Hold) -> str:
@@ -119,6 +136,11 @@ RecordT = TypeVar("RecordT", bound=Record)
 def run_file(run_id: str, name: str) -> str:
     """Path of a file of one run: run.json, report.json or STOP."""
     return f"{RUNS_FOLDER}/{run_id}/{name}"
+
+
+def input_folder(run_id: str) -> str:
+    """Path of the folder with what a run has been given to read, which goes when it ends."""
+    return f"{RUNS_FOLDER}/{run_id}/{INPUT_FOLDER}"
 
 
 def journal_folder(run_id: str) -> str:
@@ -172,5 +194,6 @@ def write_record(files: StoreFiles, path: str, record: Record) -> None:
 
 
 def read_current(files: StoreFiles) -> Current | None:
-    """Read what is published, None before the first publication."""
-    return read_record(files, CURRENT_FILE, Current)
+    """Read what is published, None before the first publication; of a further model's view, what is of that model."""
+    current = read_record(files.main, CURRENT_FILE, Current)
+    return current if current is None or not files.model else current.models.get(files.model)

@@ -2,6 +2,7 @@
 
 import logging
 
+from embedder.store.compact import same_index
 from embedder.store.current import begin, parts_at, publish_files
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Published, read_current, write_record
@@ -39,7 +40,7 @@ def migrate(files: StoreFiles) -> tuple[bool, Published | None]:
     operation = begin(files, "migration", current)
     new = None
     if current is not None:
-        new = publish_files(files, operation, current, parts_at(files, current), lambda candidate: candidate.index)
+        new = publish_files(files, operation, current, parts_at(files, current), same_index)
     served = served_info(info, read_current(files))
     write_record(files, STORE_FILE, served.model_copy(update={"format_version": FORMAT_VERSION}))
     return True, new

@@ -27,6 +27,7 @@ from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 from embedder.store.step_metrics import measure
 
 LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
+NO_COLUMNS = pa.schema([])
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
 """Files of a write task: vectors, records of items with new rows, and of those whose published rows stay."""
@@ -41,6 +42,13 @@ class RunMetadata:
     model_fingerprint: str
     preprocess_fingerprint: str
     carryover: pa.Schema
+    outputs: pa.Schema = NO_COLUMNS
+    """Of a further model, what it gives beside vectors: like the carried columns, but as old as the vectors."""
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Columns of the embeddings table beside its own."""
+        return pa.schema([*self.carryover, *self.outputs])
 
 
 def write_part(
@@ -152,7 +160,7 @@ def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path
 def _vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
     """Rows of the embeddings table; rows that only report on an item (no modality) are left out."""
     rows = rows.filter(pc.is_valid(rows["modality"]))
-    return _project(rows, EMBEDDINGS, metadata.carryover, _constants(metadata, "embedded_at"))
+    return _project(rows, EMBEDDINGS, metadata.columns, _constants(metadata, "embedded_at"))
 
 
 def _item_records(rows: pa.Table, metadata: RunMetadata) -> pa.Table:

@@ -6,15 +6,15 @@ repaired by doing all of them again, whatever has changed in the source or the j
 """
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from io import BytesIO
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embedder.errors import StoreError
 from embedder.store.arrow_lookup import without_items
 from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
@@ -27,12 +27,11 @@ from embedder.store.interim import (
     interim_state,
     kept_parts,
 )
-from embedder.store.journal import Finished, JournalEntry, PartFile, parts_of, read_entries
+from embedder.store.journal import JournalEntry, read_entries
 from embedder.store.layout import (
+    STORE_FILE,
     Current,
-    Kind,
     Published,
-    Record,
     RunInfo,
     StoreInfo,
     read_current,
@@ -41,11 +40,20 @@ from embedder.store.layout import (
     utc_now,
     write_record,
 )
-from embedder.store.metadata_updates import MOVED, moved, moves_file, read_moves
-from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
+from embedder.store.metadata_updates import moves_file, read_moves
+from embedder.store.models import model_files, model_folders
+from embedder.store.part_writer import RunMetadata
+from embedder.store.publication import (
+    INTENT_FILE,
+    RETIRED_FILE,
+    ModelWork,
+    Publication,
+    PublishIntent,
+    commit_table,
+)
 from embedder.store.runs import Run, is_published, last_run
-from embedder.store.schema import TABLES, with_carryover
-from embedder.store.store_info import MODEL_FIELDS
+from embedder.store.schema import TABLES
+from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS
 from embedder.store.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
@@ -53,51 +61,8 @@ LOG = logging.getLogger(__name__)
 IndexBuilder = Callable[[int], int | None]
 """Function from the embeddings version that is about to be published to the number of an index of it."""
 
-INTENT_FILE = "publication.json"
-RETIRED_FILE = "retired.parquet"
-
-
-class PublishIntent(Record):
-    """`runs/<run_id>/publication.json`: the publication as it was decided before the first commit."""
-
-    kind: Kind = "embed"
-    info: StoreInfo | None = None
-    """Model of the vectors."""
-    replaces_all: bool = False
-    """Whether all published rows leave: another model's vectors can't be mixed with these."""
-    retrieval: dict[str, Any] | None = None
-    ends_hold: bool = False
-    """Whether everything still wanted of what a rollback had removed is included."""
-    session: str = ""
-    entries: tuple[str, ...] = ()
-    """Names of the journal entries that count."""
-
-
-@dataclass(frozen=True)
-class Publication:
-    """Finished work of a run, with the decisions on its publication.
-
-    Attributes:
-        files: the store.
-        run_id: id of the publication; marks its commits and names the files that it rewrites.
-        intent: kind, model, and what else was decided.
-        entries: journal entries with the work.
-        finished: their records and rows.
-        whole: items to publish.
-        retired: ids of items that leave.
-        moves: of `embedder.store.metadata_updates.read_moves`.
-        interim_of: id of the run, if it goes on.
-    """
-
-    files: StoreFiles
-    run_id: str
-    intent: PublishIntent
-    entries: list[JournalEntry]
-    finished: Finished
-    whole: pa.Table
-    retired: pa.ChunkedArray
-    moves: pa.Table
-    interim_of: str | None = None
+ModelIndexBuilder = Callable[[StoreFiles, int, StoreInfo | None], int | None]
+"""The same of a further model: its view, the version, its model and preprocessing."""
 
 
 def publish(
@@ -106,6 +71,8 @@ def publish(
     build_index: IndexBuilder,
     intent: PublishIntent | None = None,
     retired: pa.ChunkedArray = NO_IDS,
+    models: Sequence[ModelWork] = (),
+    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
 ) -> Published:
     """Commit the finished work of a run and make it visible to readers.
 
@@ -115,17 +82,33 @@ def publish(
         build_index: called between the tables and CURRENT.json, so that the three belong together.
         intent: intent of this publication; session and entries are filled in here.
         retired: ids of items that leave both tables, and of finished items that have disappeared since.
+        models: finished work of further models, which becomes visible with the run's.
+        build_model_index: as `build_index`, of one of them.
 
     Returns:
         The record of what is published.
     """
+    entries = {
+        work.run.files.model: _write_intent(work.run, work.intent, work.metadata, work.retired) for work in models
+    }
+    intent = intent or PublishIntent()
+    intent = intent.model_copy(update={"models": tuple(work.run.files.model for work in models)})
+    entries[""] = _write_intent(run, intent, metadata, retired)  # last, as it names the others
+    return _carry_out(run.files, run.run_id, build_index, build_model_index, entries)
+
+
+def _write_intent(
+    run: Run, intent: PublishIntent, metadata: RunMetadata, retired: pa.ChunkedArray
+) -> list[JournalEntry]:
+    """Write down what is to be published, before the first commit; give the journal entries that count."""
+    columns = b64encode(metadata.columns.serialize()).decode()
     entries = run.entries()
     names = tuple(entry.name for entry in entries)
-    intent = (intent or PublishIntent()).model_copy(update={"session": run.session, "entries": names})
+    update = {"session": run.session, "entries": names, "columns": columns}
     run.files.confirm_lease()
     run.files.write_table(run_file(run.run_id, RETIRED_FILE), pa.table({"item_id": retired}))
-    write_record(run.files, run_file(run.run_id, INTENT_FILE), intent)
-    return _carry_out(run.files, run.run_id, intent, entries, retired, metadata.carryover, build_index)
+    write_record(run.files, run_file(run.run_id, INTENT_FILE), intent.model_copy(update=update))
+    return entries
 
 
 def publish_interim(
@@ -153,13 +136,18 @@ def publish_interim(
     work = Publication(
         files, own_id, intent, batch.entries, batch.finished, batch.whole, NO_IDS, moves, interim_of=run.run_id
     )
-    record = _commit_all(work, metadata.carryover, build_index)
+    current, before = _commit_all(work, metadata.columns, build_index), read_current(files)
+    if before is not None:  # further models follow with the last publication of the run
+        current = current.model_copy(update={"models": before.models})
+    record = publish_current(files, current, intent.kind)
     sweep(files, own_id)
     return record
 
 
 def finish_publication(
-    files: StoreFiles, build_index: Callable[[int, StoreInfo | None], int | None]
+    files: StoreFiles,
+    build_index: Callable[[int, StoreInfo | None], int | None],
+    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
 ) -> Published | None:
     """Complete a publication that was interrupted after its first commit, as it was decided then; logs that it did.
 
@@ -168,6 +156,7 @@ def finish_publication(
     Args:
         files: the store, held by the write lock.
         build_index: as in `publish`, with the model of the vectors as second argument; None: the served model.
+        build_model_index: as in `publish`.
 
     Returns:
         The publication; None where nothing was interrupted.
@@ -176,12 +165,11 @@ def finish_publication(
     intent = _open_intent(files, last)
     if last is None or intent is None:
         settle(files)
+        for name in model_folders(files):
+            settle(model_files(files, name))
         return None
-    retired = pq.read_table(BytesIO(files.read(run_file(last.run_id, RETIRED_FILE))))["item_id"]
-    entries = [entry for entry in read_entries(files, last.run_id) if entry.name in set(intent.entries)]
-    published = _carry_out(
-        files, last.run_id, intent, entries, retired, pa.schema([]), lambda version: build_index(version, intent.info)
-    )
+    info = intent.info
+    published = _carry_out(files, last.run_id, lambda version: build_index(version, info), build_model_index)
     LOG.info("the last publication was cut off; now it is whole")
     return published
 
@@ -190,40 +178,105 @@ def _open_intent(files: StoreFiles, last: RunInfo | None) -> PublishIntent | Non
     """Intent of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
     if last is None or is_published(files, last):
         return None
-    if not any(RecordTable(files, name).committed(last.run_id) for name in TABLES):
-        return None
-    return read_record(files, run_file(last.run_id, INTENT_FILE), PublishIntent)
+    intent = read_record(files, run_file(last.run_id, INTENT_FILE), PublishIntent)
+    views = [files, *(model_files(files, name) for name in (intent.models if intent is not None else ()))]
+    is_begun = any(RecordTable(view, name).committed(last.run_id) for view in views for name in TABLES)
+    return intent if is_begun else None
 
 
 def _carry_out(
     files: StoreFiles,
     run_id: str,
-    intent: PublishIntent,
-    entries: list[JournalEntry],
-    retired: pa.ChunkedArray,
-    carryover: pa.Schema,
     build_index: IndexBuilder,
+    build_model_index: ModelIndexBuilder,
+    entries: Mapping[str, list[JournalEntry]] | None = None,
 ) -> Published:
+    """Do what the intents of a run say: all commits, the indexes, and CURRENT.json once.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        build_index: as in `publish`.
+        build_model_index: likewise.
+        entries: by model, journal entries that are known already.
+    """
+    known = entries or {}
+    work = _decided(files, run_id, known.get(""))
+    current = _commit_all(work, work.intent.column_schema, build_index)
+    before = read_current(files)
+    models = dict(before.models) if before is not None else {}
+    if (kept := work.intent.kept_models) is not None:
+        models = {name: own for name, own in models.items() if name in kept}
+    works = [work]
+    for name in work.intent.models:
+        own = _decided(model_files(files, name), run_id, known.get(name))
+        view, info = own.files, own.intent.info
+        build = partial(_index_of, build_model_index, view, info)
+        models[name] = _commit_all(own, own.intent.column_schema, build)
+        works.append(own)
+    current = current.model_copy(update={"models": models})
+    record = publish_current(files, current, work.intent.kind, ends_hold=work.intent.ends_hold)
+    for each in works:
+        sweep(each.files, run_id, kept_parts(each.entries, each.published_names))
+        for entry in each.entries:
+            if entry.num_moves:
+                each.files.delete(moves_file(run_id, entry.name))
+        if each is not work and each.intent.info is not None:
+            write_record(each.files, STORE_FILE, each.intent.info)
+    return record
+
+
+def _index_of(build: ModelIndexBuilder, view: StoreFiles, info: StoreInfo | None, version: int) -> int | None:
+    return build(view, version, info)
+
+
+def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None = None) -> Publication:
+    """Read what was decided on a run's publication.
+
+    Args:
+        files: the store, or the view of a further model.
+        run_id: id of the run.
+        entries: the journal entries that count, where they are known.
+
+    Raises:
+        StoreError: its record is missing.
+    """
+    path = run_file(run_id, INTENT_FILE)
+    intent = read_record(files, path, PublishIntent)
+    if intent is None:
+        raise StoreError(
+            f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
+            "the file, or go back with `embedder rollback`"
+        )
+    retired = pq.read_table(BytesIO(files.read(run_file(run_id, RETIRED_FILE))))["item_id"]
+    if entries is None:
+        entries = [entry for entry in read_entries(files, run_id) if entry.name in set(intent.entries)]
     before = interim_state(files, run_id)
     batch = choose_batch(files, entries, before)
     whole = without_items(batch.whole, retired)
     moves = read_moves(files, run_id, entries, whole)
-    work = Publication(files, run_id, intent, entries, batch.finished, whole, retired, moves)
-    record = _commit_all(work, carryover, build_index)
-    sweep(files, run_id, kept_parts(entries, before.names))
-    for entry in entries:
-        if entry.num_moves:
-            files.delete(moves_file(run_id, entry.name))
-    return record
+    return Publication(
+        files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
+    )
 
 
-def _commit_all(work: Publication, carryover: pa.Schema, build_index: IndexBuilder) -> Published:
-    """Commit both tables, make the index, and replace CURRENT.json."""
+def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:
+    """Commit both tables and make the index.
+
+    Args:
+        work: of one model.
+        columns: of its embeddings table, beside its own.
+        build_index: as in `publish`.
+
+    Returns:
+        What readers are to see of that model.
+    """
     files, intent = work.files, work.intent
     settle(files, work.run_id)
-    embeddings = _commit(work, "embeddings", work.finished.vectors, carryover)
-    items = _commit(work, "items", work.finished.records, pa.schema([]))
-    current = Current(
+    embeddings = commit_table(work, "embeddings", work.finished.vectors, columns)
+    items = commit_table(work, "items", work.finished.records, pa.schema([]))
+    fields = (*MODEL_FIELDS, *FURTHER_FIELDS)
+    return Current(
         run_id=work.run_id,
         interim_of=work.interim_of,
         embeddings=embeddings,
@@ -231,73 +284,8 @@ def _commit_all(work: Publication, carryover: pa.Schema, build_index: IndexBuild
         index=build_index(embeddings),
         published_at=utc_now(),
         retrieval=intent.retrieval,
-        **(intent.info.model_dump(include=set(MODEL_FIELDS)) if intent.info else {}),
+        **(intent.info.model_dump(include=set(fields)) if intent.info else {}),
     )
-    return publish_current(files, current, intent.kind, ends_hold=intent.ends_hold)
-
-
-def _commit(work: Publication, name: str, keys: pa.Table, carryover: pa.Schema) -> int:
-    table = RecordTable(work.files, name)
-    if table.committed(work.run_id):
-        return table.version
-    adds = _own_parts(work, name, keys)
-    rewritten, removes = ([], table.paths()) if work.intent.replaces_all else _replace_older(work, table)
-    return table.commit(work.run_id, [*adds, *rewritten], removes, with_carryover(TABLES[name], carryover))
-
-
-def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
-    """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
-    whole = work.whole
-    if name == "embeddings":
-        whole = whole.filter(pc.invert(whole["kept"]))
-    counting = keys.join(whole, ["item_id", "session"], join_type="left semi")
-    counts = counting.group_by("path").aggregate([("item_id", "count")]).to_pylist()
-    rows_by_path = {row["path"]: row["item_id_count"] for row in counts}
-    parts = []
-    for part in parts_of(work.entries, name):
-        num_counting = rows_by_path.get(part.path, 0)
-        if num_counting == part.num_rows:
-            parts.append(part)
-        elif num_counting:
-            here = whole.filter(pc.equal(whole["session"], part.session))["item_id"].combine_chunks()
-            table = RecordTable(work.files, name)
-            parts.append(_rewrite(work, table, part.path, _without(table, part.path, here, keep=True)))
-    return parts
-
-
-def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
-    """Copy-on-write: new files with the other rows of files that hold older rows of the same items, and those files."""
-    whole, moves = work.whole, MOVED.empty_table()
-    if table.name == "embeddings":  # an item without new rows keeps those that it had
-        whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
-        moves = work.moves
-    replaced = pa.chunked_array([*whole["item_id"].chunks, *work.retired.chunks], pa.string()).combine_chunks()
-    adds: list[PartFile] = []
-    removes: list[str] = []
-    if not (len(replaced) or moves.num_rows):
-        return adds, removes
-    for path in table.paths():
-        rows = table.read(["item_id", *moves.schema.names[1:]], [path])
-        num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
-        if not num_replaced and moved(rows, moves).equals(rows):
-            continue
-        removes.append(path)
-        if num_replaced < rows.num_rows:
-            adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
-    return adds, removes
-
-
-def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:
-    """Read a part file without, or with nothing but (`keep`), the rows of some items."""
-    content = table.read(paths=[path])
-    listed = pc.is_in(content["item_id"], value_set=ids)
-    return content.filter(listed if keep else pc.invert(listed))
-
-
-def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
-    """Write the remaining rows of a part file as a new one."""
-    new_path = rewritten_name(work.run_id, "rewrite", [path])
-    return store_part(work.files, table.name, new_path, content, work.intent.session)
 
 
 def sweep(files: StoreFiles, run_id: str, kept: Collection[str] = ()) -> None:

@@ -22,6 +22,7 @@ from embedder.quantities import counted
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.layout import StoreInfo
+from embedder.store.models import MODELS_FOLDER
 
 TOWERS_FOLDER = "query_towers"
 MANIFEST_FILE = "manifest.json"
@@ -29,6 +30,7 @@ FORMAT_VERSION = 1
 MAX_KEPT_COPIES = 4
 
 _TOWER_FILE = re.compile(rf"{TOWERS_FOLDER}/(?P<model>[^/]+)/(?P<preprocess>[^/]+)/.+")
+_OF_MODEL = re.compile(rf"^{MODELS_FOLDER}/[^/]+/")
 
 
 class TowerFile(BaseModel):
@@ -92,7 +94,7 @@ class QueryTowers:
                 fetched.unlink(missing_ok=True)
         raise StoreError(
             f"{uri}: it is missing, or not of the {counted(expected.size_bytes, 'byte')} and hash that the manifest "
-            f"beside it names; write it again with `embedder export-query-towers --force --store {self.files.address}`"
+            f"beside it names; write it again with `embedder export-query-towers --force {self.files.option}`"
         )
 
 
@@ -199,7 +201,7 @@ def delete_towers(files: StoreFiles, info: StoreInfo) -> None:
 
 def is_tower_file(path: str) -> bool:
     """Whether a path is a query tower's: words in it are the vocabulary's, and no item's."""
-    return _TOWER_FILE.fullmatch(path) is not None
+    return _TOWER_FILE.fullmatch(_OF_MODEL.sub("", path)) is not None
 
 
 def _tower_files(files: StoreFiles) -> Iterator[tuple[FileInfo, tuple[str, str]]]:

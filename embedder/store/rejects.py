@@ -14,6 +14,7 @@ from embedder.store.history import check_readable, publications
 from embedder.store.interim import interim_state
 from embedder.store.journal import JournalEntry, read_entries, read_finished, read_keys
 from embedder.store.layout import Current, RunInfo, read_current, read_record, run_file
+from embedder.store.models import MAIN, find_model, model_files, model_folders
 from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
 from embedder.store.schema import ITEMS, with_nulls
 from embedder.store.store_info import published, read_store_info
@@ -49,13 +50,30 @@ class Rejects:
     pending: Pending | None = None
 
 
+def rejecting_model(files: StoreFiles, model: str) -> StoreFiles:
+    """View of a model whose rejects are wanted: a published one, or one that a run has begun with.
+
+    Args:
+        files: the store.
+        model: name of the model; empty or `main`: the main one.
+
+    Raises:
+        StoreError: there is no store, or no such model.
+    """
+    read_store_info(files)
+    if model in model_folders(files):
+        return model_files(files, model)
+    current = read_current(files)
+    return files if current is None and model in ("", MAIN) else find_model(files, published(files), model)[0]
+
+
 def find_rejects(
     files: StoreFiles, run_id: str | None = None, wanted: Mapping[str, str | bool] | None = None
 ) -> Rejects:
     """Find the items that could not be embedded, rejected or left out.
 
     Args:
-        files: the store.
+        files: the store, or the view of a further model.
         run_id: run whose items are wanted; None: the publication, or the newest run before the first publication.
         wanted: values that columns of `items` must have.
 

@@ -1,6 +1,7 @@
 """Runs of a store: start, resumption after a crash, and which of them are published."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,7 +51,8 @@ class Run:
     @property
     def is_lost(self) -> bool:
         """Whether another process has taken the store over; known only in the process that holds the lock."""
-        return self.files.lease is not None and self.files.lease.lost
+        lease = self.files.main.lease
+        return lease is not None and lease.lost
 
     def request_stop(self) -> None:
         """Ask this session's tasks, on all machines, to start no further items."""
@@ -62,16 +64,36 @@ class Run:
         return self.is_lost or self.files.exists(path, max_age_s=STOP_SEEN_AFTER_S)
 
 
-def start_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema) -> Run:
-    """Resume the unfinished run with the same model, preprocessing and carried columns, or start one.
+def start_run(
+    files: StoreFiles, info: StoreInfo, carryover: pa.Schema, models: Sequence[tuple[StoreFiles, StoreInfo]] = ()
+) -> Run:
+    """Resume the unfinished run with the same models, preprocessing and carried columns, or start one.
 
     Args:
         files: the store, held by the write lock.
         info: model and preprocessing.
         carryover: carried columns.
+        models: views of further models, with the model and preprocessing of each; each gets a record of the same run.
     """
-    run_info = resumable_run(files, info, carryover) or new_run(files, info, carryover)
-    return Run(files, run_info, session=_next_session(read_entries(files, run_info.run_id)))
+    found = resumable_run(files, info, carryover, models)
+    run_info = found if found is not None else new_run(files, info, carryover)
+    views = [Run(view, begin_model_run(view, run_info, own), session="") for view, own in models]
+    entries = [*read_entries(files, run_info.run_id), *(entry for view in views for entry in view.entries())]
+    return Run(files, run_info, session=_next_session(entries))
+
+
+def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo:
+    """Write the record of a run in a further model's folder, unless it is there.
+
+    Args:
+        view: of the model.
+        main: the run of the store.
+        info: the model.
+    """
+    own = main.model_copy(update=_row_settings(info, pa.schema([])))
+    if read_record(view, run_file(main.run_id, RUN_FILE), RunInfo) is None:
+        write_record(view, run_file(main.run_id, RUN_FILE), own)
+    return own
 
 
 def next_session(run: Run) -> Run:
@@ -79,18 +101,34 @@ def next_session(run: Run) -> Run:
     return replace(run, session=_next_session(run.entries()))
 
 
-def resumable_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema) -> RunInfo | None:
+def resumable_run(
+    files: StoreFiles, info: StoreInfo, carryover: pa.Schema, models: Sequence[tuple[StoreFiles, StoreInfo]] = ()
+) -> RunInfo | None:
     """Last run, if it is not finished and has the same settings.
+
+    A further model that the run knows nothing of may join it.
 
     Args:
         files: the store.
         info: model and preprocessing.
         carryover: carried columns.
+        models: views of further models, with the model and preprocessing of each.
     """
-    last, settings = last_run(files), _row_settings(info, carryover)
+    last = last_run(files)
     if last is None or last.kind in OPERATIONS or is_published(files, last):
         return None
-    return last if last.model_dump(include=set(settings)) == settings else None
+    if not _has_settings(last, info, carryover):
+        return None
+    for view, own in models:
+        begun = read_record(view, run_file(last.run_id, RUN_FILE), RunInfo)
+        if begun is not None and not _has_settings(begun, own, pa.schema([])):
+            return None
+    return last
+
+
+def _has_settings(run: RunInfo, info: StoreInfo, carryover: pa.Schema) -> bool:
+    settings = _row_settings(info, carryover)
+    return run.model_dump(include=set(settings)) == settings and list(run.steps) == list(info.steps)
 
 
 def _row_settings(info: StoreInfo, carryover: pa.Schema) -> dict[str, Any]:
@@ -99,6 +137,8 @@ def _row_settings(info: StoreInfo, carryover: pa.Schema) -> dict[str, Any]:
         "model_fingerprint": info.model_fingerprint,
         "preprocess_fingerprint": info.preprocess_fingerprint,
         "carryover": {column.name: str(column.type) for column in carryover},
+        "steps": info.steps,
+        "step_columns": info.step_columns,
     }
 
 

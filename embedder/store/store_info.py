@@ -1,5 +1,7 @@
 """Binding of a store to one model and one preprocessing; others are refused, or accepted on request."""
 
+from collections.abc import Mapping
+
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
@@ -13,7 +15,9 @@ from embedder.store.layout import (
 from embedder.store.schema import FORMAT_VERSION
 
 FINGERPRINTS = ("model_fingerprint", "preprocess_fingerprint")
-MODEL_FIELDS = ("model", *FINGERPRINTS, "segment_s", "frames_per_segment", "dtype", "searched")
+MODEL_FIELDS = ("model", *FINGERPRINTS, "segment_s", "frames_per_segment", "dtype", "searched", "steps", "step_columns")
+FURTHER_FIELDS = ("has_vectors", "outputs", "servable")
+"""Beside `MODEL_FIELDS`, those of further models."""
 
 
 def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo:
@@ -57,6 +61,11 @@ def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = Fals
         return None
     check_writable(files, bound)
     served = served_info(bound, read_current(files))
+    if not may_change and differing(served, info) == ["steps"]:
+        raise StoreError(
+            f"store {files.address}: {step_changes(served.steps, info.steps)} since its rows were made; make them all "
+            "anew with `embedder refresh`, or start another store"
+        )
     for name in [] if may_change else differing(served, info):
         raise StoreError(
             f"store {files.address}: its {name.replace('_', ' ')} is {getattr(served, name)} (model {served.model}), "
@@ -75,8 +84,22 @@ def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
 
 
 def differing(served: StoreInfo, info: StoreInfo) -> list[str]:
-    """Names of the fingerprints that differ; the vectors can't be compared then."""
-    return [name for name in FINGERPRINTS if getattr(served, name) != getattr(info, name)]
+    """Names of the fingerprints that differ, and `steps` where those do; the vectors can't be compared then."""
+    names = [name for name in FINGERPRINTS if getattr(served, name) != getattr(info, name)]
+    return names if list(served.steps.items()) == list(info.steps.items()) else [*names, "steps"]
+
+
+def step_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say which of the user's own steps differ, as the reason for which items are embedded again.
+
+    Args:
+        before: fingerprints of the steps that rows went through, in their order.
+        now: those of a run.
+    """
+    found = [f"step {name} changed" for name in now if before.get(name, now[name]) != now[name]]
+    found += [f"step {name} added" for name in now if name not in before]
+    found += [f"step {name} removed" for name in before if name not in now]
+    return ", ".join(found) or "steps in another order"
 
 
 def check_writable(files: StoreFiles, info: StoreInfo) -> None:

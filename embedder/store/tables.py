@@ -112,10 +112,11 @@ class RecordTable:
                 f"{self.files.uri(place)}: a part file of version {self.version} can't be read ({error}); "
                 "restore the file, or delete its items and embed them again"
             ) from None
-        # Columns that the file lacks because it is older than they are.
-        own, names = TABLES[self.name], self.schema.names if self.schema is not None else []
-        wanted = names if columns is None else columns
-        return with_nulls(content, pa.schema(own.field(name) for name in wanted if name in names and name in own.names))
+        # Columns that the file lacks because it is older than they are: of a format, or of the user's own steps.
+        own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
+        wanted = [name for name in (there.names if columns is None else columns) if name in there.names]
+        fields = (own.field(name) if name in own.names else there.field(name) for name in wanted)
+        return with_nulls(content, pa.schema(fields))
 
     def may_have_nulls(self, path: str, column: str) -> bool:
         """Whether a column of one file may have nulls, by the file's own statistics; no value is read."""

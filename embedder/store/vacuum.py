@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from embedder.store.current import writable
+from embedder.store.current import model_folder, record_of, writable
+from embedder.store.delta_log import LOG_FOLDER
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import part_files, publications, readable
-from embedder.store.layout import Current, Published, utc_now
-from embedder.store.publish import INTENT_FILE, RETIRED_FILE
+from embedder.store.layout import INPUT_FOLDER, Current, Published, utc_now
+from embedder.store.models import model_files, model_folders
+from embedder.store.publication import INTENT_FILE, RETIRED_FILE
 from embedder.store.query_towers import unneeded_towers
 from embedder.store.runs import run_time, unfinished_runs
 from embedder.store.schema import TABLES
@@ -18,7 +20,9 @@ from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables import RecordTable
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
-_JOURNAL = re.compile(rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{re.escape(INTENT_FILE)}|{re.escape(RETIRED_FILE)})")
+_JOURNAL = re.compile(
+    rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|{re.escape(RETIRED_FILE)})"
+)
 _INDEX = re.compile(r"index/(?P<number>\d{6,})/.+")
 
 
@@ -45,6 +49,8 @@ class Vacuumed:
 def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
     """Delete part files, journals, index versions and query towers that no publication worth keeping needs.
 
+    So it does for each model; of one that no such publication has any more, nothing is left.
+
     Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes. A publication
     whose files are all needed by a kept one stays readable, but loses its index: a search of it compares with every
     vector.
@@ -64,22 +70,78 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     whole = readable(files, kept)
     versions: list[Current] = [current, *(record for record in kept if record.run_id in whole)]
     unfinished = {run.run_id for run in unfinished_runs(files)}
-    doomed = [
-        *_parts(files, versions, unfinished),
-        *_journals(files, unfinished),
-        *_indexes(files, history, versions, now - grace),
-    ]
-    asked = {version.run_id for version in versions}
-    left = asked | readable(files, history, [info.path for info in doomed])
-    bound, kept_runs = read_store_info(files), left | {current.run_id}
-    doomed += unneeded_towers(
-        files, [served_info(bound, each) for each in (current, *history) if each.run_id in kept_runs]
-    )
+    doomed = _unneeded(files, history, versions, unfinished, now - grace)
+    models = model_folders(files)
+    for model in models:
+        doomed += _unneeded_of_model(files, model, history, versions, unfinished, now - grace)
+    asked, kept_models = {version.run_id for version in versions}, {name for each in versions for name in each.models}
+    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # of others, the logs go, too
+    left = asked | readable(files, whole_models, [info.path for info in doomed])
+    served = [each for each in (current, *history) if each.run_id in left | {current.run_id}]
+    bound = read_store_info(files)
+    doomed += unneeded_towers(files, [served_info(bound, each) for each in served])
+    for model in models:
+        doomed += _unneeded_model_towers(files, model, served)
     if not dry_run:
         files.confirm_lease()
         for info in doomed:
             files.delete(info.path)
     return Vacuumed(tuple(doomed), tuple(sorted(left)), tuple(sorted(left - asked)))
+
+
+def _unneeded(
+    files: StoreFiles,
+    history: Sequence[Published],
+    versions: Sequence[Current],
+    unfinished: set[str],
+    since: datetime,
+) -> list[FileInfo]:
+    """Part files, journals and indexes of one model that are not needed."""
+    return [
+        *_parts(files, versions, unfinished),
+        *_journals(files, unfinished),
+        *_indexes(files, history, versions, since),
+    ]
+
+
+def _unneeded_of_model(
+    files: StoreFiles,
+    model: str,
+    history: Sequence[Published],
+    versions: Sequence[Current],
+    unfinished: set[str],
+    since: datetime,
+) -> list[FileInfo]:
+    """Files of a further model that are not needed, relative to the store; all of one that nothing has any more."""
+    view, folder = model_files(files, model), model_folder(model)
+    if own := _parts_of(versions, model):
+        records = [record for each in history if (record := record_of(each, model)) is not None]
+        found = _unneeded(view, records, own, unfinished, since)
+    else:
+        found = list(view.list(""))
+        if any(run_id in info.path for run_id in unfinished for info in found):
+            return []
+        # The newest log entry first: what a kill leaves of a log is an earlier version, whose files are still there.
+        found.sort(key=lambda info: info.path, reverse=True)
+        found.sort(key=lambda info: f"/{LOG_FOLDER}/" not in f"/{info.path}")
+    return [info._replace(path=folder + info.path) for info in found]
+
+
+def _parts_of(versions: Sequence[Current], model: str) -> list[Current]:
+    """Parts of publications that are of a further model, under the runs of the whole."""
+    own = [(each.models[model], each.run_id) for each in versions if model in each.models]
+    return [each.model_copy(update={"run_id": run_id}) for each, run_id in own]
+
+
+def _unneeded_model_towers(files: StoreFiles, model: str, served: Sequence[Current]) -> list[FileInfo]:
+    """Query towers of a further model for no vectors of a publication that stays, relative to the store."""
+    own = _parts_of(served, model)
+    if not own:
+        return []  # they went with all else, or belong to a run that is not finished
+    view = model_files(files, model)
+    bound = read_store_info(view)
+    found = unneeded_towers(view, [served_info(bound, each) for each in own])
+    return [info._replace(path=model_folder(model) + info.path) for info in found]
 
 
 def kept_publications(

@@ -12,6 +12,8 @@ from embedder.store.files import StoreFiles
 from embedder.store.history import publications, same_rows
 from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
+from embedder.store.models import check_has_vectors, find_model, model_files
+from embedder.store.publish import ModelIndexBuilder
 from embedder.store.store_info import published, read_store_info, served_info
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
 from embedder.store_index.versions import has_version, list_manifests, open_version
@@ -23,12 +25,18 @@ Versions = dict[int, Manifest]
 
 
 def build_index(
-    config: RunConfig, *, kind: str | None = None, force: bool = False, measure_all: bool = False
+    config: RunConfig,
+    *,
+    model: str = "",
+    kind: str | None = None,
+    force: bool = False,
+    measure_all: bool = False,
 ) -> tuple[int, Manifest]:
     """Build and publish an index of a store, as `embedder index build` does; returns its number and manifest.
 
     Args:
         config: names the store; its `index` section has kind, constraints and the recall it must reach.
+        model: name of a further model whose vectors are indexed; by default those of the main one are.
         kind: instead of `config.index.kind`.
         force: publish it though its recall is lower than that of the last one, as other constraints may ask for. The
             floor stays: below `index.min_recall` no index is published.
@@ -36,15 +44,16 @@ def build_index(
 
     Raises:
         ConfigError: the configuration names no store, or no cluster answers at the address that it gives.
-        StoreError: nothing is published yet, or there is no image among it.
+        StoreError: nothing is published yet, there is no such model or it has no vectors, or no image is published.
         RetrievalError: no design keeps the constraints.
         GateRefusedError: the recall of the index is too low; the published one stays.
     """
     check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")
-    files, wanted = StoreFiles(config.required_store), config.index
-    published(files)  # before the lock makes a folder
-    with write_lock(files):
-        current = writable(files)
+    store, wanted = StoreFiles(config.required_store), config.index
+    find_model(store, published(store), model)  # before the lock makes a folder
+    with write_lock(store):
+        files, current = find_model(store, writable(store), model)
+        check_has_vectors(files, current)
         info = served_info(read_store_info(files), current)
         if force:
             wanted = wanted.model_copy(update={"max_drop": 1.0})
@@ -62,7 +71,7 @@ def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CO
     """Bring the published index up to the published rows, if it is behind them; returns its number.
 
     Args:
-        files: the store, held by the write lock.
+        files: the store, held by the write lock, or the view of a further model in it.
         config: the recall it must reach, and the kind to build where an update will not do.
 
     Raises:
@@ -71,9 +80,8 @@ def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CO
     """
     current = writable(files)
     if current.index is None:
-        raise StoreError(
-            f"store {files.address}: it has no index; `embedder index build --store {files.address}` makes one"
-        )
+        check_has_vectors(files, current)
+        raise StoreError(f"store {files.address}: it has no index; `embedder index build {files.option}` makes one")
     info = served_info(read_store_info(files), current)
     number = make_index(IndexJob(files, current.embeddings, info, current.index, config))
     if number is None:
@@ -102,10 +110,10 @@ def keep_index(
 
     A store that has an index keeps one: updated, or built anew where that will not do. One that has none gets its
     first, unless `index.build` is false. Without an index, as where there is no image, search compares with every
-    vector.
+    vector. A further model that has no vectors has no index.
 
     Args:
-        files: the store.
+        files: the store, or the view of a further model.
         embeddings_version: about to be published.
         info: model of its vectors; by default the one that is served now.
         config: kind, constraints, and the recall it must reach to be published.
@@ -122,8 +130,29 @@ def keep_index(
     if previous is not None and may_update and current is not None and current.embeddings == embeddings_version:
         return previous
     info = info or served_info(read_store_info(files), current)
+    if info.has_vectors is False:
+        return None
     job = IndexJob(files, embeddings_version, info, previous, config, ray_address, load_model=False)
     return make_index(job, may_update=may_update)
+
+
+def model_index_builder(
+    config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None
+) -> ModelIndexBuilder:
+    """Function that makes the index of a further model that is about to be published, and keeps its query towers.
+
+    Args:
+        config: kind, constraints, and the recall that an index must reach to be published.
+        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
+    """
+
+    def build(view: StoreFiles, version: int, info: StoreInfo | None) -> int | None:
+        number = keep_index(view, version, info, config, ray_address=ray_address)
+        if info is not None and info.has_vectors:
+            add_query_towers(view, info)
+        return number
+
+    return build
 
 
 def make_first_index(
@@ -155,16 +184,17 @@ def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, 
     """Function that chooses the index of a publication: its own where it is still there, else `keep_index`.
 
     Args:
-        files: the store.
+        files: the store; of its further models, too, each publication's indexes are chosen.
         config: of an index that has to be built.
         reuse: False builds a new one: in an old one the vectors of purged items are masked, but still there.
     """
 
-    def choose(candidate: Current) -> int | None:
-        if reuse and candidate.index is not None and has_version(files, candidate.index):
+    def choose(candidate: Current, model: str = "") -> int | None:
+        view = model_files(files, model)
+        if reuse and candidate.index is not None and has_version(view, candidate.index):
             return candidate.index
-        info = served_info(read_store_info(files), candidate)
-        return keep_index(files, candidate.embeddings, info, config, may_update=reuse)
+        info = served_info(read_store_info(view), candidate)
+        return keep_index(view, candidate.embeddings, info, config, may_update=reuse)
 
     return choose
 
@@ -175,7 +205,7 @@ def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, M
     Both indexes have been in use, so no gate judges this.
 
     Args:
-        files: the store, held by the write lock.
+        files: the store, held by the write lock, or the view of a further model in it.
         number: of the version; None takes the last one before the current one.
 
     Returns:
@@ -209,7 +239,7 @@ def _last_before(files: StoreFiles, current: Current, fitting: Versions) -> int:
     if not earlier:
         raise StoreError(
             f"store {files.address}: no earlier index version was built of the rows that are published; "
-            f"`embedder rollback --store {files.address}` brings an earlier run's rows and index back together, "
+            f"`embedder rollback {files.main.option}` brings an earlier run's rows and index back together, "
             "`embedder index build` makes another index of these"
         )
     return max(earlier)
@@ -218,7 +248,7 @@ def _last_before(files: StoreFiles, current: Current, fitting: Versions) -> int:
 def _named(files: StoreFiles, current: Current, versions: Versions, fitting: Versions, number: int) -> int:
     where = f"store {files.address}: index version {number}"
     if number not in versions:
-        raise StoreError(f"{where} is not there; `embedder index status --store {files.address}` lists those that are")
+        raise StoreError(f"{where} is not there; `embedder index status {files.option}` lists those that are")
     if number == current.index:
         raise StoreError(f"{where} is what is published now; name another to go back to")
     if number not in fitting:
@@ -226,7 +256,7 @@ def _named(files: StoreFiles, current: Current, versions: Versions, fitting: Ver
         raise StoreError(
             f"{where} was built of embeddings version {versions[number].embeddings_version}, and "
             f"{current.embeddings} is published, with other rows; `embedder rollback {runs[-1] if runs else 'RUN_ID'} "
-            f"--store {files.address}` brings those rows and their index back together"
+            f"{files.main.option}` brings those rows and their index back together"
         )
     return number
 

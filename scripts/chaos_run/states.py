@@ -16,6 +16,7 @@ import embedder
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
+from embedder.store.models import model_files
 from embedder.store.tables import RecordTable
 from index.manifest import read_manifest
 from index.versions import version_path
@@ -47,10 +48,17 @@ def state_of(store: Path) -> Fingerprint:
 
 
 def compare(store: Path, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
-    """Compare rows and items of two stores: keys, versions, fingerprints, vectors; gives the number of rows, too."""
-    found, expected = embedder.open_store(store), embedder.open_store(undisturbed)
+    """Compare rows and items of all models of two stores: keys, versions, fingerprints, vectors; and count the rows."""
+    num_rows, difference = 0, {"lost": [], "duplicated": [], "differing": []}
+    for model in (None, *embedder.open_store(undisturbed).models):
+        num_rows += _compare_model(store, undisturbed, model, difference)
+    return num_rows, difference
+
+
+def _compare_model(store: Path, undisturbed: Path, model: str | None, difference: dict[str, list[Any]]) -> int:
+    """Compare the rows and items of one model; gives the number of its rows."""
+    found, expected = (embedder.open_store(each, model=model) for each in (store, undisturbed))
     rows = found.to_arrow()
-    difference: dict[str, list[Any]] = {"lost": [], "duplicated": [], "differing": []}
     for ours, theirs, key, facts in (
         (rows, expected.to_arrow(), ("item_id", "segment"), EXACT),
         (found.items(), expected.items(), ("item_id",), ITEM_FACTS),
@@ -61,7 +69,7 @@ def compare(store: Path, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
         difference["differing"] += by_key.keys() - wanted.keys()
         common = wanted.keys() & by_key.keys()
         difference["differing"] += [key for key in common if not _same(by_key[key][-1], wanted[key][-1], facts)]
-    return rows.num_rows, difference
+    return rows.num_rows
 
 
 def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -126,6 +134,9 @@ class Poller(threading.Thread):
         if current is None:
             return
         state = self._whole_state(files, current)
+        for name, own in current.models.items():
+            if not self.may_mix and self._whole_state(model_files(files, name), own) != state:
+                self.faults.append(f"run {current.run_id}: model {name} is of another state than the main one")
         if not self._is_allowed(state):
             self.faults.append(f"run {current.run_id}: {len(state)} rows that are no state of the source")
         elif state not in self.seen:

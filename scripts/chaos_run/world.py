@@ -1,5 +1,6 @@
 """What the chaos happens to: a source that changes from round to round, a tiny model, and a configuration file."""
 
+import json
 import os
 from pathlib import Path
 from random import Random
@@ -38,8 +39,9 @@ TEXT = {
 class World:
     """A folder that holds all of it."""
 
-    def __init__(self, root: Path, rng: Random) -> None:
+    def __init__(self, root: Path, rng: Random, num_models: int = 1) -> None:
         self.root, self.source, self.rng, self.num_made = root, root / "source", rng, 0
+        self.further = [f"other{number}" for number in range(1, num_models)]
 
     def build(self, num_images: int = NUM_ITEMS, vision: dict = VISION) -> None:
         """Make source and model.
@@ -55,6 +57,8 @@ class World:
             frames = [np.full((48, 48, 3), (9 * frame + 40 * number) % 256, np.uint8) for frame in range(24)]
             write_clip(self.source / f"clip{number}.mp4", frames)
         make_model(self.root / "model", vision, TEXT)
+        for number, name in enumerate(self.further, 1):  # of a size of its own, so that each image is decoded twice
+            make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
 
     def config_file(self, store: str, engine: str, **settings: object) -> Path:
         """The configuration of a run.
@@ -65,7 +69,15 @@ class World:
             settings: other keys than `SETTINGS`, or other values.
         """
         path, settings = self.root / f"{store}-{engine}.toml", SETTINGS | {"engine": engine} | settings
-        return write_config(path, self.root / "model", self.store(store), self.source, **settings)
+        if not self.further:
+            return write_config(path, self.root / "model", self.store(store), self.source, **settings)
+        models = [{"uri": str(self.root / "model")}]
+        models += [{"name": name, "uri": str(self.root / name)} for name in self.further]
+        write_config(path, self.root / "model", self.store(store), self.source, **settings)
+        _, _, others = path.read_text().partition("\n")  # its first line is the model
+        tables = ["\n".join(["[[model]]", *(f"{key} = {json.dumps(each[key])}" for key in each)]) for each in models]
+        path.write_text("\n".join([others, *tables, ""]))
+        return path
 
     def store(self, name: str) -> Path:
         """Folder of a store."""

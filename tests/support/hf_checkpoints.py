@@ -82,3 +82,14 @@ def writer(folder: Path) -> None:
     ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64, **ids)
     save_all(folder, make("GPT2LMHeadModel", config), tokenizer)
+
+
+def llama_writer(folder: Path) -> None:
+    """A Llama with heads of 64, which vLLM's attention on CPUs takes."""
+    from transformers import LlamaConfig
+
+    tokenizer = tiny_tokenizers.wordpiece()
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes, **ids)
+    save_all(folder, make("LlamaForCausalLM", config), tokenizer)

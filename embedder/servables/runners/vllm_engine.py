@@ -38,6 +38,9 @@ class VllmEngine:
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1"
         )
+        if device == "cpu":  # left to itself it takes nine tenths of the machine's memory, and a core for each thread
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.settings["cache_gib"]))
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         import torch
         from vllm import LLM, EngineArgs, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 

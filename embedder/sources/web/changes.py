@@ -8,6 +8,7 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED
 from embedder.config import WebConfig
 from embedder.sources.errors import FetchError
+from embedder.sources.listing_schema import HASHED
 from embedder.storage.web_address import is_web
 
 COMPARED = ("uri", "caption")
@@ -15,7 +16,7 @@ UNANSWERED = "unanswered"  # it differs from any answer, so that the item is fet
 
 
 def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
-    """Fill in `modified` of the items that are addresses of the web; others stay as they are.
+    """Fill in `modified` of items that are addresses of the web; others, and those that are hashed, stay as they are.
 
     It stands for the row: address, caption and carried columns. With `revalidate`, each server is also asked for what
     tells of a new content (HEAD: ETag, else time and size); where it tells nothing, the row alone is compared.
@@ -24,8 +25,12 @@ def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
         listing: `uri`, `modified`, `caption`, `error_type` and carried columns.
         settings: `revalidate`, and the limits of the requests.
     """
-    uris, errors = listing["uri"].to_pylist(), listing["error_type"].to_pylist()
-    numbers = [number for number, uri in enumerate(uris) if errors[number] is None and is_web(uri)]
+    uris, errors, modified = (listing[name].to_pylist() for name in ("uri", "error_type", "modified"))
+    is_asked = (
+        error is None and not (version or "").startswith(HASHED)
+        for error, version in zip(errors, modified, strict=True)
+    )
+    numbers = [number for number, is_it in enumerate(is_asked) if is_it and is_web(uris[number])]
     if not numbers:
         return listing
     names = [*COMPARED, *(name for name in listing.schema.names if name.startswith(CARRIED))]
@@ -34,7 +39,6 @@ def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
     if settings.revalidate:
         validators = _validators([row["uri"] for row in rows], settings)
         states = [f"{state}|{found}" if found else state for state, found in zip(states, validators, strict=True)]
-    modified = listing["modified"].to_pylist()
     for number, state in zip(numbers, states, strict=True):
         modified[number] = state
     column = pa.array(modified, pa.string())

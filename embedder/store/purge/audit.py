@@ -114,12 +114,14 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
     """Read the vectors of the items' captions, as bytes.
 
     Args:
-        files: the store.
+        files: the store, or the view of a further model.
         ids: ids of the items.
         paths: part files of embeddings that hold them, relative to the table's folder.
     """
     table = RecordTable(files, "embeddings")
     found: set[bytes] = set()
+    if table.schema is None or "text_embedding" not in table.schema.names:  # a further model may give other outputs
+        return frozenset()
     for path in paths:
         rows = table.read(["item_id", "text_embedding"], [path])
         vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()

@@ -1,4 +1,4 @@
-"""Permanent removal of items: from the published state, all older versions, and all texts; with a search as proof.
+"""Permanent removal of items: from all models' published rows and older versions, and all texts; a search proves it.
 
 The order makes each step repeatable. The items are first recorded as purged, so that no run embeds them again; then
 they leave the published state; then indexes, texts and logs; and part files last, as these hold the URIs and vectors
@@ -11,7 +11,7 @@ and the log has their new sizes. The published state has no such file.
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,16 +19,26 @@ import pyarrow.compute as pc
 
 from embedder.errors import RunFailedError
 from embedder.quantities import counted
-from embedder.store.current import IndexChoice, begin, count_rows, parts_at, publish_files
+from embedder.store.current import (
+    IndexChoice,
+    begin,
+    count_rows,
+    model_folder,
+    parts_at,
+    publish_files,
+    update_record,
+    versions_of,
+)
 from embedder.store.delta_log import LOG_FOLDER, Action, change_log, places_of, restate_parts, without_bounds
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.journal import PartFile
-from embedder.store.layout import PUBLISHED_FILE, Current, Published, RunInfo, read_current, run_file, write_record
+from embedder.store.layout import Current, Published, RunInfo, read_current
+from embedder.store.models import model_files, model_folders
 from embedder.store.part_writer import encode_part, rewritten_name, store_part
 from embedder.store.purge.audit import Scan, is_among, is_free_text, names_in, row_values, scan_store, texts_of
 from embedder.store.purge.id_matcher import ItemNames
-from embedder.store.purge.plan import PurgePlan, index_folder, plan_purge
+from embedder.store.purge.plan import PurgePlan, index_folder, is_part, place_of, plan_purge
 from embedder.store.purge.tombstones import remember_purged
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
@@ -74,12 +84,13 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     new = _publish_without(files, plan, choose_index) if plan.publishes else None
     _forget_indexes(files, plan.indexes)
     files.confirm_lease()
-    _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] not in TABLES])
+    _delete(files, [info for info in plan.deleted if not is_part(info)])
     redact_logs(files, plan.names)
     redact_texts(files, plan.names)
-    _delete(files, [info for info in plan.deleted if info.path.partition("/")[0] in TABLES])
-    for name in TABLES:
-        _rewrite_in_place(files, name, [info for info in plan.rewritten if info.path.startswith(f"{name}/")], plan.ids)
+    _delete(files, [info for info in plan.deleted if is_part(info)])
+    for model in ["", *model_folders(files)]:
+        for name in TABLES:
+            _rewrite_in_place(files, model, name, plan.rewritten, plan.ids)
     _recount(files)
     scan = scan_store(files, plan.names)
     if scan.found_in:
@@ -92,7 +103,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice) -> Published | None:
-    """Publish a version whose files hold none of the items."""
+    """Publish a version of all models whose files hold none of the items."""
     current = read_current(files)
     if current is None:
         return None
@@ -101,11 +112,14 @@ def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoi
     operation = begin(files, "purge", current)
     held = {info.path for info in plan.published}
     parts = parts_at(files, current)
-    wanted = {name: [*_without(files, operation, name, parts[name], held, plan.ids)] for name in TABLES}
-    is_indexed = current.index is not None and index_folder(current.index) in plan.indexes
+    wanted = {
+        model: {name: [*_without(view, operation, name, parts[model][name], held, plan.ids)] for name in TABLES}
+        for model, (view, _) in versions_of(files, current).items()
+    }
 
-    def choose(candidate: Current) -> int | None:
-        return choose_index(candidate) if is_indexed else candidate.index
+    def choose(candidate: Current, model: str = "") -> int | None:
+        is_held = candidate.index is not None and index_folder(candidate.index, model) in plan.indexes
+        return choose_index(candidate, *([model] if model else [])) if is_held else candidate.index
 
     return publish_files(files, operation, current, wanted, choose)
 
@@ -116,7 +130,7 @@ def _without(
     """Part files without the items: unchanged, or new ones in place of those that hold an item."""
     table = RecordTable(files, name)
     for part in parts:
-        if f"{name}/{part.path}" not in held:
+        if f"{model_folder(files.model)}{name}/{part.path}" not in held:
             yield part
         elif (rest := _rest(table, part.path, ids)).num_rows:
             yield store_part(files, name, rewritten_name(run.run_id, "purge", [part.path]), rest, session="")
@@ -129,25 +143,23 @@ def _rest(table: RecordTable, path: str, ids: Collection[str]) -> pa.Table:
 
 def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
     """Remove index versions that will be deleted from the records of publications; their search is exact then."""
-    for record in publications(files):
-        past = {number: when for number, when in record.past_indexes.items() if index_folder(number) not in folders}
-        is_gone = record.index is not None and index_folder(record.index) in folders
-        _update_record(files, record, {"index": None if is_gone else record.index, "past_indexes": past})
+    for model in ["", *model_folders(files)]:
+        view = model_files(files, model)
+        for record in publications(view):
+            times = record.past_indexes.items()
+            past = {number: when for number, when in times if index_folder(number, model) not in folders}
+            is_gone = record.index is not None and index_folder(record.index, model) in folders
+            update_record(view, record.run_id, {"index": None if is_gone else record.index, "past_indexes": past})
 
 
 def _recount(files: StoreFiles) -> None:
     """Update the row counts of each publication that can be read."""
-    records = publications(files)
-    whole, known = readable(files, records), dict[str, Counter[str]]()
-    for record in records:
-        if record.run_id in whole:
-            _update_record(files, record, count_rows(files, record, known))
-
-
-def _update_record(files: StoreFiles, record: Published, fields: Mapping[str, object]) -> None:
-    changed = record.model_copy(update=fields)
-    if changed != record:
-        write_record(files, run_file(record.run_id, PUBLISHED_FILE), changed)
+    whole = readable(files, publications(files))
+    for model in ["", *model_folders(files)]:
+        view, known = model_files(files, model), dict[str, Counter[str]]()
+        for record in publications(view):
+            if record.run_id in whole:
+                update_record(view, record.run_id, count_rows(view, record, known))
 
 
 def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
@@ -189,7 +201,8 @@ def redact_logs(files: StoreFiles, names: ItemNames) -> None:
 
     Entries and checkpoints keep everything else, so each version stays what it was.
     """
-    logs = [info for name in TABLES for info in files.list(f"{name}/{LOG_FOLDER}")]
+    folders = [model_folder(model) for model in ["", *model_folders(files)]]
+    logs = [info for each in folders for name in TABLES for info in files.list(f"{each}{name}/{LOG_FOLDER}")]
     for info in logs:
         if names_in(files, info, names):
             change_log(files, info.path, lambda action: _redacted(action, names))
@@ -205,23 +218,34 @@ def _redacted(action: Action, names: ItemNames) -> Action:
     return action | {"commitInfo": action["commitInfo"] | {"operationParameters": names.removed_from(parameters)}}
 
 
-def _rewrite_in_place(files: StoreFiles, name: str, infos: Sequence[FileInfo], ids: Collection[str]) -> None:
-    """Rewrite part files under their own names, without some items' rows.
+def _rewrite_in_place(
+    files: StoreFiles, model: str, name: str, infos: Sequence[FileInfo], ids: Collection[str]
+) -> None:
+    """Rewrite part files of a table under their own names, without some items' rows.
 
     The log gets the new size first: after a kill in between, the file still holds the items, and is found again.
+
+    Args:
+        files: the store.
+        model: whose table it is.
+        name: of the table.
+        infos: part files of all tables.
+        ids: ids of the items.
     """
-    if not infos:
+    all_places = {info: place_of(info.path) for info in infos}
+    own = {info: each.path for info, each in all_places.items() if each is not None and each[:2] == (model, name)}
+    if not own:
         return
-    table = RecordTable(files, name)
-    places = places_of(files, name, {info.path.removeprefix(f"{name}/") for info in infos})
-    for group in _groups(infos):
-        paths = [info.path.removeprefix(f"{name}/") for info in group]
+    view = model_files(files, model)
+    table, places = RecordTable(view, name), places_of(view, name, set(own.values()))
+    for group in _groups(list(own)):
+        paths = [own[info] for info in group]
         new = {path: encode_part(name, path, _rest(table, path, ids), session="") for path in paths}
         files.confirm_lease()
         for log_path in sorted(set().union(*(places[path] for path in paths))):
-            restate_parts(files, log_path, {path: part for path, (part, _) in new.items()})
+            restate_parts(view, log_path, {path: part for path, (part, _) in new.items()})
         for path, (_, content) in new.items():
-            files.write(f"{name}/{path}", content)
+            view.write(f"{name}/{path}", content)
 
 
 def _groups(infos: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:

@@ -64,7 +64,7 @@ WRONG_TYPES = {
     ),
     "num_stages = true": ", line 1: num_stages = true: found a boolean; num_stages takes an integer",
     "num_stages = 99999999999999999999": ", line 1: num_stages: this integer is beyond 64 bits; write a smaller one",
-    "model = 5": ', line 1: model = 5: found an integer; model takes a string: write model = "5"',
+    "model = 5": ', line 1: model = 5: found an integer; model takes a string or tables: write model = "5"',
     "store = 2024-01-01": ", line 1: store = 2024-01-01: found a date or time; store takes a string",
     'fast_start = "yes"': (
         ', line 1: fast_start = "yes": found a string; fast_start takes true or false: write fast_start = true'
@@ -215,7 +215,9 @@ def test_settings_get_the_same_lines_which_speak_of_set(tmp_path):
             '--set decode.timeout_s = "5m": found a string; timeout_s takes a number, in seconds: write --set '
             "decode.timeout_s=300"
         ),
-        "model=2024": "--set model = 2024: found an integer; model takes a string: write --set 'model=\"2024\"'",
+        "model=2024": (
+            "--set model = 2024: found an integer; model takes a string or tables: write --set 'model=\"2024\"'"
+        ),
         "fast_start=True": (
             '--set fast_start = "True": found a string; fast_start takes true or false: write --set fast_start=true'
         ),
@@ -228,7 +230,10 @@ def test_settings_get_the_same_lines_which_speak_of_set(tmp_path):
         "dtype": '--set "dtype": write it as key=value, for example --set dtype=bfloat16',
         "=3": '--set "=...": write it as key=value, for example --set dtype=bfloat16',
         "decode..x=3": '--set "decode..x=...": write it as key=value, for example --set dtype=bfloat16',
-        "model.x=3": "--set model.x: model = {x = 3}: found a table; model takes a string",
+        "model.x=3": (
+            "--set model.x: model is a list, and --set goes into tables only; change it in the file, or write the "
+            "whole list, as --set 'model=[{...}]'"
+        ),
         "num_stages.x=3": (
             "--set num_stages.x: num_stages = 2 is no table and has no keys; write [num_stages] in the file"
         ),

@@ -44,6 +44,27 @@ def test_what_has_another_meaning_or_none_stays_as_it_is(where):
     assert quoted_columns(where, COLUMNS) == where
 
 
+OF_MODELS = ["labels.top", "labels.Order", "labels.x-y", 'labels.a"b', "main.image", "tags", "tags.top", "price"]
+QUOTED_OF_MODELS = {
+    "labels.top = 'labels.top'": "\"labels.top\" = 'labels.top'",
+    "LABELS.TOP = 1 AND labels.order = 2": '"labels.top" = 1 AND "labels.Order" = 2',
+    'labels."x-y" = 1 AND labels."a""b" = 2': '"labels.x-y" = 1 AND "labels.a""b" = 2',
+    "labels.top[1].label = 'é' -- labels.top": "\"labels.top\"[1].label = 'é' -- labels.top",
+    "'ü' = 'ü' AND main.image IS NULL": "'ü' = 'ü' AND \"main.image\" IS NULL",
+    "tags.top = 1": "tags.top = 1",  # a field of the table's own column
+    '"labels.top" = 1': '"labels.top" = 1',
+    "embeddings.labels.top = 1": "embeddings.labels.top = 1",
+    "labels.topp = 1": "labels.topp = 1",
+    "labels .top = 1": "labels .top = 1",
+    "labels.top = '\ud800'": "labels.top = '\ud800'",
+}
+
+
+@pytest.mark.parametrize("where", QUOTED_OF_MODELS)
+def test_a_column_of_another_model_is_quoted_whole(where):
+    assert quoted_columns(where, OF_MODELS) == QUOTED_OF_MODELS[where]
+
+
 def test_only_columns_that_are_there_are_quoted():
     assert quoted_columns("group = 1", ["price", "order"]) == "group = 1"
 

@@ -7,8 +7,9 @@ from search_stores import QUERY, ids, picture, searchable, video
 
 from embedder.retrieval.flat_index import ExactIndex, largest
 from embedder.retrieval.grouping import ItemRows
+from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.queries import SearchOptions
-from embedder.retrieval.snapshot import RowMetadata, match_keys
+from embedder.retrieval.snapshot import RowMetadata
 from embedder.store.tables import RecordTable
 from index.errors import RetrievalError
 

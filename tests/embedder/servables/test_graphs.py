@@ -222,6 +222,27 @@ def test_torch_load_is_as_before_after_an_export_was_read(folder):
     assert isinstance(torch.load(folder / "whole.pt", weights_only=False), torch.nn.Module)
 
 
+@pytest.mark.parametrize(("kind", "said"), [("torch_export", "version"), ("torchscript", "version"), ("onnx", "IR")])
+def test_a_file_of_a_version_that_is_not_known_here_is_refused(folder, kind, said, tmp_path):
+    def newer(name, content):
+        if name.endswith(".json") and b'"schema_version"' in content:
+            return [json.dumps(json.loads(content) | {"schema_version": {"major": 999, "minor": 0}})]
+        return ["999" if name.endswith("/version") else content]
+
+    source, target = folder / KINDS[kind], tmp_path / KINDS[kind]
+    if kind == "onnx":
+        import onnx
+
+        graph = onnx.load(source)
+        graph.ir_version = 999
+        onnx.save(graph, target)
+    else:
+        rewritten(source, target, newer)
+    message = refusal(servable(kind, target))
+    assert said in message
+    assert "check the file, its framework and that one's version" in message
+
+
 @pytest.mark.parametrize("kind", ["torch_export", "onnx"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_graph_of_a_fixed_number_of_rows_gets_that_many(kind, rows, tmp_path):

@@ -1,6 +1,7 @@
 """Programs in another interpreter: a real second environment that has pyarrow and NumPy, and nothing else of ours."""
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -83,6 +84,11 @@ class Dead(Missing):
     def load(self, device):
         print("no device found", file=sys.stderr)
         os._exit(3)
+
+
+class Endless(Missing):
+    def load(self, device):
+        time.sleep(1000)
 
 
 class Tensors(Missing):
@@ -214,24 +220,60 @@ def test_too_many_deaths_end_it(start):
         program(texts("die"))
 
 
-def test_rows_that_kill_the_process_are_found_and_the_others_are_computed(source, second_python):
-    servable = make_servable(
-        {
-            "name": "words",
-            "kind": "python",
-            "uri": f"{source}:Words",
-            "python": second_python,
-            "inputs": {"text": {"make": "text"}},
-            "outputs": {"length": {"type": "int64"}},
-        }
-    )
+@pytest.fixture
+def counting(source, second_python):
+    """Makes a servable of a class of the source in the other interpreter; by default one that counts letters."""
+
+    def make(class_name="Words", **keys):
+        section = {"name": "words", "kind": "python", "uri": f"{source}:{class_name}", "python": second_python}
+        columns = {"inputs": {"text": {"make": "text"}}, "outputs": {"length": {"type": "int64"}}}
+        return make_servable(section | columns | keys)
+
+    return make
+
+
+def test_rows_that_kill_the_process_are_found_and_the_others_are_computed(counting):
     captions = ["a", "bb", "die", "dddd", "raise", "ffffff"]
-    table = run_servables(pa.table({"image": pa.nulls(6, pa.binary()), "caption": captions}), servable)
+    table = run_servables(pa.table({"image": pa.nulls(6, pa.binary()), "caption": captions}), counting())
     assert table["words.length"].to_pylist() == [1, 2, None, 4, None, 6]
     errors = table["words.error"].to_pylist()
     assert "was ended by SIGKILL: the last words" in errors[2]
     assert "ValueError: no such text" in errors[4]
     assert [each for row, each in enumerate(errors) if row not in (2, 4)] == [None] * 4
+
+
+def test_rows_that_hang_longer_than_the_servable_allows_are_ended_and_the_others_are_computed(counting):
+    found = run_servables(pa.table({"caption": ["a", "hang", "ccc"]}), counting(timeout_s=0.5))
+    assert found["words.length"].to_pylist() == [1, None, 3]
+    assert "its process took longer than 0.5 s and was ended" in found["words.error"][1].as_py()
+
+
+def test_loading_ends_after_the_time_that_the_servable_names(counting):
+    with pytest.raises(ServableError, match=r"can't be loaded: its process took longer than 0.5 s and was ended"):
+        counting("Endless", load_timeout_s=0.5).load()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"timeout_s": 0}, "timeout_s = 0"),
+        ({"timeout_s": float("inf")}, "timeout_s = inf"),
+        ({"load_timeout_s": float("nan")}, "load_timeout_s = nan"),
+        ({"load_timeout_s": 1e7}, "less than or equal to 1000000"),
+        (
+            {"timeout_s": 5, "python": None},
+            "timeout_s is set, and python isn't; only a process of its own",
+        ),
+    ],
+)
+def test_limits_in_time_that_can_not_hold_are_refused_in_a_line(keys, said, counting):
+    with pytest.raises(ServableError, match=re.escape(said)) as caught:
+        counting(**keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_limits_in_time_change_no_fingerprint(counting):
+    assert counting(timeout_s=5, load_timeout_s=7).fingerprint() == counting().fingerprint()
 
 
 def test_closing_ends_the_process_and_those_that_it_started(start):
@@ -294,6 +336,14 @@ def test_an_interpreter_without_pyarrow_is_told_with_the_cure(start, tmp_path):
     venv.create(tmp_path / "bare", symlinks=True)
     with pytest.raises(ServableError, match=r"of pyarrow, found none .*bin/python -m pip install -U pyarrow"):
         start(python=str(tmp_path / "bare/bin/python"))
+
+
+def test_an_interpreter_with_an_older_pyarrow_is_told_with_the_cure(start, tmp_path):
+    venv.create(tmp_path / "old", symlinks=True)
+    (packages,) = (tmp_path / "old").glob("lib/python*/site-packages")
+    (packages / "pyarrow.py").write_text("__version__ = '13.0.0'\n")
+    with pytest.raises(ServableError, match=r"of pyarrow, found version 13.0.0; 14 or later is needed; .*install -U"):
+        start(python=str(tmp_path / "old/bin/python"))
 
 
 def test_variables_with_a_secrets_name_never_pass():

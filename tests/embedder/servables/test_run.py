@@ -6,6 +6,7 @@ import pytest
 from servable_runs import png, run_servables
 
 from embedder.servables import make_servable
+from embedder.servables.base import one_line
 from embedder.servables.errors import ServableError
 from embedder.servables.run import RunningServable
 
@@ -260,6 +261,16 @@ def test_a_file_that_can_not_be_loaded_is_refused_in_one_line(tmp_path, source, 
         RunningServable(servable)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(f"servable s (python, {path}:S): ")
+
+
+def test_of_a_long_error_both_ends_stay():
+    """Libraries in C++ begin with a place in their source, and say the cause last."""
+    error = ValueError("place\n" + "signature " * 1000 + "the cause")
+    line = one_line(error)
+    assert len(line) == 300
+    assert line.startswith("ValueError: place signature")
+    assert line.endswith("signature the cause")
+    assert one_line(ValueError("a" * 288)) == "ValueError: " + "a" * 288
 
 
 def test_a_missing_file_is_refused_before_anything_is_loaded(own, tmp_path):

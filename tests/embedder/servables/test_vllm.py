@@ -46,11 +46,17 @@ def test_what_it_writes_feeds_another_servable(folder):
 
 def test_the_fingerprint_follows_what_decides_the_texts(folder):
     first = vllm(folder).fingerprint()
-    assert vllm(folder, eager=True, gpu_memory=0.5, batch_size=8, python="other").fingerprint() == first
+    assert vllm(folder, eager=True, gpu_memory=0.5, cache_gib=1, batch_size=8, python="other").fingerprint() == first
     changed = [{"seed": 1}, {"temperature": 0.5}, {"prompt": "Say: {text}"}, {"max_new_tokens": 4}, {"stop": ["."]}]
     found = {vllm(folder, **settings).fingerprint() for settings in changed}
     (folder / "model.safetensors").write_bytes(b"others!")
     assert len(found | {vllm(folder).fingerprint(), first}) == len(changed) + 2
+
+
+def test_without_a_gpu_its_cache_is_a_part_of_its_memory(folder):
+    assert vllm(folder, num_gpus=1).size_bytes() < 1 << 20
+    assert vllm(folder, cache_gib=3).size_bytes() - vllm(folder, num_gpus=1).size_bytes() == 3 << 30
+    assert vllm(folder, memory_bytes=5).size_bytes() == 5
 
 
 def test_a_request_is_made_of_each_row_in_order(folder):

@@ -400,3 +400,9 @@ def test_a_file_that_is_no_text_is_not_written_over(files, three_runs):
     with pytest.raises(RunFailedError, match=r"held or named in 1 of \d+ files: notes.bin"):
         purge(files, [GONE], no_index)
     assert files.read("notes.bin") == content
+
+
+def test_pictures_that_a_killed_run_was_given_go_whosever_they_are(files, three_runs):
+    files.write("runs/20260101T000000Z-aaaa/input/0a1b.parquet", b"pictures, which nothing here can tell apart")
+    purge(files, [GONE], no_index)
+    assert not any("/input/" in info.path for info in files.list(""))

@@ -117,6 +117,19 @@ def test_an_unfinished_run_keeps_its_parts_and_its_journal_and_ends(files):
     assert {item_id for item_id, _ in rows_now(files)} == {"a.jpg", "b.jpg"}
 
 
+def test_what_a_run_was_given_to_read_goes_with_it(files):
+    nights(files, 2)
+    run, metadata = begin(files)
+    pictures = f"runs/{run.run_id}/input/0a1b.parquet"
+    files.write(pictures, b"pictures")
+    vacuum(files)
+    assert files.exists(pictures), "the run may be gone on with"
+    write_part(files, metadata, 0, table(row("b.jpg")))
+    publish(run, metadata, lambda version: None)
+    vacuum(files)
+    assert not files.exists(pictures)
+
+
 def test_parts_of_a_run_that_was_given_up_go(files):
     nights(files, 2)
     run, metadata = begin(files)

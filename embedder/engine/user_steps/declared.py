@@ -1,0 +1,248 @@
+"""Steps of a configuration, resolved: where each function is, what decides its results, what it takes and gives.
+
+Nothing of the user's is imported here: a dry run, and a head node without a step's libraries, need none of it.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+
+from embedder.batch_schema import step_schema
+from embedder.config_toml.step_section import REPLACED, StepConfig
+from embedder.errors import EmbedderError
+from embedder.servables.base import file_digest
+from embedder.servables.declared import find_file
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from shards.fingerprint import short_hash
+
+ENTRY_POINTS = "embedder.steps"
+FILE_SUFFIX = ".py"
+
+ROW_COLUMNS = {
+    "item_id": pa.string(),
+    "segment": pa.int32(),
+    "modality": pa.string(),
+    "uri": pa.string(),
+    "start_s": pa.float64(),
+    "end_s": pa.float64(),
+    "caption": pa.string(),
+}
+"""Columns that each step may take."""
+IMAGE = pa.struct({"pixels": pa.large_binary(), "height": pa.int32(), "width": pa.int32()})
+"""Image as steps after decoding take and return it: uint8 (H, W, 3), RGB."""
+BOX = pa.struct({name: pa.int32() for name in ("x", "y", "width", "height")})
+"""Region as steps return it; the size of the image is added to it."""
+VECTORS = {name: EMBEDDINGS.field(name).type for name in ("image_embedding", "text_embedding")}
+
+UNHASHED = {"name", "callable", "extra_files", "batch_size", "timeout_s", "memory_bytes", "num_cpus"}
+"""Keys that change no result; files count by their content, the function by its name."""
+
+
+class StepError(EmbedderError):
+    """Step of the user's own that can't be run as it is declared."""
+
+
+@dataclass(frozen=True)
+class UserStep:
+    """Step, resolved; plain values, so that equal ones share one process.
+
+    Attributes:
+        name: of the step.
+        callable: as the configuration writes it.
+        place: absolute path of a file, or name of a module.
+        function: name of the function there.
+        inputs: columns without which a row passes by.
+        optional: further columns.
+        outputs: names and types of the columns that it returns.
+        one_to_many: whether a row may become several.
+        max_rows: most rows of one.
+        settings: keyword arguments of the function, as JSON.
+        files: that decide its results.
+        digest: hash of their contents.
+        fingerprint: hash of all that decides its results.
+        batch_size: most rows of one call.
+        max_side_px: images with a longer side are reduced to it.
+        timeout_s: seconds of one call.
+        memory_bytes: address space of its process.
+        num_threads: CPU threads of its process.
+    """
+
+    name: str
+    callable: str
+    place: str
+    function: str
+    inputs: tuple[str, ...]
+    optional: tuple[str, ...]
+    outputs: tuple[tuple[str, str], ...]
+    one_to_many: bool
+    max_rows: int
+    settings: str
+    files: tuple[str, ...]
+    digest: str
+    fingerprint: str
+    batch_size: int
+    max_side_px: int
+    timeout_s: float
+    memory_bytes: int
+    num_threads: int
+
+    @property
+    def where(self) -> str:
+        """The step, for messages."""
+        return f"step {self.name} ({self.callable})"
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """All columns that it is given."""
+        return (*self.inputs, *self.optional)
+
+
+def open_step(config: StepConfig) -> UserStep:
+    """Find a step's function and hash what decides its results.
+
+    Raises:
+        StepError: it names no function that can be found here.
+        ServableError: a file is missing.
+    """
+    where = f"step {config.name} ({config.callable})"
+    place, function = _named(where, config.callable)
+    files = [_file_of(where, place), *(find_file(where, each, "extra_files") for each in config.extra_files)]
+    digest = digest_of(where, files)
+    hashed = config.model_dump(mode="json", exclude=UNHASHED) | {"function": function}
+    if not config.one_to_many:
+        hashed.pop("max_rows")
+    if "image" not in (*config.inputs, *config.optional):
+        hashed.pop("max_side_px")
+    return UserStep(
+        name=config.name,
+        callable=config.callable,
+        place=str(files[0]) if place.endswith(FILE_SUFFIX) else place,
+        function=function,
+        inputs=config.inputs,
+        optional=config.optional,
+        outputs=tuple(config.outputs.items()),
+        one_to_many=config.one_to_many,
+        max_rows=config.max_rows,
+        settings=json.dumps(config.settings, sort_keys=True, default=str),
+        files=tuple(map(str, files)),
+        digest=digest,
+        fingerprint=short_hash([json.dumps(hashed, sort_keys=True, default=str).encode(), digest.encode()]),
+        batch_size=config.batch_size,
+        max_side_px=config.max_side_px,
+        timeout_s=config.timeout_s,
+        memory_bytes=config.memory_bytes,
+        num_threads=max(1, int(config.num_cpus)),
+    )
+
+
+def step_fingerprints(steps: Iterable[StepConfig]) -> dict[str, str]:
+    """Fingerprint of each step by its name, in the order that they run in."""
+    return {step.name: open_step(step).fingerprint for step in steps}
+
+
+def changes_rows(step: StepConfig) -> bool:
+    """Whether a step changes what models are given, or into how many rows."""
+    return step.where == "after_decode" and (step.one_to_many or not step.outputs.keys().isdisjoint(REPLACED))
+
+
+def digest_of(where: str, files: Iterable[str | Path]) -> str:
+    """Hash the contents of files.
+
+    Args:
+        where: the step, for messages.
+        files: paths.
+
+    Raises:
+        StepError: one can't be read.
+    """
+    try:
+        return short_hash([file_digest(Path(each)) for each in files])
+    except OSError as error:
+        raise StepError(
+            f"{where}: {error.filename} can't be read ({error.strerror}); give each node the file"
+        ) from None
+
+
+def new_columns(steps: Iterable[StepConfig]) -> dict[str, str]:
+    """Types of the columns that steps add to the embeddings table."""
+    return {name: kind for step in steps for name, kind in step.outputs.items() if name not in ("image", "caption")}
+
+
+def check_columns(steps: Iterable[StepConfig], carried: Collection[str]) -> None:
+    """Refuse steps whose inputs nothing gives, or whose outputs have the names of other columns.
+
+    Args:
+        steps: in the order that they run in.
+        carried: names of the carried columns.
+
+    Raises:
+        StepError: a column is unknown, or a name is taken.
+    """
+    steps = sorted(steps, key=lambda step: step.where)  # after_decode, before_write
+    own = set(EMBEDDINGS.names) - REPLACED.keys()
+    made: set[str] = set()
+    for step in steps:
+        where = f"step {step.name} ({step.callable})"
+        known = {*ROW_COLUMNS, *carried, *made, *(VECTORS if step.where == "before_write" else ("image",))}
+        for name in (*step.inputs, *step.optional):
+            if name not in known:
+                raise StepError(
+                    f"{where}: there is no column {name!r} {step.where.replace('_', ' ')}; there are "
+                    f"{', '.join(sorted(known))}"
+                )
+        for name in step.outputs:
+            if name in own or name in carried:
+                whose = "the embeddings table has" if name in own else "the sources have"
+                raise StepError(f"{where}: it returns {name!r}, and {whose} a column of that name; write another")
+        made |= step.outputs.keys() - {"image", "caption"}
+    with_carryover(EMBEDDINGS, step_schema(new_columns(steps)))
+
+
+def input_types(step: UserStep, made: Mapping[str, str], carried: pa.Schema) -> dict[str, pa.DataType]:
+    """Arrow types of the columns that a step is given.
+
+    Args:
+        step: the step.
+        made: outputs of the steps before it.
+        carried: the carried columns.
+    """
+    known = ROW_COLUMNS | VECTORS | {"image": IMAGE} | {column.name: column.type for column in carried}
+    known |= {column.name: column.type for column in step_schema(made)}
+    return {name: known[name] for name in step.takes}
+
+
+def _named(where: str, text: str) -> tuple[str, str]:
+    """Place and name of the function, by a path, a module or an entry point."""
+    if ":" in text:
+        place, _, function = text.rpartition(":")
+        if not place or not function.isidentifier():
+            raise StepError(
+                f"{where}: expected FILE.py:function, package.module:function, or the name of an entry point"
+            )
+        return place, function
+    points: dict[str, EntryPoint] = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+    if text not in points:
+        known = ", ".join(sorted(points)) or "none"
+        raise StepError(
+            f"{where}: there is no entry point {text!r} of the group {ENTRY_POINTS} (there are: {known}); install its "
+            "package, or write FILE.py:function"
+        )
+    return points[text].module, points[text].attr
+
+
+def _file_of(where: str, place: str) -> Path:
+    """Source of a function."""
+    if place.endswith(FILE_SUFFIX):
+        return find_file(where, place, "callable")
+    try:
+        spec = find_spec(place)
+    except (ImportError, ValueError) as error:
+        raise StepError(f"{where}: there is no module {place!r} ({error}); install it") from None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise StepError(f"{where}: there is no module {place!r}; install it, or write FILE.py:function")
+    return Path(spec.origin)

@@ -1,0 +1,270 @@
+"""Embed any Ray dataset into a store: its rows are items, with the guarantees that those of a source have."""
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.batch_schema import CARRIED, SHOWN_URI
+from embedder.compat import fast_start
+from embedder.config import RunConfig
+from embedder.engine.dataset_rows import (
+    DatasetColumns,
+    carried_types,
+    store_pictures,
+    stream_listing,
+)
+from embedder.engine.progress import ShowProgress, no_progress
+from embedder.errors import ConfigError, SourceError, check_argument
+from embedder.ingest.embed import ingest
+from embedder.ingest.work import IngestOptions
+from embedder.installation import require
+from embedder.quantities import counted
+from embedder.report.schema import Report
+from embedder.sources.join import JOINED
+from embedder.sources.listing import LISTING_SCHEMA, list_given
+from embedder.sources.listing_schema import HASHED, Listing, table_of_rows
+from embedder.sources.selection import LeftOut
+from embedder.store.arrow_lookup import positions, take_or_null
+from embedder.store.layout import input_folder
+from embedder.store.runs import Run
+from embedder.store.schema import EMBEDDINGS
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+LOG = logging.getLogger(__name__)
+WAY_OUT = "embed_dataset(..., id=COLUMN)"
+NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+CHANGED = "DatasetChanged"
+
+
+def embed_dataset(
+    dataset: "Dataset",
+    config: RunConfig,
+    *,
+    id: str | None = None,
+    image: str | None = None,
+    caption: str | None = None,
+    uri: str | None = None,
+    carryover: Sequence[str] = (),
+    name: str | None = None,
+    retire: bool = False,
+    retry_rejects: bool = False,
+    limit: int | None = None,
+    forced: Collection[str] = (),
+    show_progress: ShowProgress = no_progress,
+) -> Report:
+    """Embed the rows of a Ray dataset that the store lacks, and publish them.
+
+    Each row is one item. It is embedded exactly once: a call that was killed is gone on with by the same call, an
+    unchanged row costs a later call its hash, a broken one is a reject. Other items of the store stay; with `retire`,
+    those of this dataset's `name` leave that it doesn't give any more.
+
+    The dataset is computed twice: to list it, and for the pictures of what is embedded, which lie in the store while
+    the run lasts (`embedder.engine.dataset_rows`). It must give the same rows both times; a costly one is
+    materialised first (`dataset.materialize()`).
+
+    Args:
+        dataset: rows with images, captions, or both; Ray must be up.
+        config: the run; `model` and `store` must be set. Its sources are not listed, its joins hold.
+        id: column with ids, strings or integers; left out: addresses are ids, of other rows a hash of the content.
+        image: column with encoded bytes, uint8 arrays (H, W, 3), addresses, or structs with `bytes` or `path`.
+        caption: column with captions.
+        uri: column with addresses that hits show and open; without one, pictures of bytes can't be shown later.
+        carryover: columns copied into the embeddings table; no other is carried.
+        name: stands before each id (`name:id`), and tells the dataset from other sources of the store.
+        retire: whether items of that name leave which the dataset doesn't give any more.
+        retry_rejects: embed again what was rejected before, changed or not.
+        limit: the most items to embed in this call.
+        forced: names of guards that are overridden.
+        show_progress: display of the progress.
+
+    Raises:
+        ArgumentTypeError: the dataset is none of Ray Data, or a column's name is no text.
+        ConfigError: something needed is not set, or Ray is not running.
+        SourceError: a column is missing or of a wrong type, or the dataset has no row.
+        StoreError, RunFailedError: as `embedder.refresh`.
+    """
+    check_argument("embedder.embed_dataset: config", config, RunConfig, "one of embedder.load_config")
+    require("embed", "embedder.embed_dataset")
+    import ray
+
+    if not ray.is_initialized():
+        raise ConfigError("Ray is not running; call ray.init() before embedder.embed_dataset")
+    expected = "a dataset of Ray Data, as ray.data.from_items makes one"
+    check_argument("embedder.embed_dataset: dataset", dataset, ray.data.Dataset, expected)
+    columns = _columns(id, image, caption, uri, carryover, name)
+    schema = dataset.schema(fetch_if_missing=False)
+    if schema is not None:
+        columns.check(dict(zip(schema.names, schema.types, strict=True)))
+    options = IngestOptions(
+        kind="refresh" if retire else "embed",
+        retry_rejects=retry_rejects,
+        limit=limit,
+        forced=tuple(forced),
+        given=DatasetItems(dataset, columns),
+    )
+    with fast_start(config.fast_start):
+        return ingest(config.model_copy(update={"source": ()}), options, show_progress)
+
+
+def _columns(
+    id_: str | None,
+    image: str | None,
+    caption: str | None,
+    uri: str | None,
+    carryover: Sequence[str],
+    name: str | None,
+) -> DatasetColumns:
+    """Check the names of columns.
+
+    Args:
+        id_: column with ids.
+        image: column with images.
+        caption: column with captions.
+        uri: column with addresses.
+        carryover: columns to carry.
+        name: of the dataset.
+    """
+    carryover = (carryover,) if isinstance(carryover, str) else tuple(carryover)
+    named = {"id": id_, "image": image, "caption": caption, "uri": uri, "name": name}
+    for key, value in (*named.items(), *(("carryover", each) for each in carryover)):
+        if value is not None:
+            check_argument(f"embedder.embed_dataset: {key}", value, str, "a text")
+    if image is None and caption is None:
+        raise ConfigError("embedder.embed_dataset: neither image nor caption names a column; name one of them, or both")
+    for each in carryover:
+        if each in EMBEDDINGS.names:
+            raise SourceError(
+                f"dataset: carryover {each!r} is already a column of the embeddings table; rename it in the dataset"
+            )
+    if twice := [each for each in carryover if carryover.count(each) > 1]:
+        raise SourceError(f"dataset: carryover names {twice[0]!r} twice; name each once")
+    if name is not None and not (name and NAME_LETTERS.issuperset(name)):
+        raise ConfigError(f"embedder.embed_dataset: name={name!r}: letters, digits, . _ and - only, one at least")
+    return DatasetColumns(id_, image, caption, uri, carryover, name or "", os.getcwd())  # noqa: PTH109
+
+
+@dataclass(frozen=True)
+class DatasetItems:
+    """Items of a run that a dataset gives, in the place of sources (`embedder.ingest.work.GivenItems`)."""
+
+    dataset: "Dataset"
+    columns: DatasetColumns
+
+    @property
+    def source(self) -> str:
+        """Name that stands in the column `source` of its items."""
+        return self.columns.name
+
+    def list_items(self, config: RunConfig, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+        """Compute the dataset, and list its rows in the order of their ids.
+
+        Args:
+            config: the run.
+            may_be_empty: whether there may be no row at all.
+
+        Raises:
+            SourceError: it can't be listed, or has no row and that may not be.
+        """
+        left_out = LeftOut()
+        with _errors_as_ours():
+            tables = list(stream_listing(self.dataset, self.columns))
+        if not tables and not may_be_empty:
+            raise SourceError("dataset: it has no row, so there is nothing to embed; look at dataset.count()")
+        carried = carried_types(tables)
+        schema = pa.schema(
+            [*table_of_rows([]).schema, *(column.with_name(CARRIED + column.name) for column in carried)]
+        )
+        rows = pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
+        # The order of blocks is by chance: of rows with one id always the same one must be the item.
+        rows = rows.sort_by([("item_id", "ascending"), ("modified", "ascending")])
+        if self.columns.id is None:
+            rows = _first_of_each(rows, left_out)
+        listing = Listing(iter([rows]), carried, unique_ids=self.columns.id is None)
+        listed = list_given(listing, self.source, left_out=left_out, web=config.web, joins=config.join)
+        return pa.concat_tables([LISTING_SCHEMA.empty_table(), *listed], promote_options="default"), left_out
+
+    def supply(self, chosen: pa.Table, run: Run) -> pa.Table:
+        """Put the pictures of the items that are to be embedded where decode finds them.
+
+        Args:
+            chosen: listed items.
+            run: below whose folder they lie, until `discard`.
+
+        Returns:
+            The items with the places of their pictures as `uri`, and the addresses that are published as `SHOWN_URI`.
+        """
+        self.discard(run)  # a killed session's
+        is_here = pc.and_(pc.starts_with(chosen["modified"], HASHED), pc.is_null(chosen["error_type"]))
+        if not pc.any(is_here).as_py():
+            return chosen
+        ids, versions = self._raw(chosen)
+        wanted = pa.table({"item_id": ids, "modified": versions}).filter(is_here)
+        LOG.info(f"dataset: {counted(wanted.num_rows, 'picture')} to be written below the store's run, until it ends")
+        with _errors_as_ours():
+            placed = store_pictures(self.dataset, self.columns, wanted, run.files, input_folder(run.run_id))
+        placed = _first_of_each(placed, LeftOut())  # equal rows are one item
+        cells = take_or_null(placed["cell"], positions(ids, placed["item_id"]))
+        is_gone = pc.and_(is_here, pc.is_null(cells))
+        if num_gone := pc.sum(is_gone).as_py():
+            LOG.warning(f"dataset: {counted(num_gone, 'row')} did not come again as listed; they are rejects")
+        error = (
+            "the dataset did not give this row a second time as it was listed; give one that is the same each time it "
+            "is computed, as dataset.materialize() makes it"
+        )
+        values = {
+            "uri": pc.if_else(pc.is_valid(cells), cells, chosen["uri"]),
+            "error_type": pc.if_else(is_gone, pa.scalar(CHANGED), chosen["error_type"]),
+            "error": pc.if_else(is_gone, pa.scalar(error), chosen["error"]),
+        }
+        supplied = chosen.append_column(SHOWN_URI, chosen["uri"])
+        for name, column in values.items():
+            number = supplied.schema.get_field_index(name)
+            supplied = supplied.set_column(number, supplied.schema.field(number), column)
+        return supplied
+
+    def discard(self, run: Run) -> None:
+        """Delete the pictures of a run."""
+        for info in run.files.list(input_folder(run.run_id)):
+            run.files.delete(info.path)
+
+    def _raw(self, items: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        """Ids and versions as the dataset's rows have them: without the name, and without what joins add."""
+        ids = items["item_id"]
+        if self.source:
+            ids = pc.utf8_slice_codeunits(ids, len(self.source) + 1)
+        versions = pc.list_element(pc.split_pattern(items["modified"], JOINED), 0)
+        return ids, versions
+
+
+@contextmanager
+def _errors_as_ours() -> Iterator[None]:
+    """Raise what a task raised for the user to repair, without Ray's words around it."""
+    from ray.exceptions import RayError
+
+    from embedder.pipeline import as_ours
+
+    try:
+        yield
+    except RayError as error:
+        raise as_ours(error) from None
+
+
+def _first_of_each(rows: pa.Table, left_out: LeftOut) -> pa.Table:
+    """Leave out rows whose id an earlier one has, and count them."""
+    first = (
+        rows.append_column("number", pa.array(range(rows.num_rows), pa.int64()))
+        .group_by("item_id")
+        .aggregate([("number", "min")])["number_min"]
+    )
+    if len(first) < rows.num_rows:
+        left_out.repeated[WAY_OUT] += rows.num_rows - len(first)
+        rows = rows.take(first.combine_chunks().sort())
+    return rows

@@ -1,0 +1,201 @@
+"""Inputs of further models that decode makes beside those of the main one: each distinct one once for an item.
+
+Plain values, which the description of a run fills in (`embedder.engine.further_models`). Columns of a row, by model:
+`needed@NAME` says whether the row is for that model, `NAME` being empty of the main one.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
+from embedder.media.patches import pixel_columns
+from embedder.media.resize import ResizeSpec
+from embedder.steps.captions import CaptionEncoder
+
+MAIN_INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
+"""Inputs of the main model, and what its last stage makes of each."""
+NEEDED = "needed"
+REASON = "reason"
+GRID = "_grid"
+"""Suffix of the column with the sizes of images or patches, int32 (3,), beside that with their pixels."""
+
+Values = dict[str, Any]
+Make = Literal["pixels", "image", "token_ids", "text", "bytes"]
+
+
+def of_model(column: str, name: str) -> str:
+    """Name of a column that each model has of its own.
+
+    Args:
+        column: what it says.
+        name: of the model; empty for the main one.
+    """
+    return f"{column}@{name}"
+
+
+@dataclass(frozen=True)
+class FurtherInput:
+    """Input of further models, made from an item's image or caption.
+
+    Attributes:
+        column: that it is handed on in; the main model's own, where that takes the same.
+        models: that need it, for themselves or for one that takes what they return.
+        make: `pixels` of one size or as patches, an `image` of its own proportions, or what a caption or a file gives.
+        resize: rule of the first two.
+        tokenizer_json: of `token_ids`, as are the next two.
+        max_tokens: longest caption.
+        end_id: token after which a caption is cut.
+    """
+
+    column: str
+    models: frozenset[str]
+    make: Make
+    resize: ResizeSpec | None = None
+    tokenizer_json: str | None = None
+    max_tokens: int = 0
+    end_id: int | None = None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is made from an item's image."""
+        return self.make in ("pixels", "image", "bytes")
+
+    @property
+    def has_grid(self) -> bool:
+        """Whether a column of sizes stands beside it."""
+        return self.make == "image" or (self.resize is not None and self.resize.mode == "patches")
+
+    @property
+    def grid_column(self) -> str:
+        """Name of the column of sizes."""
+        return IMAGE_GRID.name if self.column == "pixels" else self.column + GRID
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """Its columns."""
+        kind = {"text": pa.string(), "bytes": pa.large_binary()}.get(self.make, TENSOR)
+        grid = [pa.field(self.grid_column, TENSOR)] if self.has_grid else []
+        return [pa.field(self.column, kind), *grid]
+
+    def of_frames(self, frames_FHWC: Any) -> Values:
+        """Columns of decoded frames; an image of its own proportions is the middle one.
+
+        Args:
+            frames_FHWC: uint8 [0, 255].
+        """
+        if self.resize is None:
+            return {}
+        if self.make == "image":
+            frames_FHWC = frames_FHWC[len(frames_FHWC) // 2][None]
+            grid = np.array([1, *frames_FHWC.shape[1:3]], np.int32)
+            return {self.column: frames_FHWC, self.grid_column: grid}
+        found = pixel_columns(frames_FHWC, self.resize)
+        names = {"pixels": self.column, IMAGE_GRID.name: self.grid_column}
+        return {names[name]: value for name, value in found.items()}
+
+
+class FurtherInputs:
+    """Maker of the further models' inputs in a decode task."""
+
+    def __init__(self, inputs: Collection[FurtherInput]) -> None:
+        """Read the tokenisers.
+
+        Args:
+            inputs: of all further models.
+        """
+        self.inputs = tuple(inputs)
+        self._captions = {
+            each: CaptionEncoder(each.tokenizer_json, each.max_tokens, each.end_id)
+            for each in inputs
+            if each.tokenizer_json is not None
+        }
+
+    def needed(self, models: Collection[str]) -> list[FurtherInput]:
+        """Inputs that some models need."""
+        return [each for each in self.inputs if not each.models.isdisjoint(models)]
+
+    def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
+        """Columns made from a caption.
+
+        Args:
+            caption: of the item.
+            models: that the item is for.
+        """
+        if not caption:
+            return {}
+        return {
+            each.column: caption if each.make == "text" else self._captions[each].encode(caption)
+            for each in self.needed(models)
+            if each.make in ("text", "token_ids")
+        }
+
+    def of_file(self, content: bytes | Path | None, models: Collection[str]) -> Values:
+        """Columns with an image as it is stored.
+
+        Args:
+            content: of the item.
+            models: that the item is for.
+        """
+        wanted = [each for each in self.needed(models) if each.make == "bytes"]
+        if content is None or not wanted:
+            return {}
+        data = content.read_bytes() if isinstance(content, Path) else content
+        return {each.column: np.frombuffer(data, np.uint8) for each in wanted}
+
+    def resizes(self, models: Collection[str]) -> dict[ResizeSpec, list[FurtherInput]]:
+        """Distinct rules by which an item's image is decoded, with the inputs that are made by each.
+
+        Args:
+            models: that the item is for.
+        """
+        found: dict[ResizeSpec, list[FurtherInput]] = {}
+        for each in self.needed(models):
+            if each.resize is not None:
+                found.setdefault(each.resize, []).append(each)
+        return found
+
+
+def is_needed(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
+    """Mask of the rows that are for a model; None where all are: runs of one model have no such column.
+
+    Args:
+        rows: decoded rows.
+        name: of the model.
+    """
+    column = of_model(NEEDED, name)
+    if column not in rows.schema.names:
+        return None
+    mask = pc.fill_null(rows[column], False)
+    return None if pc.all(mask).as_py() else mask
+
+
+def for_main(rows: pa.Table) -> pa.Table:
+    """Rows as the main model's stages take them: without inputs where a row is not for it."""
+    if (mask := is_needed(rows, "")) is None:
+        return rows
+    for name in (*MAIN_INPUTS, IMAGE_GRID.name):
+        if name in rows.schema.names:
+            index = rows.schema.get_field_index(name)
+            column = pc.if_else(mask, rows[name], pa.scalar(None, rows[name].type))
+            rows = rows.set_column(index, rows.schema.field(index), column)
+    return rows
+
+
+def of_main(listing: pa.Table) -> pa.Table:
+    """Select the listed items that are for the main model."""
+    if REASON not in listing.schema.names:
+        return listing
+    return listing.filter(pc.is_valid(listing[REASON]))
+
+
+def without_vectors(rows: pa.Table) -> pa.Table:
+    """Rows as the last stage hands them on, none of which has a vector of the main model."""
+    for name, output in MAIN_INPUTS.items():
+        rows = rows.drop_columns([name]).append_column(output, pa.nulls(rows.num_rows, VECTOR))
+    return rows.drop_columns([IMAGE_GRID.name]) if IMAGE_GRID.name in rows.schema.names else rows

@@ -1,0 +1,144 @@
+"""Further models of a store: each has tables, index and runs in a folder of its own, laid out as a store's are.
+
+`STORE/models/NAME/` has no CURRENT.json and no lock: what of it is published stands in `Current.models` of the store's
+own CURRENT.json, so that all models of a publication become visible at once, and the store's lock guards them all.
+"""
+
+import re
+from collections.abc import Mapping
+from shlex import quote
+from typing import Any
+
+from embedder.errors import StoreError
+from embedder.storage.printable import printable
+from embedder.store.files import StoreFiles
+from embedder.store.layout import Current
+
+MODELS_FOLDER = "models"
+MAIN = "main"
+"""Name of a store's main model for people; in code it is the empty name."""
+MODEL_NAME = r"^[a-z][a-z0-9_]{0,31}$"
+MODEL_NAME_RULE = "lower-case letters, digits and _, at most 32 characters, the first one a letter, and not `main`"
+
+
+class ModelFiles(StoreFiles):
+    """View of a further model's folder as a store's root; its publication and its lock are the store's."""
+
+    def __init__(self, main: StoreFiles, model: str) -> None:
+        """Name the model; nothing is made before the first write.
+
+        Args:
+            main: the store.
+            model: name of the model.
+        """
+        super().__init__(f"{main.address}/{MODELS_FOLDER}/{model}")
+        self._main, self._model = main, model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModelFiles, (self._main, self._model)
+
+    @property
+    def main(self) -> StoreFiles:
+        """The store that the model belongs to."""
+        return self._main
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self._model
+
+    @property
+    def option(self) -> str:
+        """Options by which a command works on this model."""
+        return f"--store {quote(self._main.address)} --model {self._model}"
+
+    def confirm_lease(self) -> None:
+        """Confirm before a commit that this process still holds the store's lock, where it took one.
+
+        Raises:
+            LeaseLostError: another run has taken the store over.
+        """
+        self._main.confirm_lease()
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a further model may have this name."""
+    return name != MAIN and re.fullmatch(MODEL_NAME.strip("^$"), name) is not None
+
+
+def model_folders(files: StoreFiles) -> list[str]:
+    """Names of the further models that have files in a store, published or not, sorted."""
+    return sorted(filter(is_model_name, {info.path.split("/")[1] for info in files.list(MODELS_FOLDER)}))
+
+
+def model_files(files: StoreFiles, name: str) -> StoreFiles:
+    """Return the view of a model's folder; the store itself for its main model.
+
+    Args:
+        files: the store.
+        name: of the model; empty or `main`: the main one.
+
+    Raises:
+        StoreError: no model can have that name.
+    """
+    if name in ("", MAIN):
+        return files.main
+    if not is_model_name(name):
+        raise StoreError(f"model {name!r}: no model has such a name; write {MODEL_NAME_RULE}")
+    return ModelFiles(files.main, name)
+
+
+def model_names(current: Current | None) -> tuple[str, ...]:
+    """Names of the further models of a publication, sorted."""
+    return tuple(sorted(current.models)) if current is not None else ()
+
+
+def views(files: StoreFiles, current: Current | None) -> Mapping[str, StoreFiles]:
+    """Views of all models of a publication by their names; the store itself, first, by the empty name.
+
+    Args:
+        files: the store.
+        current: a publication of it.
+    """
+    return {"": files.main} | {name: model_files(files, name) for name in model_names(current)}
+
+
+def find_model(files: StoreFiles, current: Current, name: str) -> tuple[StoreFiles, Current]:
+    """Find a model of a publication: its view, and its part of the publication.
+
+    Args:
+        files: the store.
+        current: a publication of it.
+        name: of the model; empty or `main`: the main one.
+
+    Raises:
+        StoreError: the publication has no such model.
+    """
+    if name in ("", MAIN):
+        return files.main, current
+    if name not in current.models:
+        raise StoreError(
+            f"store {files.main.address}: no model {printable(name, 100)!r} is published in it; it has "
+            f"{', '.join([MAIN, *model_names(current)])}"
+        )
+    return model_files(files, name), current.models[name]
+
+
+def check_has_vectors(view: StoreFiles, own: Current) -> None:
+    """Refuse to search by, or to index, a model that gives other outputs than vectors.
+
+    Args:
+        view: of the model.
+        own: its part of a publication.
+
+    Raises:
+        StoreError: it has no vectors.
+    """
+    if own.has_vectors is not False:
+        return
+    outputs = own.outputs or {}
+    listed = ", ".join(f"{view.model}.{name} ({kind})" for name, kind in outputs.items()) or "nothing"
+    raise StoreError(
+        f"store {view.main.address}: model {view.model} has no vectors to compare, it gives {listed}; "
+        "its columns stand in conditions (where) and in Store.to_arrow(), and another model is searched"
+    )

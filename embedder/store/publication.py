@@ -1,0 +1,165 @@
+"""Decided publication of a run's finished work, and the commit of each table: adds, copies on write, removes."""
+
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.store.files import StoreFiles
+from embedder.store.journal import Finished, JournalEntry, PartFile, parts_of
+from embedder.store.layout import Kind, Record, StoreInfo
+from embedder.store.metadata_updates import MOVED, moved
+from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
+from embedder.store.runs import Run
+from embedder.store.schema import TABLES, with_carryover
+from embedder.store.tables import RecordTable
+
+INTENT_FILE = "publication.json"
+RETIRED_FILE = "retired.parquet"
+
+
+class PublishIntent(Record):
+    """`runs/<run_id>/publication.json`: the publication as it was decided before the first commit."""
+
+    kind: Kind = "embed"
+    info: StoreInfo | None = None
+    """Model of the vectors."""
+    replaces_all: bool = False
+    """Whether all published rows leave: another model's vectors can't be mixed with these."""
+    retrieval: dict[str, Any] | None = None
+    ends_hold: bool = False
+    """Whether everything still wanted of what a rollback had removed is included."""
+    session: str = ""
+    entries: tuple[str, ...] = ()
+    """Names of the journal entries that count."""
+    columns: str = ""
+    """Columns of the embeddings table beside its own: an Arrow schema, in base 64."""
+    models: tuple[str, ...] = ()
+    """Further models of the run; the intent of each is in the run's folder of its view."""
+    kept_models: tuple[str, ...] | None = None
+    """Published further models that stay beside those, as they are; None: all."""
+
+    @property
+    def column_schema(self) -> pa.Schema:
+        """Columns of the embeddings table beside its own."""
+        return pa.ipc.read_schema(pa.py_buffer(b64decode(self.columns))) if self.columns else pa.schema([])
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Finished work of a further model, to be published with that of the store's run.
+
+    Attributes:
+        run: the run in the model's view.
+        metadata: its constants.
+        intent: intent of its part of the publication.
+        retired: ids of items that leave its tables.
+    """
+
+    run: Run
+    metadata: RunMetadata
+    intent: PublishIntent
+    retired: pa.ChunkedArray
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Finished work of a run, with the decisions on its publication.
+
+    Attributes:
+        files: the store.
+        run_id: id of the publication; marks its commits and names the files that it rewrites.
+        intent: kind, model, and what else was decided.
+        entries: journal entries with the work.
+        finished: their records and rows.
+        whole: items to publish.
+        retired: ids of items that leave.
+        moves: of `embedder.store.metadata_updates.read_moves`.
+        interim_of: id of the run, if it goes on.
+        published_names: journal entries that interim publications of the run include.
+    """
+
+    files: StoreFiles
+    run_id: str
+    intent: PublishIntent
+    entries: list[JournalEntry]
+    finished: Finished
+    whole: pa.Table
+    retired: pa.ChunkedArray
+    moves: pa.Table
+    interim_of: str | None = None
+    published_names: frozenset[str] = frozenset()
+
+
+def commit_table(work: Publication, name: str, keys: pa.Table, columns: pa.Schema) -> int:
+    """Commit a publication's changes of one table, unless that is done; returns the version that has them.
+
+    Args:
+        work: what is published.
+        name: of the table.
+        keys: its finished rows.
+        columns: of the table, beside its own.
+    """
+    table = RecordTable(work.files, name)
+    if table.committed(work.run_id):
+        return table.version
+    adds = _own_parts(work, name, keys)
+    rewritten, removes = ([], table.paths()) if work.intent.replaces_all else _replace_older(work, table)
+    return table.commit(work.run_id, [*adds, *rewritten], removes, with_carryover(TABLES[name], columns))
+
+
+def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
+    """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
+    whole = work.whole
+    if name == "embeddings":
+        whole = whole.filter(pc.invert(whole["kept"]))
+    counting = keys.join(whole, ["item_id", "session"], join_type="left semi")
+    counts = counting.group_by("path").aggregate([("item_id", "count")]).to_pylist()
+    rows_by_path = {row["path"]: row["item_id_count"] for row in counts}
+    parts = []
+    for part in parts_of(work.entries, name):
+        num_counting = rows_by_path.get(part.path, 0)
+        if num_counting == part.num_rows:
+            parts.append(part)
+        elif num_counting:
+            here = whole.filter(pc.equal(whole["session"], part.session))["item_id"].combine_chunks()
+            table = RecordTable(work.files, name)
+            parts.append(_rewrite(work, table, part.path, _without(table, part.path, here, keep=True)))
+    return parts
+
+
+def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
+    """Copy-on-write: new files with the other rows of files that hold older rows of the same items, and those files."""
+    whole, moves = work.whole, MOVED.empty_table()
+    if table.name == "embeddings":  # an item without new rows keeps those that it had
+        whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
+        moves = work.moves
+    replaced = pa.chunked_array([*whole["item_id"].chunks, *work.retired.chunks], pa.string()).combine_chunks()
+    adds: list[PartFile] = []
+    removes: list[str] = []
+    if not (len(replaced) or moves.num_rows):
+        return adds, removes
+    for path in table.paths():
+        rows = table.read(["item_id", *moves.schema.names[1:]], [path])
+        num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
+        if not num_replaced and moved(rows, moves).equals(rows):
+            continue
+        removes.append(path)
+        if num_replaced < rows.num_rows:
+            adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
+    return adds, removes
+
+
+def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:
+    """Read a part file without, or with nothing but (`keep`), the rows of some items."""
+    content = table.read(paths=[path])
+    listed = pc.is_in(content["item_id"], value_set=ids)
+    return content.filter(listed if keep else pc.invert(listed))
+
+
+def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
+    """Write the remaining rows of a part file as a new one."""
+    new_path = rewritten_name(work.run_id, "rewrite", [path])
+    return store_part(work.files, table.name, new_path, content, work.intent.session)

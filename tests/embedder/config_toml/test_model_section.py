@@ -1,0 +1,99 @@
+"""Section [[model]]: what it means, where its paths lead, and what is refused in a line."""
+
+import pickle
+import re
+
+import pytest
+
+from embedder.config import RunConfig, load_config
+from embedder.config_toml.effective import as_data, effective
+from embedder.config_toml.load import load
+from embedder.config_toml.model_section import ModelConfig
+from embedder.errors import ConfigError
+
+BOTH = """
+[[model]]
+uri = "towers"
+stages = 2
+
+[[model]]
+name = "tags"
+kind = "python"
+uri = "tags.py:Tags"
+inputs = { image = { make = "pixels" }, text = { make = "token_ids", tokenizer = "tok" } }
+outputs = { top = { type = "string" } }
+"""
+
+
+def written(folder, text):
+    for name in ("towers", "tok"):
+        (folder / name).mkdir(exist_ok=True)
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_first_model_is_the_main_one_and_paths_follow_the_file(tmp_path):
+    config = load_config(written(tmp_path, BOTH))
+    assert config.main_model == config.required_model == str(tmp_path / "towers")
+    assert config.num_stages == 2
+    (tags,) = config.further_models
+    assert tags.settings() == {
+        "name": "tags",
+        "kind": "python",
+        "uri": f"{tmp_path}/tags.py:Tags",
+        "inputs": {"image": {"make": "pixels"}, "text": {"make": "token_ids", "tokenizer": str(tmp_path / "tok")}},
+        "outputs": {"top": {"type": "string"}},
+    }
+
+
+def test_one_address_means_the_same_as_one_entry(tmp_path):
+    one = load_config(written(tmp_path, 'model = "towers"\nnum_stages = 2\nplan = "cut.json"\n'))
+    entry = load_config(written(tmp_path, '[[model]]\nuri = "towers"\nstages = 2\nplan = "cut.json"\n'))
+    for name in ("main_model", "further_models", "num_stages", "plan"):
+        assert getattr(one, name) == getattr(entry, name)
+
+
+def test_the_effective_configuration_has_the_keys_of_each_kind(tmp_path):
+    loaded = load(RunConfig, written(tmp_path, BOTH))
+    data = as_data(effective(loaded.config, loaded.origins))
+    assert data["model.1.uri"]["value"] == f"{tmp_path}/tags.py:Tags"
+    assert data["model.1.outputs"]["value"] == {"top": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[model]]\nname = "a"\n', "has no uri"),
+        ('[[model]]\nuri = "towers"\n[[model]]\nuri = "b"\n', "the [[model]] of .*b has no name; write one"),
+        (
+            '[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\n[[model]]\nname = "a"\nuri = "c"\n',
+            'two models have the name "a"',
+        ),
+        ('[[model]]\nuri = "towers"\n[[model]]\nname = "main"\nuri = "b"\n', 'two models have the name "main"'),
+        ('[[model]]\nuri = "towers"\n[[model]]\nname = "A-b"\nuri = "b"\n', "must be lower-case letters, digits and _"),
+        ('[[model]]\nuri = "towers"\nkind = "hf"\n', 'the first [[model]] has kind = "hf"; it is the store'),
+        ('[[model]]\nuri = "towers"\ntop_k = 2\n', "the first [[model]] has top_k"),
+        ('[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\nstages = 2\n', 'model "a": stages and plan'),
+        ('num_stages = 3\n[[model]]\nuri = "towers"\nstages = 2\n', "both say how it is cut"),
+        ('model = "towers"\n[[model]]\nuri = "towers"\n', "line 2"),
+        ("model = []\n", "has no entry"),
+        ("model = 5\n", "model = 5"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_in_one_line(tmp_path, text, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    pattern = ".*".join(map(re.escape, said.split(".*")))
+    assert re.search(pattern, str(caught.value)), caught.value
+
+
+def test_an_option_beside_the_section_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"\[\[model\]\] stands there, and an option gives model = .*other"):
+        load_config(written(tmp_path, BOTH), {"model": "other"})
+
+
+def test_models_are_plain_values_that_other_processes_get():
+    model = ModelConfig(name="a", uri="b", kind="onnx", inputs={"x": {"make": "pixels"}})
+    assert pickle.loads(pickle.dumps(model)).settings() == model.settings()

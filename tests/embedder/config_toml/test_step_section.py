@@ -1,0 +1,58 @@
+"""`[[step]]`: what breaks its rules is told with the step's name, and its paths follow the file."""
+
+import pytest
+
+from embedder.config import load_config
+from embedder.errors import ConfigError
+
+STEP = """
+[[step]]
+name = "crop"
+callable = "own.py:crop"
+inputs = ["image"]
+"""
+
+
+def loaded(tmp_path, text):
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "run.toml").write_text(text)
+    return load_config(tmp_path / "run.toml")
+
+
+def test_a_file_follows_the_configuration_and_a_module_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    text = STEP + 'extra_files = ["own.py"]\n' + STEP.replace("crop", "other").replace("own.py", "our.package")
+    first, second = loaded(tmp_path, text).step
+    assert first.callable == f"{tmp_path / 'own.py'}:crop"
+    assert first.extra_files == (str(tmp_path / "own.py"),)
+    assert second.callable == "our.package:other"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (STEP.replace('"crop"', '"decode"'), "is a step of the pipeline's own"),
+        (STEP.replace('"crop"', '"Crop"'), "lower-case letters"),
+        (STEP + STEP, 'two steps have the name "crop"'),
+        (STEP + 'optional = ["image"]', "'image' stands twice"),
+        (STEP + 'outputs = { size = "int16" }', "int32, int64"),
+        (STEP + 'outputs = { "a b" = "int32" }', "a b"),
+        (STEP + 'outputs = { box = "region" }', "is the output region alone"),
+        (STEP + 'outputs = { region = "string" }', "region is of the type region"),
+        (STEP.replace('"image"', '"caption"') + 'outputs = { region = "region" }', "add the input image"),
+        (STEP + 'where = "before_write"\none_to_many = true', "write after_decode"),
+        (STEP + 'where = "before_write"\noutputs = { caption = "string" }', "changes what is embedded"),
+        (STEP + 'one_to_many = true\noutputs = { size = "int32" }', "return image, region or caption"),
+        (STEP + 'output = "x"', "outputs"),
+        (STEP.replace("inputs", "input"), "inputs"),
+        (STEP + "inputs_ = []", "inputs"),
+        (
+            STEP + 'outputs = { a = "int32" }' + STEP.replace("crop", "b") + 'outputs = { a = "int32" }',
+            "both return 'a'",
+        ),
+    ],
+)
+def test_what_breaks_a_rule_is_told_in_a_line(tmp_path, text, said):
+    with pytest.raises(ConfigError, match="step") as raised:
+        loaded(tmp_path, text)
+    assert said in str(raised.value)

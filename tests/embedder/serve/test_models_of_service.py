@@ -1,0 +1,99 @@
+"""Further models behind a query service: `model` of a request, and what /status says of them."""
+
+import pyarrow as pa
+import pytest
+from model_stores import add_model, label_row, vector_row
+from running_server import running
+from search_stores import picture, searchable, towards
+from served import FOLLOW_S, Served
+from test_publications import wait_for
+
+from embedder.errors import ConfigError, StoreError
+from embedder.retrieval.remote_store import connect
+
+NAMES = ["a.png", "b.png", "c.png"]
+QUERY = {"vector": towards(0).tolist()}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three pictures; `clip` orders them the other way round, `labels` has no vectors."""
+    store = searchable(tmp_path / "s", *(picture(name, 10 * n) for n, name in enumerate(NAMES)), index=False)
+    add_model(store.files, "clip", *(vector_row(name, towards(20 - 10 * n)) for n, name in enumerate(NAMES)))
+    rows = [label_row(name) for name in NAMES[:2]]
+    add_model(store.files, "labels", *rows, has_vectors=False, top=pa.array(["cat", "dog"]))
+    return store.files
+
+
+@pytest.fixture
+def server(files, tmp_path):
+    with running(files.address, follow_s=FOLLOW_S, cache_dir=tmp_path / "cache") as url:
+        yield Served(url, None, tmp_path)
+
+
+def found(answer) -> list[str]:
+    return [hit["item_id"] for hit in answer.json["answers"][0]["hits"]]
+
+
+def test_a_request_names_the_model_that_is_searched(server):
+    assert found(server.search(QUERY)) == NAMES
+    assert found(server.search(QUERY, model="main")) == NAMES
+    assert found(server.search(QUERY, model="clip")) == NAMES[::-1]
+    assert found(server.search({"item": "a.png"}, model="clip", k=2)) == ["a.png", "b.png"], "by that model's vector"
+    assert server.search(QUERY, model="clip").json["version"].endswith("/clip exact")
+
+
+def test_conditions_and_hits_have_the_columns_of_other_models(server):
+    for model in ("main", "clip"):
+        answer = server.search(QUERY, model=model, where="labels.top = 'dog'")
+        assert found(answer) == ["b.png"]
+        assert answer.json["answers"][0]["hits"][0]["carryover"] == {"labels.top": "dog"}
+    columns = {each["name"]: each for each in server.get("/facets").json["columns"]}
+    assert [each["value"] for each in columns["labels.top"]["values"]] == ["cat", "dog"]
+    assert columns["labels.top"]["num_null"] == 1
+
+
+def test_a_cursor_goes_on_with_the_same_model_and_with_no_other(server):
+    first = server.search(QUERY, model="clip", k=1)
+    cursor = first.json["answers"][0]["cursor"]
+    assert found(server.search(QUERY, model="clip", k=1, cursor=cursor)) == ["b.png"]
+    assert server.search(QUERY, k=1, cursor=cursor).status == 422
+
+
+def test_an_unknown_model_and_one_without_vectors_are_refused(server):
+    unknown = server.search(QUERY, model="clp")
+    assert unknown.status == 404
+    assert unknown.error["rule"] == "one of main, clip"
+    none = server.search(QUERY, model="labels")
+    assert (none.status, none.error["where"]) == (422, "body.model")
+    assert "labels has no vectors" in none.error["what"]
+    assert server.post("/embed", {"texts": ["a"], "model": "clp"}).status == 404
+    assert server.search(QUERY, model="x" * 65).status == 422
+    assert server.search(QUERY, model="../..").status == 404
+
+
+def test_status_lists_the_models(server):
+    models = {each["name"]: each for each in server.get("/status").json["models"]}
+    assert models["clip"] == {
+        "name": "clip",
+        "model": "fingerprint of clip",
+        "has_vectors": True,
+        "searched": "image",
+        "columns": {},
+    }
+    assert (models["labels"]["has_vectors"], models["labels"]["columns"]) == (False, {"top": "string"})
+
+
+def test_a_new_publication_of_a_further_model_is_served_and_an_earlier_one_on_request(server, files):
+    before = server.search(QUERY, model="clip").json
+    add_model(files, "clip", vector_row("new.png", towards(0)))
+    wait_for(server, files)
+    assert found(server.search(QUERY, model="clip")) == ["c.png", "new.png", "b.png", "a.png"]
+    assert found(server.search(QUERY, model="clip", version=before["publication"])) == NAMES[::-1]
+
+
+def test_a_client_of_the_service_names_the_model(server):
+    with connect(server.url, model="clip") as store:
+        assert [hit.item_id for hit in store.search(towards(0), k=3)] == NAMES[::-1]
+    with connect(server.url, model="clp") as store, pytest.raises((StoreError, ConfigError), match="no model 'clp'"):
+        store.search(towards(0))

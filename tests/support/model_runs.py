@@ -1,0 +1,85 @@
+"""Runs of several models: their sections, what they publish, and the bytes of their files."""
+
+import hashlib
+from pathlib import Path
+
+import samples
+from tiny_models import tiny_config
+
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.models import model_files
+from embedder.store.tables import RecordTable
+from embedder.training.tokenizer import train_tokenizer
+from shards.fresh import init_model
+
+CLASSIFIER = '''
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+
+class Brightness:
+    """Names what is bright; writes down each call's rows; raises on what it is told to."""
+
+    def __init__(self, calls=None, poison=(), pause_s=0.0):
+        self.calls, self.poison, self.pause_s = calls, set(poison), pause_s
+
+    def load(self, device):
+        pass
+
+    def __call__(self, batch):
+        time.sleep(self.pause_s)
+        pixels = batch.column("image").to_numpy_ndarray()
+        means = pixels.reshape(len(pixels), -1).mean(1)
+        if self.calls:
+            with Path(self.calls).open("a") as file:
+                file.writelines(f"{mean:.6f}\\n" for mean in means)
+        if self.poison & {int(mean) for mean in means}:
+            raise ValueError("this image hurts")
+        names = ["bright" if mean > 128 else "dark" for mean in means]
+        scores = [[float(mean) / 255, 1 - float(mean) / 255] for mean in means]
+        return pa.table({"top": names, "scores": pa.array(scores, pa.list_(pa.float32()))})
+'''
+
+
+def classifier(folder: Path, name: str = "shades", *, side_px: int = 8, **settings) -> dict:
+    """Section of a model without vectors: a string and a list of numbers for each image."""
+    script = folder / "shades.py"
+    script.write_text(CLASSIFIER)
+    return {
+        "name": name,
+        "kind": "python",
+        "uri": f"{script}:Brightness",
+        "inputs": {"image": {"make": "pixels", "preprocess": {"image_size": side_px, "resize": "squash"}}},
+        "outputs": {"top": {"type": "string"}, "scores": {"type": "float32", "shape": ["any"]}},
+        "settings": settings,
+    }
+
+
+def other_towers(folder: Path, seed: int = 1) -> str:
+    """A second model folder, whose preprocessing is that of the tiny model."""
+    folder = folder / f"towers-{seed}"
+    return str(init_model(tiny_config(), folder, seed=seed, tokenizer_json=train_tokenizer(samples.SENTENCES, 300)))
+
+
+def model_rows(config, name: str = "", table: str = "embeddings") -> dict:
+    """Published rows of a model by (item_id, segment), or its items by id."""
+    files = StoreFiles(config.store)
+    view = model_files(files, name)
+    current = read_current(view)
+    rows = RecordTable(view, table, getattr(current, table)).read().to_pylist()
+    keys = [(row["item_id"], row["segment"]) if table == "embeddings" else row["item_id"] for row in rows]
+    assert len(set(keys)) == len(keys), "each row once"
+    return dict(zip(keys, rows, strict=True))
+
+
+def table_hashes(store: str, name: str = "") -> dict[str, str]:
+    """Hash of each file of a model's tables and indexes, logs included, by its path in the model's folder."""
+    root = Path(store) / "models" / name if name else Path(store)
+    files = (path for folder in ("embeddings", "items", "index") for path in (root / folder).rglob("*"))
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
+    }
