@@ -105,6 +105,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 @patched
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
 def test_a_stage_starts_and_embeds_without_a_compiler(kind: str, tmp_path: Path) -> None:
     spec, unneeded = STAGES[kind]
@@ -125,6 +126,7 @@ def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path:
 
 @patched
 @pytest.mark.parametrize("library", ["timm.layers", "transformers.masking_utils"])
+@pytest.mark.slow
 def test_a_library_imported_without_a_compiler_finds_it_when_it_asks(library: str, tmp_path: Path) -> None:
     program = f"""
 import sys

@@ -200,6 +200,7 @@ def test_without_leave_nothing_private_is_reached_and_the_cure_is_named(folder, 
     assert "web.allow_private = true" in " ".join(listed.stdout.split())
 
 
+@pytest.mark.slow
 def test_decode_tasks_of_ray_download_within_the_same_limits(folder, server, ray_cluster):
     addresses = server.add_images(NUM_IMAGES)
     server.routes["/large.png"] = lambda handler: handler.send(samples.image_bytes(0) + bytes(100_000))

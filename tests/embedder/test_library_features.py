@@ -56,6 +56,8 @@ JOINED = [
     (checkpoints.timm_eva, checkpoints.roberta),
     (checkpoints.timm_eva, checkpoints.distilbert),
 ]
+QUICK = {checkpoints.clip, checkpoints.siglip2, checkpoints.vit_and_bert, checkpoints.open_clip_with_timm}
+"""Checkpoints that the default tests look at; the others, two to three seconds each, are slow tests."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,11 @@ def features_of(library, source):
     }
 
 
-@pytest.mark.parametrize("save", [*PAIRS, *ALONE], ids=lambda save: save.__name__)
+@pytest.mark.parametrize(
+    "save",
+    [pytest.param(save, marks=() if save in QUICK else pytest.mark.slow) for save in (*PAIRS, *ALONE)],
+    ids=lambda save: save.__name__,
+)
 def test_vectors_are_the_librarys_own_features(embedded_by_side, source, tmp_path, save):
     features = features_of(save(tmp_path / "checkpoint"), source)
     found = embedded_by_side(tmp_path / "checkpoint")
@@ -123,6 +129,7 @@ def test_vectors_are_the_librarys_own_features(embedded_by_side, source, tmp_pat
         check(vectors, features[side])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_vision", "save_text"), JOINED, ids=lambda save: save.__name__)
 def test_towers_that_are_joined_keep_their_librarys_features(
     embedded_by_side, source, tmp_path, save_vision, save_text

@@ -106,6 +106,7 @@ def test_ray_and_the_local_engine_make_the_same_rows(make_run, tmp_path, ray_clu
     assert max(load.started_s for load in report.loads) < min(load.started_s + load.wall_s for load in report.loads)
 
 
+@pytest.mark.slow
 def test_activations_stay_raw_bytes_and_never_become_pickled_objects(make_run, tmp_path, ray_cluster):
     job, listing = planned(make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2, dtype="bfloat16"))
     first_only = replace(job.allocation, stages=job.allocation.stages[:1])
@@ -142,6 +143,7 @@ def test_a_dataset_gets_two_columns_and_keeps_the_others_untouched(tiny_model, r
     assert np.linalg.norm(found[7]["image_embedding"]) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_arrays_of_pixels_are_taken_as_pictures(tiny_model, ray_cluster):
     pixels = np.stack([np.asarray(samples.make_image(seed)) for seed in range(3)])
     dataset = ray_cluster.data.from_numpy(pixels).rename_columns({"data": "image"})

@@ -7,6 +7,7 @@ from bench_scheduling import Paced, Window, law_of
 from embedder.compat.pace import FEWEST_IN_FLIGHT
 
 
+@pytest.mark.slow
 def test_a_replica_of_short_calls_may_hold_several(ray_cluster, monkeypatch):
     """How often the loop turns for a call depends on what decoding gets of a busy machine."""
     ray_cluster.cloudpickle.register_pickle_by_value(bench_scheduling)

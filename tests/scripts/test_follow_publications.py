@@ -17,6 +17,7 @@ def run(num_searches: int) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_searches_go_on_whole_while_five_versions_are_published():
     run(1500)
 

@@ -64,6 +64,7 @@ def test_memory_of_each_process_is_kept_and_one_that_has_ended_is_left_out():
     assert memory.num_bytes == max(sum(both.values()), sum(one.values())) > 0
 
 
+@pytest.mark.slow
 def test_names_are_listed_published_and_compared(tmp_path, capsys):
     from growth.names import measure_names, show_names
 

@@ -14,6 +14,7 @@ from shards.fresh import init_model
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium: install Debian's package to test the page")
+@pytest.mark.slow
 def test_the_screenshot_shows_the_page_with_its_images(tmp_path):
     tokenizer = train_tokenizer(samples.SENTENCES, 300)
     model = init_model(tiny_config(), tmp_path / "model", seed=0, tokenizer_json=tokenizer)

@@ -14,6 +14,8 @@ from shards.training.group import ProcessGroup
 from shards.training.settings import AugmentSettings
 from shards.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow  # each scenario trains twice; on Ray, test_train.py does the same
+
 SIZE = 2
 STEPS = 5
 SCENARIOS = {

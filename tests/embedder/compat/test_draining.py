@@ -15,7 +15,8 @@ from embedder.ingest.embed import embed
 from embedder.observability.log import messages_to
 
 
-@pytest.mark.parametrize("rows_per_part", [8, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_per_part", [8, 10_000])
 def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
     from embedder import pipeline
     from embedder.compat import ray_callbacks

@@ -76,6 +76,7 @@ def expected_bytes(job, rows: pa.Table) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_tasks_blocks_and_bytes_of_each_operator_are_those_of_the_design(ran):
     job, listing, operators = ran
     num_rows = items_per_block(

@@ -108,6 +108,7 @@ print(json.dumps({"told": told, "rows": rows, "runs": len([path for path in (sto
 
 
 @needs_mounts
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_a_refresh_leaves_the_old_state_served(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=24)
     found = in_a_small_disk(

@@ -186,6 +186,7 @@ def test_a_first_publication_that_died_with_its_index_half_made_is_ended_with_on
     assert_found_through_index(config.store, 6)
 
 
+@pytest.mark.slow
 def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=60)
     config = make_run(source, rows_per_part=4, batch_size=2)

@@ -90,6 +90,7 @@ def goes_on_to_the_end(source, model, store, undisturbed, engine):
     assert "nothing to do" in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_publishes_as_it_goes_is_searched_killed_and_resumed(source, tiny_model, tmp_path, undisturbed):
     goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "local")
 

@@ -85,7 +85,8 @@ def signal_after(process, files, num_entries, number):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("num_entries", [pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_entries", [1, 5])
 def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(
     source, tiny_model, bucket, undisturbed, num_entries
 ):

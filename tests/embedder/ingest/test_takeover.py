@@ -284,6 +284,7 @@ def test_embed_takes_over_and_leaves_the_rest_to_the_next_refresh(make_run, sour
     assert (report.num_taken_over, rows) == (1, second)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_of_it_the_next_refresh_ends_in_the_same_rows(make_run, source, monkeypatch):
     config = make_run(source, rows_per_part=1)
     rows = nights(config, source, 2)

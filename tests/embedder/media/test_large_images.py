@@ -44,6 +44,7 @@ SLOW = pytest.mark.slow
         *(pytest.param(kind, mode, marks=SLOW) for kind, mode in [("JPEG", "CMYK"), ("PNG", "RGBA"), ("TIFF", "RGB")]),
     ],
 )
+@pytest.mark.slow
 def test_a_panorama_of_150_million_pixels_is_embedded_within_the_limits(kind, mode):
     encoded = panorama(kind, mode)
     with SandboxedDecoder() as decoder:

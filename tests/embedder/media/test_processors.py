@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from test_resample import noise
+from test_resample import noise, skip_without
 
 from embedder.media.images import resize_image, to_rgb
 from embedder.media.resize import ResizeSpec
@@ -69,6 +69,7 @@ def test_pixels_are_those_of_transformers_own_processor(tmp_path, name):
     assert (found.resize, found.resize_size, found.interpolation) == expected
     theirs = AutoImageProcessor.from_pretrained(tmp_path)
     assert (found.mean, found.std) == (tuple(theirs.image_mean), tuple(theirs.image_std))
+    skip_without(found.interpolation)
     theirs.do_rescale = theirs.do_normalize = False
     generator = np.random.default_rng(3)
     for size in SIZES:

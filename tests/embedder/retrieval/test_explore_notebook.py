@@ -58,6 +58,7 @@ def shown(cell, kind):
     return [output.data[kind] for output in cell.outputs if kind in output.get("data", {})]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_the_store_holds(store, tmp_path, monkeypatch):
     before = set(psutil.Process().children(recursive=True))
     cells = execute(nbformat.read(NOTEBOOK, as_version=4), store, tmp_path, monkeypatch)

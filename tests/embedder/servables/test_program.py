@@ -25,6 +25,7 @@ def test_the_syntax_is_that_of_python_3_9(path):
 
 
 @pytest.mark.parametrize("kind", ["torch_export", "torchscript"])
+@pytest.mark.slow
 def test_a_program_runs_without_this_package(kind, tmp_path):
     """The child of another interpreter has Arrow, NumPy and the framework; what it returns travels as Arrow IPC."""
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE_PX * SIDE_PX * 3, 4)).eval()

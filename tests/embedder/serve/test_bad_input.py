@@ -200,27 +200,25 @@ def test_a_segment_that_the_item_lacks(server):
     refused(server.item(IMAGE, "/image?segment=9"), 404, "query.segment")
 
 
-def uploads():
-    """What is no image, by name; all must be refused."""
-    png = samples.image_bytes(0)
-    return {
-        "no bytes": b"",
-        "a text": b"hello, I am no image",
-        "markup": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
-        "a page": b"<!doctype html><script>alert(1)</script>",
-        "an archive": b"PK\x03\x04" + bytes(100),
-        "a program": b"\x7fELF" + bytes(1000),
-        "a head alone": png[:60],
-        "a truncated file": png[: len(png) // 2],
-        "a bomb": png_bomb(30_000, 30_000),
-        "a pickle": b"\x80\x04\x95" + bytes(64),
-        "zeros": bytes(1 << 20),
-    }
+UPLOADS = {
+    "no bytes": lambda: b"",
+    "a text": lambda: b"hello, I am no image",
+    "markup": lambda: b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+    "a page": lambda: b"<!doctype html><script>alert(1)</script>",
+    "an archive": lambda: b"PK\x03\x04" + bytes(100),
+    "a program": lambda: b"\x7fELF" + bytes(1000),
+    "a head alone": lambda: samples.image_bytes(0)[:60],
+    "a truncated file": lambda: samples.image_bytes(0)[: len(samples.image_bytes(0)) // 2],
+    "a bomb": lambda: png_bomb(30_000, 30_000),
+    "a pickle": lambda: b"\x80\x04\x95" + bytes(64),
+    "zeros": lambda: bytes(1 << 20),
+}
+"""Content that is no image, by name; all must be refused."""
 
 
-@pytest.mark.parametrize("name", uploads())
+@pytest.mark.parametrize("name", UPLOADS)
 def test_uploads_that_are_no_images(server, name):
-    content = uploads()[name]
+    content = UPLOADS[name]()
     answer = server.search({"image": base64.b64encode(content).decode()})
     refused(answer, 422, "")
     if content:

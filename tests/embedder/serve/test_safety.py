@@ -172,6 +172,7 @@ def test_a_store_that_goes_away_harms_no_search_and_is_served_again(live, files,
     assert len(live.search(QUERY).json["answers"][0]["hits"]) == 3
 
 
+@pytest.mark.slow
 def test_a_bucket_that_goes_away_is_told_without_its_credentials(monkeypatch, tmp_path, caplog):
     with running_server() as (url, process):
         bucket = bucket_on(url, monkeypatch)

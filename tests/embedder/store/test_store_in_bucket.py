@@ -53,6 +53,7 @@ def by_key(rows: pa.Table, key: tuple[str, ...], names: tuple[str, ...]) -> dict
     return {tuple(each[name] for name in key): {name: each[name] for name in names} for each in rows.to_pylist()}
 
 
+@pytest.mark.slow
 def test_the_same_runs_make_the_same_store_on_a_disk_and_in_a_bucket(make_run, bucket, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=6, num_clips=1)
     (source / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing more")

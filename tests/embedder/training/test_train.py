@@ -148,6 +148,7 @@ def test_decoding_anew_in_each_epoch_gives_the_weights_of_a_run_that_keeps_pictu
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_ray_and_the_local_engine_train_the_same_weights(pairs, tiny_model, tmp_path, ray_cluster):
     changes = {"decode": {"items_per_task": 5}, "model": str(tiny_model), "cache_bytes": 0}
     for engine in ("local", "ray"):

@@ -21,6 +21,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_axe_finds_no_violation(open_page, url, scheme):
     found = {}
     page = open_page(url, color_scheme=scheme, reduced_motion="reduce")

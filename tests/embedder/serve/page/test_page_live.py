@@ -32,6 +32,7 @@ def grown(page_config, tmp_path):
     return config, first
 
 
+@pytest.mark.slow
 def test_a_server_that_restarts_is_waited_for(open_page, page_config, tmp_path):
     with running(page_config.store, cache_dir=tmp_path) as url:
         port = int(url.rsplit(":", 1)[1])
