@@ -20,7 +20,7 @@ from embedder.config_toml.model_section import (
     plan_of,
     stages_of,
 )
-from embedder.config_toml.section import ConfigSection as ConfigSection
+from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.step_section import StepConfig, check_steps
 from embedder.errors import ConfigError
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from embedder.config import ConfigSection
+from embedder.config_toml.section import ConfigSection
 from embedder.servables.columns import InputColumn, OutputColumn
 from embedder.servables.errors import ServableError
 from embedder.servables.program import LoadedProgram, ServableProgram
