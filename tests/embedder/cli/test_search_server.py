@@ -77,7 +77,7 @@ def test_options_that_exclude_each_other_and_files_without_a_token_are_refused(p
     server, url, *_ = places["server"]
     for arguments, message in (
         ((*places["server"], *places["store"]), "leave out --store"),
-        ((server, url, "--model", "m"), "leave out --store"),
+        ((server, url, "--model", "./m"), "the name of a model"),
         (("--store", "s", "--token-file", "t"), "--token-file is for --server"),
         ((server, url, "--token-file", tmp_path / "none"), "No such file"),
         ((server, url, "--token-file", tmp_path / "empty"), "has no token"),

@@ -229,14 +229,14 @@ def test_a_damaged_published_part_file_is_named_and_nothing_is_changed(make_run,
 def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_store(make_run, tmp_path, monkeypatch):
     source = samples.folder(tmp_path / "in", num_images=30)
     config = make_run(source, rows_per_part=4, batch_size=4, min_rejects=1)
-    write_part = local.write_part
+    write_parts = local.write_parts
 
-    def unmount_after_the_second(files, stamp, task, rows):
+    def unmount_after_the_second(files, stamp, models, task, rows):
         if task == 1:
             source.rename(tmp_path / "unmounted")
-        return write_part(files, stamp, task, rows)
+        return write_parts(files, stamp, models, task, rows)
 
-    monkeypatch.setattr(local, "write_part", unmount_after_the_second)
+    monkeypatch.setattr(local, "write_parts", unmount_after_the_second)
     with pytest.raises(RunFailedError, match="rejected, more than max_reject_fraction"):
         refreshed(config)
     monkeypatch.undo()

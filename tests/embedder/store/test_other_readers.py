@@ -59,7 +59,7 @@ def lines_of(block: str, *names: str) -> str:
 
 
 WAYS = {
-    "Store.to_arrow": lines_of(block_with("store.to_arrow"), "store", "vectors") + "\nvectors.num_rows",
+    "Store.to_arrow": lines_of(block_with("store.to_arrow(["), "store", "vectors") + "\nvectors.num_rows",
     "Polars": block_with("polars"),
     "DuckDB": block_with("duckdb"),
     "deltalake": "from delta_rows import delta_rows\ndelta_rows('runs/demo/store/embeddings').num_rows",
