@@ -7,7 +7,6 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from embedder.config import (
-    ConfigSection,
     DecodeConfig,
     Engine,
     RunConfig,
@@ -16,6 +15,7 @@ from embedder.config import (
     check_source_names,
 )
 from embedder.config_toml.load import load
+from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.values import toml
 from embedder.training.tokenizer import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig
