@@ -1,11 +1,13 @@
 """Steps of the user's own on a real Ray: the same rows as in one process, the same rejects."""
 
+import pytest
 import samples
 from embedding_runs import assert_same, embedded
 from own_steps import steps_file
 from refresh_runs import items_of
 
 
+@pytest.mark.slow
 def test_ray_and_the_local_engine_make_the_same_rows_of_steps(make_run, tmp_path, ray_cluster):
     source, file = samples.folder(tmp_path / "in", num_images=30, num_clips=1), steps_file(tmp_path)
     steps = [

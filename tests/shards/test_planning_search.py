@@ -169,7 +169,7 @@ def by_brute_force(problem, num_stages, min_layers=0):
     return best
 
 
-@pytest.mark.parametrize("seed", range(55))
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 55))])
 def test_the_search_is_as_good_as_trying_everything(make_config, seed):
     """Ten problems per seed: 400, and 150 of clusters."""
     make_problem = random_problem if seed < 40 else random_cluster

@@ -73,6 +73,7 @@ def test_a_slow_part_is_measured_with_few_rows():
     assert max(asked) < 1024
 
 
+@pytest.mark.slow
 def test_measuring_reads_one_layer_of_each_tower_at_a_time_and_loads_no_ray(model):
     program = (
         "import sys, shards.shard as s\n"

@@ -164,9 +164,8 @@ def wide_model(make_config, tmp_path_factory):
     return init_model(config, tmp_path_factory.mktemp("models") / "wide", seed=0)
 
 
-@pytest.mark.parametrize(
-    "dtype", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("float32", "bfloat16")), "int8"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_loading_holds_one_tensor_beside_the_shard_neither_its_file_nor_a_wider_copy(wide_model, dtype):
     command = [sys.executable, "-c", PEAKS, str(wide_model), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -86,6 +86,7 @@ def test_windows_of_a_text_have_a_caption_each(make_run, tmp_path):
         np.testing.assert_allclose(rows["story.txt", number]["text_embedding"], vectors[number], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_that_raises_hangs_kills_or_gives_too_much_is_a_reject_of_that_row_alone(
     make_run, tmp_path, run_embedder
 ):

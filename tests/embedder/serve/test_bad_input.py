@@ -299,6 +299,7 @@ def test_methods_that_do_not_exist(server, method):
     refused(server.get("/status", method=method), 405, "request")
 
 
+@pytest.mark.slow
 def test_a_hundred_bad_requests_at_once_fail_no_good_one(server):
     wrong, threads = [], []
 

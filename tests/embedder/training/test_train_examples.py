@@ -30,6 +30,7 @@ def examples(*arguments, **columns):
     return model, [each for table in decode_examples(items.listing, spec=spec) for each in examples_of(table, 32)]
 
 
+@pytest.mark.slow
 def test_one_worker_gets_the_stream_in_order(tiny_model, tmp_path, ray_cluster):
     from embedder.training.decode_stream import decode_on_ray
 

@@ -104,6 +104,7 @@ def test_every_cut_gives_the_bits_of_the_unsplit_tower(tower):
     check_every_cut(tower[0], make_batch(load_model_config(tower[0]), []))
 
 
+@pytest.mark.slow
 def test_no_part_can_be_left_out(tower, tmp_path):
     check_every_part_matters(tower[0], make_batch(load_model_config(tower[0]), []), tmp_path)
 

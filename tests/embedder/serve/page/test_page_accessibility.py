@@ -43,6 +43,7 @@ def test_axe_finds_no_violation(open_page, url, scheme):
 
 
 @pytest.mark.parametrize("chosen, scheme", [("dark", "light"), ("light", "dark")])
+@pytest.mark.slow
 def test_a_chosen_theme_goes_before_the_system_s(open_page, url, chosen, scheme):
     page = open_page(url, color_scheme=scheme)
     colour = "getComputedStyle(document.body).backgroundColor"
