@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from embedder.config_toml.load import load
+from embedder.config_toml.section import ConfigSection as ConfigSection  # noqa: PLC0414 (others import it from here)
+from embedder.deploy_config import DeployConfig
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -35,15 +37,6 @@ OF_TRAINING = (
     "validation",
 )
 """Keys of the configuration of a training run; what else that has is a key of some table here."""
-
-
-class ConfigSection(BaseModel):
-    """Base of all sections: frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Keys that belong to another kind of configuration, and what is said of each."""
 
 
 class Columns(ConfigSection):
@@ -304,7 +297,18 @@ class RunConfig(ConfigSection):
     log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
     runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
     metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")
+    metrics_address: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):\d{1,5}$",
+        description="HOST:PORT that answers Prometheus while a run goes on; :9477 for this machine alone",
+        json_schema_extra={"rule": "HOST:PORT, as 0.0.0.0:9477, or :9477"},
+    )
+    traces: str | None = Field(
+        None,
+        description="OpenTelemetry traces: address of a collector, as http://127.0.0.1:4318, or a file to append to",
+    )
     on_failure: OnFailure = OnFailure()
+    deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

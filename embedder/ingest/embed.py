@@ -108,7 +108,8 @@ def _ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgre
         if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
             report = _held(files.address, read_current(files), options, observer)  # listing may take hours
         if report is None:
-            inputs = open_inputs(config, options)
+            with observer.traces.span("listing"):
+                inputs = open_inputs(config, options)
             files = inputs.files
             if inputs.seen is None:
                 require("embed", f"embedder {options.kind}")
@@ -127,13 +128,14 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if (refused := _held(files.address, inputs.seen, options, observer)) is not None:
         return refused
     served = _settle(inputs)
-    listing, num_purged = without_purged(inputs.listing, files)
-    current = read_current(files)
-    published = published_items(files, current)
-    unfinished, finished = unfinished_run(inputs)
-    outdated = outdated_by(served, inputs.info) if current is not None else None
-    decide = partial(plan_work, config, options, listing, published, outdated=outdated)
-    work = decide(finished)
+    with observer.traces.span("comparison"):
+        listing, num_purged = without_purged(inputs.listing, files)
+        current = read_current(files)
+        published = published_items(files, current)
+        unfinished, finished = unfinished_run(inputs)
+        outdated = outdated_by(served, inputs.info) if current is not None else None
+        decide = partial(plan_work, config, options, listing, published, outdated=outdated)
+        work = decide(finished)
     hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, published, config, options)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
@@ -157,11 +159,12 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
-    with interim_publications(inputs, run, chosen, work):
+    with observer.traces.span("embedding"), interim_publications(inputs, run, chosen, work):
         outcome = execute(config, inputs.model, inputs.plan, run, chosen, observer.progress, stop_at_s, observer.lost)
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
-    return end_run(inputs, observer, outcome, work, current, verdicts, read_before)
+    with observer.traces.span("publication"):
+        return end_run(inputs, observer, outcome, work, current, verdicts, read_before)
 
 
 def _held(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:

@@ -27,6 +27,7 @@ OFFERED = {
     "open_store",
     "plan",
     "refresh",
+    "submit",
     "train",
 }
 FRESH = """
