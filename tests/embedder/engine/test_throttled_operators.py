@@ -17,7 +17,7 @@ from embedder.engine.datasink import PartSink
 
 STAGES = ("stage 0", "stage 1", "stage 2")
 NUM_ITEMS = {"decode": 400, "write": 160}
-NUM_ITEMS_OF_STAGE = 300
+NUM_ITEMS_OF_STAGE = 500
 
 
 def model_with_heavy_stage(folder, heavy):

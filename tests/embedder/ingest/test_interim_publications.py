@@ -16,7 +16,7 @@ import embedder
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs
 
-NUM_IMAGES, NUM_CLIPS = 120, 2
+NUM_IMAGES, NUM_CLIPS = 480, 2
 
 
 @pytest.fixture(scope="module")

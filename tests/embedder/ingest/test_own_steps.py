@@ -222,7 +222,8 @@ def test_search_finds_parts_of_images_and_filters_by_a_column_of_a_step(make_run
 
 def test_the_example_of_the_documentation_runs(make_run, tmp_path):
     page = (Path(embedder.__file__).parents[1] / "docs" / "steps.md").read_text(encoding="utf-8")
-    run, entry_point = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (run,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (entry_point,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "run.toml").write_text(run)
     (tmp_path / "own_steps.py").write_text(source)

@@ -267,7 +267,7 @@ def test_markup_in_captions_and_ids_stays_text(open_page, url):
     page.wait_for_selector("#item .near")
     expect(page.locator("#item-name")).to_have_text(MARKUP)
     expect(page.locator("#item dd", has_text=MARKUP_ID)).to_have_count(1)
-    page.wait_for_function("document.querySelector('#item img.still').naturalWidth > 0")
+    wait_until(page, "document.querySelector('#item img.still').naturalWidth > 0")
     assert page.locator("main script, dialog script, main img[src=x], dialog img[src=x]").count() == 0
     assert "attacked" not in page.title()
 
