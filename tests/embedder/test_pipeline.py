@@ -125,6 +125,7 @@ def test_a_sink_gathers_rows_before_it_writes(make_run, tmp_path):
     assert PartSink(job.run.files, job.stamp, rows_per_part=300).min_rows_per_write == 300
 
 
+@pytest.mark.slow
 def test_a_dataset_gets_two_columns_and_keeps_the_others_untouched(tiny_model, ray_cluster):
     rows = [
         {"image": samples.image_bytes(1), "caption": "a red car", "sku": 7, "pixels": "mine", "error": None},

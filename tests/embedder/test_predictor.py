@@ -86,6 +86,7 @@ def test_a_wrong_type_is_told_before_the_result_is_read(predictor, ray_cluster):
         predictor.predict(rows, caption=3)
 
 
+@pytest.mark.slow
 def test_rows_of_any_form_keep_their_places(predictor, tiny_model, ray_cluster):
     pixels = [np.asarray(samples.make_image(seed)) for seed in range(3)]
     grey = pixels[2][:, :, 0]

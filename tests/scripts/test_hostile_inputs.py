@@ -14,17 +14,11 @@ def tally_of(*arguments, timeout_s):
     return tally
 
 
-def test_sixty_inputs_are_embedded_or_rejected_and_the_same_seed_makes_the_same():
-    tally = tally_of(60, 5, timeout_s=200)
-    assert tally["inputs"] == 60
-    assert tally["embedded"] > 5 and tally["rejected"] > 10
-    assert tally["decoder_peak_mib"] < 1024 and tally["reader_peak_mib"] < 1024
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_inputs_with_all_that_are_crafted_by_hand():
     tally = tally_of(1000, 0, timeout_s=1700)
     assert tally["inputs"] == 1000
+    assert tally["decoder_peak_mib"] < 1024 and tally["reader_peak_mib"] < 1024
     expected = {"TooManyPixels", "UnknownKind", "TooLarge", "CaptionNotUtf8", "BrokenTar", "LinkOutsideRoot"}
     assert expected <= set(tally["reasons"])

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from index.build import build_index
 from index.manifest import Manifest
 
 DIM = 16
@@ -42,3 +44,21 @@ def make_ids(num_vectors: int, run_id: str = "run-1") -> pa.Table:
             "run_id": [run_id] * num_vectors,
         }
     )
+
+
+def index_builder(folder: Path) -> Build:
+    """Factory of indexes of 300 vectors of 16 dimensions; any argument of `build_index` may be given instead."""
+
+    def build_with(vectors: Any = None, **changes: Any) -> tuple[Path, Manifest]:
+        vectors = make_vectors(300) if vectors is None else vectors
+        arguments: dict[str, Any] = {
+            "out": folder / "index" / "000001",
+            "model_fingerprint": "model-a",
+            "embeddings_version": 7,
+            "num_threads": 1,
+        } | changes
+        if "ids" not in arguments:
+            arguments["ids"] = make_ids(len(vectors))
+        return arguments["out"], build_index(vectors, **arguments)
+
+    return build_with

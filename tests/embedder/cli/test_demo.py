@@ -12,6 +12,7 @@ import embedder
 from embedder.evaluation.evaluate import EvaluationOptions, evaluate
 
 
+@pytest.mark.slow
 def test_the_demo_finds_emoji_by_words_and_is_quick_the_second_time(tmp_path, run_embedder):
     arguments = ("demo", "--out", tmp_path / "demo", "--set", "engine=local", "--json")
     code, first, stderr = run_embedder(*arguments)

@@ -16,7 +16,7 @@ from embedder.engine import bottleneck
 from embedder.engine.datasink import PartSink
 
 STAGES = ("stage 0", "stage 1", "stage 2")
-NUM_ITEMS = {"decode": 400, "write": 160}
+NUM_ITEMS = {"decode": 128, "write": 120}
 NUM_ITEMS_OF_STAGE = 500
 
 

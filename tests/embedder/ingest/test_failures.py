@@ -80,6 +80,7 @@ def in_a_small_disk(config, script):
 
 
 @needs_mounts
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_any_moment_of_a_first_run_loses_nothing(make_run, tmp_path):
     """The disk grows by two pages after each failure, so that it fills at one step after the other."""
     source = samples.folder(tmp_path / "in", num_images=24)

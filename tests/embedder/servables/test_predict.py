@@ -80,6 +80,7 @@ def several(sections, *names, **keys):
     return [sections[name] | keys for name in names]
 
 
+@pytest.mark.slow
 def test_models_of_one_run_give_what_separate_runs_give(ray_cluster, sections):
     """Two towers, a classifier and a caption made of what it found, with rows that lack a side or are broken."""
     images = [png(seed, (40 + seed, 30)) for seed in range(150)]

@@ -122,6 +122,7 @@ def test_a_condition_that_is_none_is_explained(open_page, url):
     searched(page)
 
 
+@pytest.mark.slow
 def test_an_image_is_dropped_pasted_and_chosen(open_page, url):
     page = open_page(url)
     content = list(samples.image_bytes(5))
