@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
     from embedder.store_index.keep_index import build_index as build_index
+    from embedder.submission.submit import submit as submit
     from embedder.training.config import load_train_config as load_train_config
     from embedder.training.run import train as train
 
@@ -54,6 +55,7 @@ _HOMES = {
     "open_store": "embedder.retrieval.store_api",
     "plan": "embedder.planning.answer",
     "refresh": "embedder.ingest.embed",
+    "submit": "embedder.submission.submit",
     "train": "embedder.training.run",
 }
 __all__ = list(_HOMES)

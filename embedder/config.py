@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, field_validator, model_validator
 
+from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
 from embedder.config_toml.model_section import (
@@ -315,7 +316,18 @@ class RunConfig(ConfigSection):
     log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
     runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
     metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")
+    metrics_address: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):\d{1,5}$",
+        description="HOST:PORT that answers Prometheus while a run goes on; :9477 for this machine alone",
+        json_schema_extra={"rule": "HOST:PORT, as 0.0.0.0:9477, or :9477"},
+    )
+    traces: str | None = Field(
+        None,
+        description="OpenTelemetry traces: address of a collector, as http://127.0.0.1:4318, or a file to append to",
+    )
     on_failure: OnFailure = OnFailure()
+    deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -11,7 +11,7 @@ from embedder.errors import ConfigError
 
 INPUTS = ("model", "plan", "tokenizer")
 RESULTS = ("store", "out")
-LOGS = ("log_file", "runs_file", "metrics_file")
+LOGS = ("log_file", "runs_file", "metrics_file", "traces")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _WILDCARD = re.compile(r"[*?\[{]")

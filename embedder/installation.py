@@ -29,6 +29,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "formats": ("pillow_heif", "pillow_jxl", "rawpy"),
     "s3": ("boto3", "botocore"),
     "ray-serve": ("ray", "grpc", "watchfiles"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Packages, by the names they are imported under, that each extra of pyproject.toml brings."""
 
@@ -44,7 +45,15 @@ class InstallationError(EmbedderError):
 @cache
 def missing(extra: str) -> tuple[str, ...]:
     """Packages of an extra that can't be found here; imports none of them."""
-    return tuple(package for package in EXTRAS[extra] if find_spec(package) is None)
+    return tuple(package for package in EXTRAS[extra] if not _is_there(package))
+
+
+def _is_there(package: str) -> bool:
+    """Whether a package can be found; of one within another, the outer ones are imported."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def require(extra: str, where: str) -> None:
@@ -68,8 +77,9 @@ def explained(error: ModuleNotFoundError, where: str) -> Exception:
         error: of an import.
         where: the command or function that needs it.
     """
-    package = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    name = error.name or ""
+    package = name.partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if {name, package} & {*packages}), None)
     return error if extra is None else _refusal(extra, where, missing(extra) or (package,))
 
 

@@ -19,6 +19,7 @@ from embedder import __version__
 from embedder.cli import (
     config,
     demo,
+    deploy,
     doctor,
     embed,
     evaluate,
@@ -31,6 +32,7 @@ from embedder.cli import (
     search,
     serve,
     store,
+    submit,
     train,
     verify,
 )
@@ -66,6 +68,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     plan.plan,
     verify.verify,
     train.train,
+    submit.submit,
     doctor.doctor,
     config.config,
 )
@@ -73,6 +76,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(model.app, name="model")
 app.add_typer(index.app, name="index")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(submit.app, name="jobs")
 for command in COMMANDS:
     app.command()(command)
 

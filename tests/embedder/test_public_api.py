@@ -28,6 +28,7 @@ OFFERED = {
     "open_store",
     "plan",
     "refresh",
+    "submit",
     "train",
 }
 FRESH = """
