@@ -16,6 +16,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from embedder.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
     from embedder.evaluation.evaluate import evaluate as evaluate
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from embedder.submission.submit import submit as submit
     from embedder.training.config import load_train_config as load_train_config
     from embedder.training.run import train as train
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",

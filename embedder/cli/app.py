@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from embedder import __version__
 from embedder.cli import (
     config,
     demo,
@@ -44,6 +43,7 @@ from embedder.installation import InstallationError, explained
 from embedder.observability.log import messages_to
 from embedder.redaction import mask
 from embedder.storage.printable import printable
+from embedder.version import __version__
 
 # Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
 OBJECTS_PER_COLLECTION = 100_000

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from embedder import __version__
 from embedder.cli.options import AsJson, ReadConfig, command
 from embedder.cli.refresh import CONFIG_HELP
 from embedder.cli.results import Result, print_result
 from embedder.errors import ConfigError
+from embedder.version import __version__
 
 IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")  # as `docker pull` takes it
 

@@ -3,12 +3,12 @@
 import shlex
 from collections.abc import Sequence
 
+from embedder.config_toml.deploy_section import GIB, NodeResources
 from embedder.deploy import commands
 from embedder.deploy.manifest_text import manifest_text, yaml_text
 from embedder.deploy.pods import HOME, SPILL, TMP_BYTES, Deployment, Tree, container, resources, security, template
 from embedder.deploy.shipped_config import check_shippable
 from embedder.deploy.worker_groups import RAY_SHARE_OF_SHM, WorkerGroup, check_types_are_told_apart, worker_groups
-from embedder.config_toml.deploy_section import GIB, NodeResources
 
 API = "ray.io/v1"
 CONFIG_PATH = f"{commands.CONFIG_FOLDER}/{commands.CONFIG_FILE}"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from embedder.config_toml.deploy_section import GIB, NodeResources
 from embedder.deploy import commands
 from embedder.deploy.manifest_text import quantity
 from embedder.deploy.shipped_config import ShippedConfig
-from embedder.config_toml.deploy_section import GIB, NodeResources
 
 Tree = dict[str, Any]
 

@@ -208,7 +208,7 @@ def _provider(exporter: "SpanExporter") -> "TracerProvider":
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-    from embedder import __version__
+    from embedder.version import __version__
 
     resource = Resource.create({"service.name": SERVICE, "service.version": __version__})
     provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)

@@ -15,7 +15,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-import embedder
 from embedder.config import RunConfig
 from embedder.config_toml.values import toml, toml_key
 from embedder.errors import ConfigError, check_argument
@@ -24,6 +23,7 @@ from embedder.store.layout import utc_now
 from embedder.submission.follow import follow_log
 from embedder.submission.job_server import JobInfo, JobServer
 from embedder.submission.packages import JobPackage, code_package, package_of, read_to_send
+from embedder.version import __version__
 
 SUPPORTED_RAY = SpecifierSet(">=2.60,<2.64")  # as pyproject.toml has it
 CONFIG_FILE, PLAN_FILE = "run.toml", "plan.json"
@@ -152,7 +152,7 @@ def describe_job(
     }
     if install:
         runtime_env["pip"] = {"packages": wanted_libraries(), "pip_check": False}
-    metadata = {OUR_KEY: embedder.__version__, "kind": kind, "store": mask(store)}
+    metadata = {OUR_KEY: __version__, "kind": kind, "store": mask(store)}
     request = {
         "entrypoint": f"exec {command}",
         "submission_id": new_job_id(kind),
@@ -192,7 +192,7 @@ def check_version(url: str, version: str) -> None:
     except InvalidVersion:
         fits = False
     if not fits:
-        raise ConfigError(f"{url}: its Ray is {version}, and embedder {embedder.__version__} runs on {SUPPORTED_RAY}")
+        raise ConfigError(f"{url}: its Ray is {version}, and embedder {__version__} runs on {SUPPORTED_RAY}")
 
 
 def wanted_libraries(requirements: Callable[[str], list[str] | None] = requires) -> list[str]:

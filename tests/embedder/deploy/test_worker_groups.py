@@ -3,8 +3,8 @@
 import pytest
 from deployments import GIB, THREE_TYPES, plan_of, stage
 
-from embedder.deploy.worker_groups import check_types_are_told_apart, ray_label, worker_groups
 from embedder.config_toml.deploy_section import DeployConfig, GroupConfig
+from embedder.deploy.worker_groups import check_types_are_told_apart, ray_label, worker_groups
 from embedder.errors import ConfigError
 
 
