@@ -1,13 +1,11 @@
 """Configuration and plan as a cluster gets them: what they name is there on every node, and they hold no secret."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from embedder.config import RunConfig, load_config
-from embedder.config_paths import INPUTS, LOGS, RESULTS
+from embedder.config_paths import replace_paths
 from embedder.config_toml.read import ConfigFile, read_file
 from embedder.errors import ConfigError
 from embedder.redaction import mask
@@ -78,19 +76,16 @@ def check_shippable(shipped: ShippedConfig) -> None:
     if len((text + shipped.plan_text).encode()) > MAX_BYTES:
         raise ConfigError(f"{path} and {shipped.plan_path}: more than {MAX_BYTES:,} bytes, which no ConfigMap holds")
     mounted = [volume.path.rstrip("/") + "/" for volume in shipped.config.deploy.volume]
-    for key, value in _paths(shipped.file.tree):
-        is_hub_id = key == "model" and shipped.config.model == value and not value.startswith(("/", "~"))
+
+    def check(key: str, value: str) -> str:
+        is_hub_id = key == "model" and shipped.config.main_model == value and not value.startswith(("/", "~"))
+        if key == "plan":  # goes along
+            return value
         if not (_ADDRESS.match(value) or is_hub_id or any(f"{value}/".startswith(folder) for folder in mounted)):
             raise ConfigError(
                 f"{path}: {key} = {value!r} is a path of this machine, whose disk pods don't see; write an address of "
                 "a bucket, or an absolute path below the `path` of a [[deploy.volume]]"
             )
+        return value
 
-
-def _paths(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keys whose values are paths, and the values as the file has them; the plan goes along."""
-    for key in (*INPUTS, *RESULTS, *LOGS):
-        if key != "plan" and key in tree:
-            yield key, tree[key]
-    for number, source in enumerate(tree.get("source", ()), 1):
-        yield f"path of [[source]] {number}", source["path"]
+    replace_paths(shipped.file.tree, check)

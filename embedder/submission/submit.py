@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from math import ceil
+from pathlib import Path
 from typing import Any, Literal
 
 from packaging.requirements import Requirement
@@ -16,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from embedder.config import RunConfig
+from embedder.config_paths import replace_paths
 from embedder.config_toml.values import toml, toml_key
 from embedder.errors import ConfigError, check_argument
 from embedder.redaction import mask
@@ -26,7 +28,8 @@ from embedder.submission.packages import JobPackage, code_package, package_of, r
 from embedder.version import __version__
 
 SUPPORTED_RAY = SpecifierSet(">=2.60,<2.64")  # as pyproject.toml has it
-CONFIG_FILE, PLAN_FILE = "run.toml", "plan.json"
+CONFIG_FILE, PLAN_FILE, OWN_FILES = "run.toml", "plan.json", "own"
+SENT = frozenset(("model.extra_files", "step.callable", "step.extra_files"))
 EXTRA = "embed"
 END_S = 60.0  # beyond `stop_timeout_s`: a write task ends, and the journal is written; Ray kills after 3 s else
 OUR_KEY = "embedder"  # of a job's metadata; its value is the version
@@ -138,10 +141,7 @@ def describe_job(
         raise ConfigError("submit: no source; write a [[source]] into the configuration file")
     if config.engine == "local":
         raise ConfigError('submit: engine = "local" would leave the cluster idle; write "ray", or leave it out')
-    files = {CONFIG_FILE: config_text(config).encode()}
-    if config.plan is not None:
-        files[PLAN_FILE] = read_to_send(config.plan, "plan")
-    code, own = code_package(), package_of(files)
+    code, own = code_package(), package_of(files_of(config))
     named = ("--config", CONFIG_FILE) if kind == "embed" else (CONFIG_FILE,)
     # `exec`, so that the signal of a stop reaches Python itself.
     command = shlex.join([python, "-m", "embedder", kind, *named, *arguments])
@@ -162,17 +162,39 @@ def describe_job(
     return JobDescription(request, (code, own))
 
 
-def config_text(config: RunConfig) -> str:
-    """Write a configuration as TOML for a job: what was set, without the address of a cluster, its plan beside it."""
+def files_of(config: RunConfig) -> dict[str, bytes]:
+    """Read what a job's package holds: the configuration, without the address of a cluster, its plan and own functions.
+
+    A file of own functions or classes is packed beside the others of its folder, which it may import by name where
+    `extra_files` names them. All other paths are those of the nodes.
+
+    Raises:
+        ConfigError: one of them can't be read here.
+    """
+    files: dict[str, bytes] = {}
+    folders: dict[Path, str] = {}
+
+    def pack(key: str, path: str) -> str:
+        if key in ("plan", "model.plan"):
+            name = PLAN_FILE
+        elif key in SENT or (key == "model" and path.endswith(".py")):
+            file = Path(path).expanduser()
+            name = f"{folders.setdefault(file.parent, f'{OWN_FILES}/{len(folders)}')}/{file.name}"
+        else:
+            return path
+        files[name] = read_to_send(path, key)
+        return name
+
     tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"ray_address"})
-    if config.plan is not None:
-        tree["plan"] = PLAN_FILE
-    return "".join(f"{toml_key(key)} = {toml(value)}\n" for key, value in tree.items())
+    tree = replace_paths(tree, pack)
+    text = "".join(f"{toml_key(key)} = {toml(value)}\n" for key, value in tree.items())
+    return {CONFIG_FILE: text.encode(), **files}
 
 
 def local_paths(config: RunConfig) -> list[str]:
     """Paths of a configuration that every node must see as this machine does; addresses are none."""
-    named = [config.store, config.model, *(source.path for source in config.source)]
+    further = (model.uri for model in config.further_models if ".py:" not in model.uri)
+    named = (config.store, config.main_model, *further, *(each.path for each in (*config.source, *config.join)))
     return [path for path in named if path is not None and path.startswith(("/", "~"))]
 
 

@@ -253,7 +253,7 @@ def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"/data/catalogue"', '"catalogue"', r"path of \[\[source\]\] 1 = 'catalogue' is a path of this machine"),
+        ('"/data/catalogue"', '"catalogue"', r"source.path = 'catalogue' is a path of this machine"),
         ('"/data/catalogue"', '"/database/catalogue"', "'/database/catalogue' is a path of this machine"),
         ('"s3://team/shop"', '"runs/shop"', "store = 'runs/shop'"),
         ('"s3://team/shop"', '"file:///runs/shop"', "store = 'file:///runs/shop'"),

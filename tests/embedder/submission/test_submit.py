@@ -22,7 +22,6 @@ from embedder.submission.packages import code_package, package_of
 from embedder.submission.submit import (
     SUPPORTED_RAY,
     check_version,
-    config_text,
     describe_job,
     local_paths,
     wanted_libraries,
@@ -59,14 +58,14 @@ def test_equal_contents_have_one_name_and_different_ones_another(monkeypatch):
 def test_the_configuration_arrives_as_it_was_with_its_plan_beside_it(make_run, tmp_path):
     source = samples.folder(tmp_path / 'in "quoted" é', num_images=1)
     (tmp_path / "cut.json").write_text("{}")
-    changes = {
-        "plan": str(tmp_path / "cut.json"),
-        "ray_address": "10.0.0.1:6379",
-        "engine": "ray",
-        "prices": {"L4": 0.5},
-    }
     config = make_run(
-        source, **changes, engine="ray", index={"recall": 0.9}, on_failure={"webhook": "https://hooks/secret"}
+        source,
+        plan=str(tmp_path / "cut.json"),
+        ray_address="10.0.0.1:6379",
+        engine="ray",
+        prices={"L4": 0.5},
+        index={"recall": 0.9},
+        on_failure={"webhook": "https://hooks/secret"},
     )
     job = describe_job(config, kind="embed", arguments=("--retry-rejects",))
     files = unpacked(job.packages[1])
@@ -82,8 +81,43 @@ def test_the_configuration_arrives_as_it_was_with_its_plan_beside_it(make_run, t
     environment = job.request["runtime_env"]
     assert environment["working_dir"] == job.packages[1].uri and environment["py_modules"] == [job.packages[0].uri]
     assert "secret" not in json.dumps(job.request)
-    assert tomllib.loads(config_text(config))["source"][0]["path"] == str(source)
+    assert tomllib.loads(files["run.toml"].decode())["source"][0]["path"] == str(source)
     assert local_paths(config) == [config.store, config.model, str(source)]
+
+
+def test_own_functions_and_classes_go_along_and_their_neighbours_stay_neighbours(make_run, tmp_path):
+    for folder, name in (("a", "steps.py"), ("a", "helper.py"), ("b", "steps.py")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text(f"# {folder}/{name}\n")
+    plain = make_run(samples.folder(tmp_path / "in"), engine="ray")
+    file = tmp_path / "a" / "steps.py"
+    step = {"name": "quality", "callable": f"{file}:quality", "inputs": ["image"], "outputs": {"q": "float32"}}
+    other = {"name": "other", "callable": "math:sqrt", "inputs": ["image"], "outputs": {"r": "float32"}}
+    own = {"name": "own", "kind": "python", "uri": f"{tmp_path}/b/steps.py:Own", "settings": {"scale": 2}}
+    config = make_run(
+        samples.folder(tmp_path / "in2"),
+        engine="ray",
+        model=[{"uri": plain.model}, own],
+        step=[step | {"extra_files": [f"{tmp_path}/a/helper.py"]}, other],
+    )
+    files = unpacked(describe_job(config).packages[1])
+    assert {name: content.decode() for name, content in files.items() if name != "run.toml"} == {
+        "own/0/steps.py": "# b/steps.py\n",
+        "own/1/steps.py": "# a/steps.py\n",
+        "own/1/helper.py": "# a/helper.py\n",
+    }
+    there = tmp_path / "there"
+    for name, content in files.items():
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_bytes(content)
+    read = load_config(there / "run.toml")
+    assert read.further_models[0].uri == f"{there}/own/0/steps.py:Own"
+    assert [each.callable for each in read.step] == [f"{there}/own/1/steps.py:quality", "math:sqrt"]
+    assert read.step[0].extra_files == (f"{there}/own/1/helper.py",)
+    assert local_paths(config) == [config.store, plain.model, config.source[0].path]
+    (tmp_path / "a" / "helper.py").unlink()
+    with pytest.raises(ConfigError, match="step.extra_files .*/a/helper.py: it can't be read here, to be sent"):
+        describe_job(config)
 
 
 def test_a_stop_has_the_time_that_the_run_needs(make_run, tmp_path):
