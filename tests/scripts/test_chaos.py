@@ -3,8 +3,9 @@
 from random import Random
 
 import pytest
-from chaos_run.kills import MOMENTS, RAY_PROCESSES, STEP_PROCESS, plan_kills
 from script_runs import last_json, run_script
+
+from chaos_run.kills import MOMENTS, RAY_PROCESSES, STEP_PROCESS, plan_kills
 
 
 def tally_of(*arguments, timeout_s):
