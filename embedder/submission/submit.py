@@ -193,8 +193,9 @@ def files_of(config: RunConfig) -> dict[str, bytes]:
 
 def local_paths(config: RunConfig) -> list[str]:
     """Paths of a configuration that every node must see as this machine does; addresses are none."""
-    further = (model.uri for model in config.further_models if ".py:" not in model.uri)
-    named = (config.store, config.main_model, *further, *(each.path for each in (*config.source, *config.join)))
+    models = (config.main_model, *(model.uri for model in config.further_models if ".py:" not in model.uri))
+    tables = (join.path for join in config.join)
+    named = (config.store, *models, *(source.path for source in config.source), *tables)
     return [path for path in named if path is not None and path.startswith(("/", "~"))]
 
 

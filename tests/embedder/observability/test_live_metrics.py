@@ -66,7 +66,7 @@ def test_a_scrape_in_the_course_of_a_run_finds_its_counts_and_nothing_answers_af
 
     class Scraper:
         def __call__(self, num_done):
-            (line,) = [line for line in said if line.startswith("metrics of this run: http://127.0.0.1:")]
+            *_, line = [line for line in said if line.startswith("metrics of this run: http://127.0.0.1:")]
             port[:] = [int(line.rpartition(":")[2].partition("/")[0])]
             texts.append(scrape(port[0]))
 
@@ -199,7 +199,7 @@ def test_a_port_that_is_taken_is_told_and_fails_nothing(make_run, tmp_path, said
 def test_a_run_that_fails_leaves_no_server(make_run, tmp_path, said):
     with pytest.raises(RunFailedError), observe_run(make_run(tmp_path, metrics_address=":0"), "embed"):
         raise RunFailedError("the guard")
-    (line,) = [line for line in said if line.startswith("metrics of this run")]
+    *_, line = [line for line in said if line.startswith("metrics of this run")]
     with pytest.raises(OSError, match="refused"):
         scrape(int(line.rpartition(":")[2].partition("/")[0]))
 
