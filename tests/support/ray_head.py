@@ -22,10 +22,15 @@ HEAD_PROCESSES = ("gcs_server", "raylet", "dashboard")
 
 
 def can_start() -> bool:
-    """Whether the packages of Ray's dashboard are here."""
+    """Whether the packages of Ray's dashboard are here, and nodes can have a folder of their own."""
     from importlib.util import find_spec
 
-    return RAY.is_file() and all(map(find_spec, ("aiohttp", "aiohttp_cors", "opencensus", "smart_open", "virtualenv")))
+    return (
+        os.geteuid() == 0
+        and shutil.which("unshare") is not None
+        and RAY.is_file()
+        and all(map(find_spec, ("aiohttp", "aiohttp_cors", "opencensus", "smart_open", "virtualenv")))
+    )
 
 
 def free_port() -> int:
@@ -67,8 +72,19 @@ class RayHead:
         ports += (f"--metrics-export-port={self._metrics_ports[-1]}",)
         command = [str(RAY), "start", "--block", *options, *ports, f"--num-cpus={cpus:g}", "--num-gpus=0"]
         command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}", "--disable-usage-stats"]
+        if self._started:
+            command = [*self._with_own_folder(), *command]
         log = (self.folder / f"start-{len(self._started)}.log").open("wb")
         self._started.append(subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=log, stderr=log))
+
+    def _with_own_folder(self) -> list[str]:
+        """Prefix of a command that sees a folder of its own in the place of the cluster's, as on another machine.
+
+        Each node unpacks a job's files anew, into a path that is the same on all nodes.
+        """
+        own = Path(tempfile.mkdtemp(prefix=f"node{len(self._started)}-", dir=self.folder))
+        script = f'mount --bind {own} {self.folder} && exec "$@"'
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
 
     def _wait(self) -> None:
         deadline_s = time.monotonic() + STARTED_S

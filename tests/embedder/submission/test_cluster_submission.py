@@ -127,7 +127,7 @@ def test_the_code_that_runs_is_the_one_that_was_sent(head):
 
 
 def test_a_killed_driver_and_a_stopped_job_go_on_when_submitted_again(head, write_config):
-    path, store = write_config("killed", num_images=400)
+    path, store = write_config("killed", num_images=200)
     config = embedder.load_config(path)
     killed = embedder.submit(config, head.url)
     until(lambda: list(store.glob("runs/*/journal/*.json")), f"part: {killed.log()}")
@@ -155,11 +155,11 @@ def test_a_killed_driver_and_a_stopped_job_go_on_when_submitted_again(head, writ
 
 
 def test_two_jobs_at_once_fill_two_stores_and_a_third_for_the_same_store_is_refused(head, write_config):
-    (first, first_store), (second, second_store) = write_config("first", 600), write_config("second", 60)
+    (first, first_store), (second, second_store) = write_config("first", 240), write_config("second", 40)
     jobs = [embedder.submit(embedder.load_config(path), head.url) for path in (first, second)]
     until(lambda: list(first_store.glob("runs/*/run.json")), f"run: {jobs[0].log()}")
     refused = embedder.submit(embedder.load_config(first), head.url)
-    assert ended(refused).exit_code == 2 and "another run is writing to it" in refused.log()
+    assert ended(refused).exit_code == 2 and "another run is writing to it" in refused.log(), refused.log()
     for job in jobs:
         assert ended(job).status == "SUCCEEDED", job.log()
     check_rows(first_store, first)

@@ -21,12 +21,13 @@ from running_server import running
 
 import embedder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GRAFANA, PROMETHEUS = ROOT / "scripts/grafana", ROOT / "scripts/prometheus"
 NAMES = ("fleet", "run", "service")
 DASHBOARDS = {name: json.loads((GRAFANA / f"{name}.json").read_text()) for name in NAMES}
 SCRAPES = 4
 WAIT_S = 60.0
+SIZES = (160, 320, 640, 1280)
 
 needs_prometheus = pytest.mark.skipif(
     not prometheus_server.can_start(), reason="apt-get install prometheus has Prometheus and promtool"
@@ -133,7 +134,7 @@ class Held:
 
 
 def busy_client(url, stop):
-    """Ask the service again and again: new and known queries, a thumbnail, and an address that isn't there."""
+    """Ask the service again and again: new and known queries, and thumbnails of all sizes."""
     for number in itertools.count():
         if stop.wait(0.2):
             return
@@ -143,7 +144,7 @@ def busy_client(url, stop):
             with urllib.request.urlopen(request, timeout=20) as answer:
                 hits = json.loads(answer.read())["answers"][0]["hits"]
         hit = hits[number % len(hits)]
-        image = f"{url}/items/{urllib.parse.quote(hit['item_id'], safe='')}/image?size=160"
+        image = f"{url}/items/{urllib.parse.quote(hit['item_id'], safe='')}/image?size={SIZES[number % len(SIZES)]}"
         with urllib.request.urlopen(image, timeout=20) as answer:
             answer.read()
 
@@ -153,7 +154,7 @@ def empty_panels(server, names):
     found = []
     for name in names:
         for title, query in queries(name):
-            asked = query.replace("$store", ".*").replace("$__rate_interval", "30s")
+            asked = query.replace("$store", ".*").replace("$__rate_interval", "5m")
             if not any(not math.isnan(value) for _, value in server.query(asked)):
                 found.append((name, title, asked))
     return found
@@ -180,10 +181,13 @@ def test_each_panel_finds_data_in_a_prometheus_that_scraped_a_run_its_file_and_t
         targets = {"embedder-run": f"127.0.0.1:{port}", "embedder-textfile": textfile}
         server = prometheus_server.PrometheusServer(data, targets | {"embedder-serve": url.removeprefix("http://")})
         client = threading.Thread(target=busy_client, args=(url, stop))
-        client.start()
 
         def ask():
             deadline_s = time.monotonic() + WAIT_S
+            while not any(value for _, value in server.query('up{job="embedder-serve"}')):
+                assert time.monotonic() < deadline_s, "the service was not scraped"
+                time.sleep(0.5)
+            client.start()  # not before: a rate is the growth from one scrape to another
             while (left := empty_panels(server, NAMES)) and time.monotonic() < deadline_s:
                 time.sleep(1.0)
             failures.extend(left)
@@ -194,6 +198,7 @@ def test_each_panel_finds_data_in_a_prometheus_that_scraped_a_run_its_file_and_t
             embedder.embed(second, Held(ask))
         finally:
             stop.set()
-            client.join()
+            if client.ident is not None:
+                client.join()
             server.stop()
     assert failures == []
