@@ -23,7 +23,7 @@ from embedder.deploy.slurm import slurm_script, time_text
 from embedder.errors import ConfigError
 
 ROOT = Path(embedder.__file__).parents[1]
-NUM_IMAGES = 2_400  # so many that some are not begun when the first batches are done
+NUM_IMAGES = 1_000  # so many that some are not begun when the first batches are done
 RUN = """\
 model = "{model}"
 store = "store"
