@@ -84,9 +84,11 @@ def explained(error: ModuleNotFoundError, where: str) -> Exception:
 
 
 def describe() -> str:
-    """This installation in a few words: light, or the extras that are whole."""
+    """This installation in a few words: light or not, and the extras that are whole."""
     extras = [extra for extra in EXTRAS if not missing(extra)]
-    return f"embedder[{','.join(extras)}]" if extras else "light: searches, plans and reads stores"
+    if "embed" in extras:
+        return f"embedder[{','.join(extras)}]"
+    return f"light{', with ' + ', '.join(extras) if extras else ''}: searches, plans and reads stores"
 
 
 def _refusal(extra: str, where: str, lacking: tuple[str, ...]) -> InstallationError:

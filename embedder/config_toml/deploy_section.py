@@ -161,7 +161,7 @@ class SlurmConfig(ConfigSection):
 
 
 class DeployConfig(ConfigSection):
-    """Cluster that `embedder deploy` describes for a plan."""
+    """Cluster that `embedder deploy kuberay` and `slurm` describe for a plan."""
 
     name: ObjectName = Field("embedder", max_length=MAX_NAME, description="begins the names of all objects")
     namespace: ObjectName = Field("default", description="namespace of Kubernetes")

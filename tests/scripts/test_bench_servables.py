@@ -45,7 +45,7 @@ def test_starting_is_no_part_of_a_rate():
 
 
 def test_each_round_begins_with_another_form():
-    orders = [bench_servables.in_turn(FORMS, turn) for turn in range(6)]
+    orders = [bench_servables.in_turn(FORMS, turn) for turn in range(len(FORMS) + 1)]
     assert [order[0] for order in orders] == [*FORMS, FORMS[0]]
     assert all(sorted(order) == sorted(FORMS) for order in orders)
 

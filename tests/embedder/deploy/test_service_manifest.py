@@ -8,7 +8,7 @@ from embedder.serve.ray_serve import application_of_manifest
 
 
 def test_ray_serve_takes_the_configuration_and_the_application_has_its_replicas(tmp_path):
-    pytest.importorskip("grpc", reason="Ray Serve is not installed: pip install 'embedder[ray-serve]'")
+    pytest.importorskip("grpc_reflection", reason="Ray Serve is not installed: pip install 'embedder[ray-serve]'")
     from ray.serve.schema import ServeDeploySchema
 
     document = yaml.safe_load(kuberay_texts(tmp_path)["rayservice.yaml"])
