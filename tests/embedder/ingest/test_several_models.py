@@ -76,7 +76,7 @@ def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_sepa
     counts["fetched"].clear()
     counts["decoded"].clear()
 
-    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second}, classifier(tmp_path)]
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 3}, classifier(tmp_path)]
     config = make_run(source, model=models, segment_s=1.0)
     report = embed(config)
 
@@ -299,8 +299,9 @@ def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp
 def test_on_ray_all_models_give_what_they_give_in_one_process(
     make_run, tmp_path, source, tiny_model, second, ray_cluster
 ):
-    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second}, classifier(tmp_path)]
-    here = make_run(source, model=models, segment_s=1.0, store=str(tmp_path / "here"))
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 2}, classifier(tmp_path)]
+    whole = [{key: value for key, value in model.items() if key != "stages"} for model in models]
+    here = make_run(source, model=whole, segment_s=1.0, store=str(tmp_path / "here"))
     embed(here)
     there = make_run(source, model=models[:1], segment_s=1.0, engine="ray", decode={"items_per_task": 4})
     embed(there)
