@@ -7,9 +7,7 @@ from pydantic import Field, model_validator
 from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.step_section import COLUMN_NAME, STEP_NAME, Setting
 
-MetricKind = Literal[
-    "count", "sum", "moments", "quantiles", "log_loss", "auroc", "confusion", "recall", "drift", "own"
-]
+MetricKind = Literal["count", "sum", "moments", "quantiles", "log_loss", "auroc", "confusion", "recall", "drift", "own"]
 NUMBERS = ("sum", "moments", "quantiles")
 SCORES = ("log_loss", "auroc")
 LABELLED = (*SCORES, "confusion")

@@ -97,7 +97,11 @@ def end_run(
     metrics = merge_run_metrics(result, outcome.job.stamp.metrics)
     removed = removed_models(inputs, current) if inputs.options.may_change else ()
     report = report.model_copy(
-        update={"models": report_models(further), "removed_models": removed if report.published else (), "metrics": metrics}
+        update={
+            "models": report_models(further),
+            "removed_models": removed if report.published else (),
+            "metrics": metrics,
+        }
     )
     if report.published:
         _publish(inputs, outcome, result, own_verdicts, further)

@@ -5,39 +5,26 @@ changed between two sessions, and a row's item may have left the sources since: 
 are of another definition, the rows that count are read and described again.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
 from embedder.ingest.run_result import RunResult
 from embedder.store.accumulators.base import Figures, State
-from embedder.store.accumulators.run_states import Metric, merge_states, states_of
+from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, merge_states, states_of
 from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.hash_sample import hash_of
 from embedder.store.history import publications
 from embedder.store.journal import JournalEntry, read_keys
-from embedder.store.layout import Record, read_record, run_file, write_record
+from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.schema import EMBEDDINGS, with_nulls
 from shards.training.metrics import best_ranks, recall_at
 
-LOG = logging.getLogger(__name__)
-METRICS_FILE = "metrics.json"
 KS = (1, 5, 10)
-
-
-class RunMetrics(Record):
-    """`runs/RUN_ID/metrics.json`: states and figures of a run."""
-
-    model_fingerprint: str
-    states: dict[str, Any] = Field({}, description="by the metric's digest")
-    figures: dict[str, Any] = Field({}, description="by the metric's name")
 
 
 def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str, Figures]:
@@ -83,14 +70,13 @@ def _states(result: RunResult, metrics: Sequence[Metric], keys: pa.Table) -> dic
     found: dict[str, list[State]] = {metric.digest: [] for metric in metrics}
     for entry in result.entries:
         parts = [part for part in entry.parts if part.table == "embeddings" and part.path in num_counted]
+        if not parts:
+            continue
         is_whole = sum(part.num_rows for part in parts) == sum(num_counted[part.path] for part in parts)
         again = [metric for metric in metrics if not is_whole or metric.digest not in entry.metrics]
-        if parts and again:
-            states = states_of(again, _rows(result.run.files, entry, keys, again))
-        else:
-            states = {}
-        for digest in found if parts else ():
-            found[digest].append(states.get(digest) or entry.metrics[digest])
+        states = entry.metrics | (states_of(again, _rows(result.run.files, entry, keys, again)) if again else {})
+        for digest, own in found.items():
+            own.append(states[digest])
     empty = EMBEDDINGS.empty_table()
     for metric in metrics:
         if not found[metric.digest]:
@@ -140,9 +126,9 @@ def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> list[tuple[str
     found = []
     for record in reversed(publications(files)):
         own_id = record.interim_of or record.run_id
-        if own_id != run_id and (kept := read_record(files, run_file(own_id, METRICS_FILE), RunMetrics)) is not None:
-            if kept.model_fingerprint == fingerprint:
-                found.append((own_id, kept))
+        kept = read_record(files, run_file(own_id, METRICS_FILE), RunMetrics) if own_id != run_id else None
+        if kept is not None and kept.model_fingerprint == fingerprint:
+            found.append((own_id, kept))
     return found
 
 

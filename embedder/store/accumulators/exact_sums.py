@@ -53,12 +53,23 @@ def as_fraction(total: ExactSum) -> Fraction:
     return Fraction(mantissa) * Fraction(2) ** exponent
 
 
-def nearest(value: Fraction) -> float:
-    """The float64 next to a number; infinite beyond the largest."""
+def nearest(value: Fraction) -> float | None:
+    """The float64 next to a number; none beyond the largest, as JSON has no infinity."""
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return None
+
+
+def root_of(value: Fraction) -> float | None:
+    """Square root of a number that may itself be beyond the range of float64; none where the root is, too."""
+    if not value:
+        return 0.0
+    shift = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
+    try:
+        return math.ldexp(math.sqrt(float(value / Fraction(4) ** shift)), shift)
+    except OverflowError:
+        return None
 
 
 def _pair(total: ExactSum) -> tuple[int, int]:

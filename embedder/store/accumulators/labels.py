@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from embedder.store.accumulators.exact_sums import add_exact, as_fraction, neare
 
 LEAST = 2.0**-53  # of a probability: a certain mistake costs 36.7, not infinity
 MAX_CELLS = 10_000
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 COUNTS = ("num", "num_null", "num_invalid")
 
 
@@ -38,7 +40,7 @@ class _Scored(Accumulator):
         num = int(good.sum())
         return values[good], truth[good], {"num": num, "num_null": num_null, "num_invalid": len(values) - num}
 
-    def is_score(self, values: Floats) -> np.ndarray:  # type: ignore[type-arg]
+    def is_score(self, values: Floats) -> Mask:
         """Mask of the values that are scores; any finite one is."""
         return np.isfinite(values)
 
@@ -63,7 +65,7 @@ class LogLoss(_Scored):
         counts = {name: state[name] for name in COUNTS}
         return {**counts, "log_loss": nearest(as_fraction(state["sum"]) / state["num"]) if state["num"] else None}
 
-    def is_score(self, values: Floats) -> np.ndarray:  # type: ignore[type-arg]
+    def is_score(self, values: Floats) -> Mask:
         """Mask of probabilities."""
         return (values >= 0) & (values <= 1)
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 
-from embedder.store.accumulators.base import Accumulator, Figures, State, added_counts, as_floats, valid_rows
+from embedder.store.accumulators.base import Accumulator, Figures, Floats, State, added_counts, as_floats, valid_rows
 from embedder.store.accumulators.buckets import count_buckets, in_order, middle_of
-from embedder.store.accumulators.exact_sums import add_each, as_fraction, nearest, power_sums
+from embedder.store.accumulators.exact_sums import add_each, as_fraction, nearest, power_sums, root_of
 
 COUNTS = ("num", "num_null", "num_not_finite")
 
@@ -56,7 +56,7 @@ class _OfNumbers(Accumulator):
         plain = {name: state[name] for name in (*COUNTS, "min", "max")}
         return {**plain, **(self.figures_of_values(state) if state["num"] else {})}
 
-    def of_values(self, values: np.ndarray) -> State:  # type: ignore[type-arg]
+    def of_values(self, values: Floats) -> State:
         """Describe finite values, float64 (N,)."""
         raise NotImplementedError
 
@@ -72,11 +72,12 @@ class _OfNumbers(Accumulator):
 class Moments(_OfNumbers):
     """Sum, mean, variance, skewness and excess kurtosis, exact until the last rounding; of `sum` the first two."""
 
-    def __init__(self, config) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(config)
-        self.num_powers = 1 if config.kind == "sum" else 4
+    @property
+    def num_powers(self) -> int:
+        """Powers whose sums are kept."""
+        return 1 if self.config.kind == "sum" else 4
 
-    def of_values(self, values: np.ndarray) -> State:  # type: ignore[type-arg]
+    def of_values(self, values: Floats) -> State:
         """Sum the powers."""
         return {"sums": power_sums(values, self.num_powers)}
 
@@ -92,10 +93,10 @@ class Moments(_OfNumbers):
         if self.num_powers == 1:
             return found
         variance, third, fourth = central_moments(means)
-        found |= {"variance": nearest(variance), "std": _root(variance)}
+        found |= {"variance": nearest(variance), "std": root_of(variance)}
         if variance:
-            skewness = math.copysign(_root(third**2 / variance**3), third)
-            found |= {"skewness": skewness, "kurtosis": nearest(fourth / variance**2 - 3)}
+            size = root_of(third**2 / variance**3)
+            found |= {"skewness": -size if size and third < 0 else size, "kurtosis": nearest(fourth / variance**2 - 3)}
         return found
 
 
@@ -109,19 +110,10 @@ def central_moments(means: list[Fraction]) -> tuple[Fraction, Fraction, Fraction
     )
 
 
-def _root(value: Fraction) -> float:
-    """Square root; of a number beyond the range of float64 by its halves."""
-    near = nearest(value)
-    if math.isfinite(near) and near > 1e-300:
-        return math.sqrt(near)
-    shift = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
-    return math.ldexp(math.sqrt(nearest(value / Fraction(4) ** shift)), shift) if value else 0.0
-
-
 class Quantiles(_OfNumbers):
     """Quantiles within 0.4 % of the value, by a histogram with 128 buckets to each doubling."""
 
-    def of_values(self, values: np.ndarray) -> State:  # type: ignore[type-arg]
+    def of_values(self, values: Floats) -> State:
         """Count the buckets."""
         return {"buckets": count_buckets(values)}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import Field
 
 from embedder.config_toml.metric_section import LABELLED, NUMBERS, SCORES, MetricConfig
 from embedder.errors import ConfigError
@@ -16,6 +17,7 @@ from embedder.store.accumulators.labels import Auroc, Confusion, LogLoss
 from embedder.store.accumulators.numbers import Count, Moments, Quantiles
 from embedder.store.accumulators.own import FILE_SUFFIX, Own, load_own
 from embedder.store.accumulators.vectors import Drift, RecallSample
+from embedder.store.layout import Record
 
 KINDS: Mapping[str, type[Accumulator]] = {
     "count": Count,
@@ -29,6 +31,7 @@ KINDS: Mapping[str, type[Accumulator]] = {
     "drift": Drift,
     "own": Own,
 }
+METRICS_FILE = "metrics.json"
 STATE_VERSION = 1  # of all kinds; states of another one are computed again
 
 
@@ -50,6 +53,14 @@ class Metric:
         return KINDS[self.config.kind](self.config)
 
 
+class RunMetrics(Record):
+    """`runs/RUN_ID/metrics.json`: states and figures of a run."""
+
+    model_fingerprint: str
+    states: dict[str, Any] = Field({}, description="by the metric's digest")
+    figures: dict[str, Any] = Field({}, description="by the metric's name")
+
+
 def open_metrics(configs: Iterable[MetricConfig], schema: pa.Schema, *, may_load: bool = True) -> tuple[Metric, ...]:
     """Find what metrics need.
 
@@ -69,7 +80,7 @@ def open_metrics(configs: Iterable[MetricConfig], schema: pa.Schema, *, may_load
                 load_own(metric.config)
             except ConfigError:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - code of the user's own
                 raise ConfigError(
                     f'metric "{metric.config.name}": {metric.config.callable} can\'t be imported '
                     f"({type(error).__name__}: {error}); correct it, or leave the metric out"
@@ -128,6 +139,4 @@ def _check_columns(metric: Metric, schema: pa.Schema) -> None:
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(
-        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
-    )
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))

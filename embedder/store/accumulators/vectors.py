@@ -1,5 +1,7 @@
 """Accumulators of vectors: drift between two publications, and the sample of pairs for R@k."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -97,7 +99,7 @@ class RecallSample(Accumulator):
         """Pairs, and those of the sample."""
         return {"num": state["num"], "num_pairs": len(state["hashes"])}
 
-    def _lowest(self, hashes) -> list[str]:  # type: ignore[no-untyped-def]
+    def _lowest(self, hashes: Iterable[str]) -> list[str]:
         return sorted(set(hashes))[: self.config.sample]
 
 
