@@ -24,6 +24,7 @@ from embedder.config_toml.model_section import (
 )
 from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.step_section import StepConfig, check_steps
+from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -328,6 +329,7 @@ class RunConfig(ConfigSection):
         None,
         description="OpenTelemetry traces: address of a collector, as http://127.0.0.1:4318, or a file to append to",
     )
+    tracker: TrackerConfig | None = Field(None, description="MLflow or Weights & Biases")
     on_failure: OnFailure = OnFailure()
     deploy: DeployConfig = DeployConfig()
 

@@ -61,7 +61,7 @@ def as_floats(column: pa.ChunkedArray) -> Floats:
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
-    return column.cast(pa.float64(), safe=False).to_numpy()
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), np.float64)
 
 
 def added_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:

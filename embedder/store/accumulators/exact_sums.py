@@ -13,7 +13,6 @@ import numpy as np
 from embedder.store.accumulators.base import Floats
 
 MANTISSA_BITS = 53
-ZERO = ["0x0", 0]
 
 ExactSum = list[str | int]
 
@@ -26,7 +25,7 @@ def power_sums(values: Floats, num_powers: int) -> list[ExactSum]:
         num_powers: how many sums.
     """
     if not len(values):
-        return [ZERO] * num_powers
+        return [_normal(0, 0) for _ in range(num_powers)]
     fractions, exponents = np.frexp(values)
     lowest = int(exponents.min()) - MANTISSA_BITS
     whole = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64).tolist()
@@ -78,6 +77,6 @@ def _pair(total: ExactSum) -> tuple[int, int]:
 
 def _normal(mantissa: int, exponent: int) -> ExactSum:
     if not mantissa:
-        return list(ZERO)
+        return ["0x0", 0]
     num_zeros = (mantissa & -mantissa).bit_length() - 1
     return [hex(mantissa >> num_zeros), exponent + num_zeros]

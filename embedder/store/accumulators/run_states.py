@@ -128,10 +128,12 @@ def _check_columns(metric: Metric, schema: pa.Schema) -> None:
                 f'metric "{config.name}": no column {name!r} in the embeddings table, which has '
                 f"{', '.join(schema.names)}; carry it by `columns` of the source, or name one of these"
             )
-    for name, kinds in ((config.column, (*NUMBERS, *SCORES)), (config.label, SCORES)):
-        if name is not None and config.kind in kinds and not _is_number(schema.field(name).type):
+    numbers = {config.column: (*NUMBERS, *SCORES), config.label: SCORES}
+    for key, kinds in numbers.items():
+        if key is not None and config.kind in kinds and not _is_number(schema.field(key).type):
             raise ConfigError(
-                f'metric "{config.name}": {config.kind} is of numbers, and column {name!r} is {schema.field(name).type}'
+                f'metric "{config.name}": {config.kind} is of numbers, and column {key!r} is {schema.field(key).type}; '
+                "name another"
             )
     if config.kind in LABELLED and config.column == config.label:
         raise ConfigError(f'metric "{config.name}": column and label are both {config.column!r}; name two')

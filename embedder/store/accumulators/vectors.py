@@ -66,12 +66,12 @@ def drift_between(state: State, before: State) -> Figures:
 
 def _means(state: State) -> Floats:
     """Mean vector; float64 (E,)."""
-    return np.array(state["sums"], np.float64) / SCALE / state["num"]
+    return np.asarray(np.array(state["sums"], np.float64) / (SCALE * state["num"]), np.float64)
 
 
 def _variances(state: State) -> Floats:
     """Variance of each dimension; float64 (E,)."""
-    return np.array(state["squares"], np.float64) / SCALE / state["num"] - _means(state) ** 2
+    return np.asarray(np.array(state["squares"], np.float64) / (SCALE * state["num"]) - _means(state) ** 2, np.float64)
 
 
 class RecallSample(Accumulator):
