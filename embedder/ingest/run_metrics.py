@@ -19,7 +19,7 @@ from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.hash_sample import hash_of
 from embedder.store.history import publications
-from embedder.store.journal import JournalEntry, read_keys
+from embedder.store.journal import JournalEntry, parts_of, read_keys
 from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.schema import EMBEDDINGS, with_nulls
 from shards.training.metrics import best_ranks, recall_at
@@ -104,7 +104,7 @@ def _recall(files: StoreFiles, entries: Sequence[JournalEntry], keys: pa.Table, 
     keys = keys.filter(pa.array(chosen, pa.bool_()))
     paths, ids = set(keys["path"].to_pylist()), keys["item_id"].combine_chunks()
     images, texts, order = [], [], []
-    for part in (part for entry in entries for part in entry.parts if part.path in paths):
+    for part in (part for part in parts_of(entries, "embeddings") if part.path in paths):
         rows = files.read_table(f"{part.table}/{part.path}", ["item_id", "segment", *PAIR])
         own = keys.filter(pc.equal(keys["path"], part.path))["item_id"].combine_chunks()
         rows = pairs_of(rows.filter(pc.is_in(rows["item_id"], value_set=own)))

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -119,16 +119,18 @@ class ThreadedTracker:
         if self._has_ended:
             return
         self._has_ended = True
-        try:
+        self._add(None)
+        if self._is_given_up:
+            with suppress(queue.Empty):
+                while True:
+                    self._calls.get_nowait()
             self._calls.put_nowait(None)
-        except queue.Full:
-            self._give_up(f"{MAX_WAITING:,} calls behind")
             return
         self._thread.join(END_S)
         if self._thread.is_alive():
             self._give_up(f"no answer for {END_S:g} s")
 
-    def _add(self, call: Callable[[], None]) -> None:
+    def _add(self, call: Callable[[], None] | None) -> None:
         if self._is_given_up:
             return
         try:

@@ -27,7 +27,13 @@ METRICS = [
     {"name": "pairs", "kind": "recall"},
     {"name": "drift", "kind": "drift", "column": "image_embedding"},
 ]
-SETTINGS = {"segment_s": 0.5, "frames_per_segment": 1, "rows_per_part": 3, "batch_size": 2}
+SETTINGS = {
+    "segment_s": 0.5,
+    "frames_per_segment": 1,
+    "rows_per_part": 3,
+    "batch_size": 2,
+    "decode": {"items_per_task": 2},
+}
 
 
 class KilledError(Exception):

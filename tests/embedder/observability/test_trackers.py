@@ -127,7 +127,7 @@ def noted_run(make_run, source, monkeypatch, client, **changes):
     monkeypatch.setattr(trackers, "open_client", lambda config: client)
     monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)
     tracker = {"kind": "mlflow", "uri": "sqlite:///nowhere.db"}
-    return make_run(source, tracker=tracker, rows_per_part=2, **changes)
+    return make_run(source, tracker=tracker, rows_per_part=2, batch_size=2, decode={"items_per_task": 2}, **changes)
 
 
 def test_a_run_tells_its_tracker_at_each_part_and_goes_on_without_it(make_run, tmp_path, monkeypatch, caplog):
@@ -160,7 +160,9 @@ def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     metric = [{"name": "rows", "kind": "count"}]
     tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}
-    report, _ = embedded(make_run(source, tracker=tracker, metric=metric, rows_per_part=2))
+    report, _ = embedded(
+        make_run(source, tracker=tracker, metric=metric, rows_per_part=2, batch_size=2, decode={"items_per_task": 2})
+    )
     client = MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
     assert run.info.status == "FINISHED" and run.data.tags["embedder.run_id"] == report.run_id
