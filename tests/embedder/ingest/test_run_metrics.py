@@ -107,6 +107,16 @@ def entries_of(config, report):
     return read_entries(StoreFiles(config.store), report.run_id)
 
 
+@pytest.mark.usefixtures("starts_ray")
+@pytest.mark.slow
+def test_a_run_on_ray_has_the_figures_of_one_process(make_run, source, tmp_path):
+    """Vectors may differ in their last bits between batches; what is not of vectors may not."""
+    metrics = [each for each in METRICS if each["kind"] not in ("recall", "drift")]
+    expected, _ = embedded(make_run(source, store=str(tmp_path / "local"), metric=metrics, **SETTINGS))
+    report, rows = embedded(make_run(source, store=str(tmp_path / "ray"), metric=metrics, engine="ray", **SETTINGS))
+    assert report.engine == "ray" and report.metrics == expected.metrics and told(report) == figures_of(rows)
+
+
 def test_rows_that_are_done_again_count_once(make_run, source, tmp_path, monkeypatch):
     """A part with rows of a clip whose other part is lost: its states hold rows that don't count."""
     expected, _ = embedded(make_run(source, store=str(tmp_path / "undisturbed"), metric=METRICS, **SETTINGS))

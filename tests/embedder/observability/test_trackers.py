@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import samples
+import train_samples
 from embedding_runs import embedded
 
 from embedder.config import RunConfig
@@ -17,6 +18,7 @@ from embedder.observability import run_tracking, trackers
 from embedder.observability.run_tracking import parameters_of
 from embedder.observability.trackers import ThreadedTracker, tracked
 from embedder.store.files import StoreFiles
+from embedder.training.run import train
 
 
 class Notes:
@@ -147,6 +149,19 @@ def test_a_run_that_is_refused_leaves_no_trace_at_the_tracker(make_run, tmp_path
     with pytest.raises(ConfigError):
         embed(noted_run(make_run, source, monkeypatch, client, metric=metric))
     assert client.calls == [] and not list((tmp_path / "store").glob("runs/*/tracker.json"))
+
+
+def test_a_training_tells_its_tracker_of_each_logged_step(tiny_model, tmp_path, monkeypatch):
+    client = Notes()
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setattr(trackers, "open_client", lambda config: client)
+    pairs = train_samples.table(tmp_path / "pairs.parquet", 24)
+    tracker = {"kind": "wandb", "offline": True}
+    train(train_samples.training(pairs, tmp_path / "out", model=str(tiny_model), tracker=tracker))
+    assert client.calls[0] == ("begin", "train out") and client.calls[-1] == ("end", True)
+    steps = [step for call, step in client.calls if call == "log"]
+    assert steps == sorted([*range(1, 13), 6, 12]), "each step, and the measurements"
+    assert json.loads((tmp_path / "out" / "tracker.json").read_text()) == {"id": "id-1"}
 
 
 def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
