@@ -61,13 +61,18 @@ def load_own(config: MetricConfig) -> Any:
         ConfigError: there is no such class, or it lacks a method.
         Exception: as the import or the class raises it.
     """
-    return _load(config.callable or "", json.dumps(config.settings, sort_keys=True))
+    address = config.callable or ""
+    path = Path(address.rpartition(":")[0])
+    changed_ns = path.stat().st_mtime_ns if path.suffix == FILE_SUFFIX else 0
+    return _load(address, json.dumps(config.settings, sort_keys=True), changed_ns)
 
 
 @lru_cache(maxsize=64)
-def _load(address: str, settings: str) -> Any:
+def _load(address: str, settings: str, changed_ns: int) -> Any:
+    """Import a class and make its object; a file that has changed since is imported again."""
+    del changed_ns
     place, _, name = address.rpartition(":")
-    module = _import_file(Path(place).expanduser()) if place.endswith(FILE_SUFFIX) else importlib.import_module(place)
+    module = _import_file(Path(place)) if place.endswith(FILE_SUFFIX) else importlib.import_module(place)
     found = getattr(module, name, None)
     if found is None or not all(callable(getattr(found, method, None)) for method in METHODS):
         raise ConfigError(f"metric {address}: no class of that name with the methods {', '.join(METHODS)}; write it")

@@ -72,7 +72,8 @@ def open_metrics(configs: Iterable[MetricConfig], schema: pa.Schema, *, may_load
     Raises:
         ConfigError: a column is missing or of another type, or a class can't be imported.
     """
-    metrics = tuple(Metric(config, _digest(config)) for config in configs)
+    found = tuple(map(_with_whole_path, configs))
+    metrics = tuple(Metric(config, _digest(config)) for config in found)
     for metric in metrics:
         _check_columns(metric, schema)
         if metric.config.kind == "own" and may_load:
@@ -111,10 +112,18 @@ def merge_states(metric: Metric, states: Sequence[State]) -> State:
     return states[0]
 
 
+def _with_whole_path(config: MetricConfig) -> MetricConfig:
+    """The metric with the absolute path of its file, as processes that write have a working directory of their own."""
+    place, _, name = (config.callable or "").rpartition(":")
+    if not place.endswith(FILE_SUFFIX):
+        return config
+    return config.model_copy(update={"callable": f"{Path(place).expanduser().absolute()}:{name}"})
+
+
 def _digest(config: MetricConfig) -> str:
     """Hash a metric's definition, without its name; a file of the user's own counts by its content."""
     place = (config.callable or "").rpartition(":")[0]
-    path = Path(place).expanduser()
+    path = Path(place)
     content = path.read_bytes() if place.endswith(FILE_SUFFIX) and path.is_file() else b""
     definition = config.model_dump_json(exclude={"name", "quantiles"})  # quantiles are computed of any histogram
     return hashlib.blake2b(f"{STATE_VERSION}{definition}".encode() + content, digest_size=8).hexdigest()
