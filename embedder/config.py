@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, field_validator, model_validator
 from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
+from embedder.config_toml.metric_section import MetricConfig, check_metrics
 from embedder.config_toml.model_section import (
     ModelConfig,
     ModelTables,
@@ -23,6 +24,7 @@ from embedder.config_toml.model_section import (
 )
 from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.step_section import StepConfig, check_steps
+from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -253,6 +255,7 @@ class RunConfig(ConfigSection):
     join: tuple[JoinConfig, ...] = Field((), description="tables whose rows belong to the items")
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
     step: tuple[StepConfig, ...] = Field((), description="functions of your own, in the order that they run in")
+    metric: tuple[MetricConfig, ...] = Field((), description="figures of the rows, summed up where they are written")
     decode: DecodeConfig = DecodeConfig()
     web: WebConfig = WebConfig()
     plan: str | None = Field(
@@ -326,6 +329,7 @@ class RunConfig(ConfigSection):
         None,
         description="OpenTelemetry traces: address of a collector, as http://127.0.0.1:4318, or a file to append to",
     )
+    tracker: TrackerConfig | None = Field(None, description="MLflow or Weights & Biases")
     on_failure: OnFailure = OnFailure()
     deploy: DeployConfig = DeployConfig()
 
@@ -345,6 +349,7 @@ class RunConfig(ConfigSection):
         check_source_names(self.source)
         check_joins(self.join, {source.name for source in self.source})
         check_steps(self.step)
+        check_metrics(self.metric)
         if isinstance(self.model, tuple):
             check_models(self.model, self.model_fields_set)
         if self.batch_size != "auto" and self.batch_size < 1:

@@ -48,7 +48,7 @@ def replace_paths(tree: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
     for key in (*INPUTS, *RESULTS, *LOGS):
         if isinstance(value := tree.get(key), str):
             moved[key] = replace(key, value)
-    for key, section in (("model", _model), ("step", _step), ("source", _source), ("join", _join)):
+    for key, section in (("model", _model), ("step", _step), ("metric", _metric), ("source", _source), ("join", _join)):
         if isinstance(entries := tree.get(key), list):
             moved[key] = [section(each, replace) if isinstance(each, dict) else each for each in entries]
     match tree.get("on_failure"):
@@ -85,6 +85,14 @@ def _step(step: dict[str, Any], replace: Replace) -> dict[str, Any]:
         moved["callable"] = _in_file("step.callable", value, replace)
     if isinstance(extra := step.get("extra_files"), list):
         moved["extra_files"] = _each("step.extra_files", extra, replace)
+    return moved
+
+
+def _metric(metric: dict[str, Any], replace: Replace) -> dict[str, Any]:
+    """Replace the path of a [[metric]]: a class's file; a module stays."""
+    moved = dict(metric)
+    if isinstance(value := metric.get("callable"), str) and ".py:" in value:
+        moved["callable"] = _in_file("metric.callable", value, replace)
     return moved
 
 

@@ -57,6 +57,7 @@ def _text_file() -> Iterator[Row]:
         "held": False,
         "steps": [{"step": "decode", **dict.fromkeys(STEP_FIGURES, 1)}],
         "guards": [{"name": "rejects", "passed": True}],
+        "metrics": {"price": {"mean": 1.0}},
     }
     for family in text_string_to_metric_families(
         metrics_text(summarise("refresh", "store", 0, "done", (now, now), report, now))

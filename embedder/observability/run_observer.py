@@ -29,8 +29,10 @@ from embedder.observability.live_metrics import LiveMetrics, answering
 from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
+from embedder.observability.run_tracking import RunTracking
 from embedder.observability.summary import summarise
 from embedder.observability.traces import NoTraces, RunTraces, traced
+from embedder.observability.trackers import NoTracker, tracked
 from embedder.quantities import counted, duration_text, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry
@@ -51,6 +53,7 @@ class RunObserver:
     Attributes:
         live: metrics while it goes on.
         traces: spans of its phases.
+        tracking: what its tracker is told.
     """
 
     def __init__(self, config: RunConfig, kind: Kind, show_progress: ShowProgress) -> None:
@@ -67,6 +70,7 @@ class RunObserver:
         self.report: dict[str, Any] | None = None
         self.live = LiveMetrics(config.store, kind, self.started_s)
         self.traces: RunTraces = NoTraces()
+        self.tracking = RunTracking(NoTracker(), config, kind)
         self._run: Run | None = None
         self._has_ended = False
         self._show_progress = show_progress
@@ -107,6 +111,7 @@ class RunObserver:
 
         self.log.write_to(write)
         self.log.add(f"{self.kind}: run {run.run_id}, session {run.session}")
+        self.tracking.begun(run)
 
     def reported(self, report: BaseModel) -> None:
         """Keep the run's report, published or not, for the summary."""
@@ -135,6 +140,7 @@ class RunObserver:
         times, store = (self.started_at, utc_now()), self.config.store or ""
         summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
         self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
+        self.tracking.ended(summary)
         self._attempt("the line of this run", lambda: self._append_line(summary))
         if self.config.metrics_file:
             path = Path(self.config.metrics_file).expanduser()
@@ -209,6 +215,7 @@ class _ObservedProgress:
         show_entry(self._show, entry)
         self._observer.live.finished(entry)
         self._observer.traces.finished(entry)
+        self._observer.tracking.finished(entry)
 
     def show_operators(self, view: OperatorView) -> None:
         show_operators(self._show, view)
@@ -229,7 +236,8 @@ def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_
         show_progress: display of the progress.
     """
     observer = RunObserver(config, kind, show_progress)
-    with messages_to(observer.log):
+    with messages_to(observer.log), tracked(config.tracker, f"embedder {kind}") as tracker:
+        observer.tracking = RunTracking(tracker, config, kind)
         try:
             with (
                 answering(config.metrics_address, observer.live),

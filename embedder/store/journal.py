@@ -39,6 +39,7 @@ class JournalEntry(Record):
     num_rejects: int
     num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
     trace: list[dict[str, Any]]
+    metrics: dict[str, Any] = Field({}, description="states of the part's rows, by the digest of each [[metric]]")
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 

@@ -29,7 +29,7 @@ from embedder.version import __version__
 
 SUPPORTED_RAY = SpecifierSet(">=2.60,<2.64")  # as pyproject.toml has it
 CONFIG_FILE, PLAN_FILE, OWN_FILES = "run.toml", "plan.json", "own"
-SENT = frozenset(("model.extra_files", "step.callable", "step.extra_files"))
+SENT = frozenset(("metric.callable", "model.extra_files", "step.callable", "step.extra_files"))
 EXTRA = "embed"
 END_S = 60.0  # beyond `stop_timeout_s`: a write task ends, and the journal is written; Ray kills after 3 s else
 OUR_KEY = "embedder"  # of a job's metadata; its value is the version
