@@ -19,6 +19,7 @@ from embedder.ingest.model_work import ModelPlan, check_models, plan_models, rem
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.quantities import duration_text, rate
+from embedder.store.arrow_lookup import SortedIds
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
 from embedder.store.runs import REPORT_FILE, all_runs
@@ -177,13 +178,13 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
     """Sum the bytes of published part files in which a row may change; found file by file."""
     if current is None or work.outdated is not None or not (chosen.num_rows or work.retired.num_rows):
         return 0
-    ids = pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()).combine_chunks()
+    ids = SortedIds(pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()))
     table = RecordTable(files, "embeddings", current.embeddings)
-    touched = {
-        path
-        for path in table.paths()
-        if pc.any(pc.is_in(table.read(["item_id"], [path])["item_id"], value_set=ids)).as_py()
-    }
+    touched = set[str]()
+    for part in table.parts():
+        here = ids.between(part.id_range)
+        if len(here) and pc.any(pc.is_in(table.read(["item_id"], [part.path])["item_id"], value_set=here)).as_py():
+            touched.add(part.path)
     return table.size_bytes(touched)
 
 
