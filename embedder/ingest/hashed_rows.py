@@ -176,7 +176,7 @@ class RowsInOrder:
         first = self._chosen[0]
         if NUMBER not in first.schema.names:
             return pa.concat_tables(self._chosen) if len(self._chosen) > 1 else first
-        if self._file is None:
+        if self._file is None or not any(table.num_rows for table in self._chosen):
             return _in_order(self._chosen)
         schema = first.schema.remove(first.schema.get_field_index(NUMBER))
         file = SpillFile()

@@ -101,8 +101,8 @@ def test_a_refresh_with_everything_on_disk_makes_the_same_store(make_run, tmp_pa
     source = samples.folder(tmp_path / "in")
     (source / "broken.png").write_bytes(b"no image")
     (source / "page.html").write_text("<html>")
-    config = make_run(source, max_reject_fraction=1)
-    in_memory = make_run(source, max_reject_fraction=1, store=str(tmp_path / "other"))
+    settings = {"max_reject_fraction": 1, "max_retire_fraction": 0.5}
+    config, in_memory = make_run(source, **settings), make_run(source, **settings, store=str(tmp_path / "other"))
 
     def both():
         monkeypatch.setattr(hashed_rows, "MEMORY_BYTES", 1 << 30)
