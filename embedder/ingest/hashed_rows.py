@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.errors import RunFailedError
+
 NUM_PARTS = 256
 MEMORY_BYTES = 128 << 20
 """Rows that stay in memory: about half a million names."""
@@ -43,23 +45,33 @@ class SpillFile:
         self._end = 0
 
     def append(self, tables: Iterable[pa.Table], schema: pa.Schema) -> tuple[int, int]:
-        """Write tables one after the other, as one; gives the place of its bytes: start and end."""
+        """Write tables one after the other, as one; gives the place of its bytes: start and end.
+
+        Raises:
+            RunFailedError: the disk is full.
+        """
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
-        self._file.seek(start)
-        with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), schema, options=self._options) as writer:
-            for table in tables:
-                writer.write_table(table)
+        try:
+            self._file.seek(start)
+            with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), schema, options=self._options) as writer:
+                for table in tables:
+                    writer.write_table(table)
+            self._file.flush()
+        except OSError as error:
+            self._file.raw.close()  # what is left in its buffer can't be written either
+            raise RunFailedError(
+                f"{tempfile.gettempdir()}: the items to compare don't fit into the folder for temporary files "
+                f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
+            ) from None
         self._end = self._file.tell()
         return start, self._end
 
     def read(self, start: int, end: int) -> pa.Table:
         """Read the table at a place into memory."""
-        self._file.flush()
         return pa.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
 
     def map(self, start: int, end: int) -> pa.Table:
         """Map the table at a place: its pages are read when they are looked at, and given up where memory is short."""
-        self._file.flush()
         pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
 

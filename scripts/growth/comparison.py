@@ -1,13 +1,11 @@
 """What comparing a Parquet listing with a store of as many items takes, and publishing what changed.
 
-The rows are captions, so that a row's own text says whether it has changed. No model sees them: `python -m
-growth.comparison make CONFIG` publishes what is listed with made-up vectors, and `refresh CONFIG` is a refresh whose
-engine does the same. Each command runs in a process of its own, which is all that is running.
+The rows are captions, so that a row's own text says whether it has changed. No model sees them (`growth.made_up`). Each
+command runs in a process of its own, which is all that is running.
 """
 
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from corpus import DEMO_MODEL, write_config
-from embedder.batch_schema import DECODED, VECTOR
-from embedder.config import load_config
 from growth.names import take
 from harness import EMBEDDER, MIB, CommandFailedError, show
 
 ROWS_PER_FILE = 500_000
-ROWS_PER_PART = 50_000  # of a store that has been compacted
-DIMENSIONS = 16
 CHANGED_EVERY, GONE_EVERY = 100, 200  # 1 %, and 0.5 %
 COLUMNS = {
     "names": "{num_names:,}",
@@ -56,7 +50,7 @@ def measure_comparison(root: Path, num_names: int) -> list[dict[str, Any]]:
     config = write_config(root / "nightly.toml", DEMO_MODEL, store, source, max_retire_fraction=0.1)
     with config.open("a") as file:
         file.write('[source.columns]\nid = "id"\ncaption = "caption"\n[index]\nbuild = false\n')
-    own = (sys.executable, "-m", "growth.comparison")
+    own = (sys.executable, "-m", "growth.made_up")
     taken: list[dict[str, Any]] = []
 
     def run(what: str, *command: str, num_changed: int = 0) -> dict[str, Any]:
@@ -129,83 +123,6 @@ def part_files(store: Path) -> dict[Path, int]:
     return {path: path.stat().st_size for name in ("items", "embeddings") for path in (store / name).glob("*.parquet")}
 
 
-def as_embedded(listed: pa.Table, seed: int) -> pa.Table:
-    """Listed captions as the last stage hands them to the writer, with vectors of chance."""
-    num_rows = listed.num_rows
-    made = {"segment": 0, "modality": "text", "content_version": "0" * 32, "num_vectors": 1}
-    values = pa.array(np.random.default_rng(seed).standard_normal(num_rows * DIMENSIONS, np.float32))
-    offsets = pa.array(np.arange(num_rows + 1, dtype=np.int32) * DIMENSIONS)
-    columns = {name: listed[name] for name in ("item_id", "source", "uri", "size_bytes", "modified", "caption")}
-    columns |= {
-        field.name: pa.repeat(pa.scalar(made.get(field.name), field.type), num_rows)
-        for field in DECODED
-        if field.name not in columns
-    }
-    attempts = (
-        listed["attempts"] if "attempts" in listed.schema.names else pa.repeat(pa.scalar(1, pa.int32()), num_rows)
-    )
-    vectors = pa.ListArray.from_arrays(offsets, values).cast(VECTOR)
-    return pa.table(
-        columns | {"attempts": attempts, "image_embedding": pa.nulls(num_rows, VECTOR), "text_embedding": vectors}
-    )
-
-
-def make_store(config_path: Path) -> None:
-    """Publish what is listed, one commit for all; nothing of it is held in memory."""
-    from embedder.engine.job import make_plan, store_info
-    from embedder.engine.model_folder import open_model
-    from embedder.sources.listing import list_sources
-    from embedder.store.current import publish_current
-    from embedder.store.files import StoreFiles
-    from embedder.store.layout import Current, utc_now
-    from embedder.store.part_writer import RunMetadata, write_part
-    from embedder.store.runs import start_run
-    from embedder.store.schema import TABLES
-    from embedder.store.store_info import MODEL_FIELDS, bind_store
-    from embedder.store.tables import RecordTable
-
-    config = load_config(config_path)
-    model = open_model(config.required_model)
-    make_plan(config, model)
-    info, files = store_info(config, model), StoreFiles(config.required_store)
-    bind_store(files, info)
-    run = start_run(files, info, pa.schema([]))
-    prints = info.model_fingerprint, info.preprocess_fingerprint
-    metadata = RunMetadata(run.run_id, run.session, *prints, pa.schema([]))
-    parts: dict[str, list] = {name: [] for name in TABLES}
-    for task, rows in enumerate(list_sources(config.source, rows_per_chunk=ROWS_PER_PART)):
-        for part in write_part(files, metadata, task, as_embedded(rows, task)).parts:
-            parts[part.table].append(part)
-    versions = {name: RecordTable(files, name).commit(run.run_id, parts[name], [], TABLES[name]) for name in TABLES}
-    fields = info.model_dump(include=set(MODEL_FIELDS))
-    publish_current(
-        files, Current(run_id=run.run_id, index=None, published_at=utc_now(), **versions, **fields), "embed"
-    )
-
-
-def refresh_without_model(config_path: Path) -> None:
-    """Refresh as the command does, with an engine that makes vectors up; prints the report as JSON."""
-    from embedder.ingest import embed
-    from embedder.store.part_writer import RunMetadata, write_part
-
-    execute = embed.execute
-
-    def made_up(config: Any, model: Any, plan: Any, run: Any, to_embed: pa.Table, *others: Any) -> Any:
-        prints = run.info.model_fingerprint, run.info.preprocess_fingerprint
-        metadata = RunMetadata(run.run_id, run.session, *prints, pa.schema([]))
-        for task, rows in enumerate(cut(to_embed, ROWS_PER_PART)):
-            write_part(run.files, metadata, task, as_embedded(rows, task))
-        return execute(config, model, plan, run, to_embed.slice(0, 0), *others)
-
-    embed.execute = made_up
-    print(embed.refresh(load_config(config_path)).model_dump_json())
-
-
-def cut(rows: pa.Table, num_rows: int) -> Iterator[pa.Table]:
-    """Cut a table into pieces of so many rows."""
-    return (rows.slice(start, num_rows) for start in range(0, rows.num_rows, num_rows))
-
-
 def show_comparison(taken: list[dict[str, Any]]) -> None:
     """Print one line for each command over each number of names."""
     rows = [
@@ -215,7 +132,3 @@ def show_comparison(taken: list[dict[str, Any]]) -> None:
         for row in taken
     ]
     show(rows, COLUMNS)
-
-
-if __name__ == "__main__":
-    {"make": make_store, "refresh": refresh_without_model}[sys.argv[1]](Path(sys.argv[2]))

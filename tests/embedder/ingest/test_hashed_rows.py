@@ -1,10 +1,12 @@
 """Rows in parts are the same rows, whether memory holds them or a file does."""
 
 import random
+import resource
 
 import pyarrow as pa
 import pytest
 
+from embedder.errors import RunFailedError
 from embedder.ingest.hashed_rows import NUM_PARTS, NUMBER, HashedRows, RowsInOrder, common_parts, parts_of
 from embedder.sources.listing import with_unique_ids
 
@@ -100,3 +102,15 @@ def test_the_file_of_the_rows_has_no_name(tmp_path, monkeypatch):
     held = HashedRows(tables(3000), SCHEMA, memory_bytes=0)
     assert list(tmp_path.iterdir()) == [], "a kill leaves nothing behind"
     assert held.part(3, NUM_PARTS).num_rows > 0
+
+
+def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(RunFailedError, match="TMPDIR") as refused:
+            HashedRows(tables(20_000), SCHEMA, memory_bytes=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path) in str(refused.value)
