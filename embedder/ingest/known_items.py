@@ -42,10 +42,9 @@ def published_items(files: StoreFiles, current: Current | None) -> HashedRows:
     """Read the published items, with the columns of `PUBLISHED`."""
     if current is None:
         return HashedRows((), PUBLISHED)
-    pieces = (
-        with_nulls(each, PUBLISHED) for each in RecordTable(files, "items", current.items).pieces(PUBLISHED.names)
-    )
-    return HashedRows((each.select(PUBLISHED.names).cast(PUBLISHED) for each in pieces), PUBLISHED)
+    table = RecordTable(files, "items", current.items)
+    whole = (with_nulls(each, PUBLISHED) for each in table.pieces(PUBLISHED.names))
+    return HashedRows((each.select(PUBLISHED.names).cast(PUBLISHED) for each in whole), PUBLISHED)
 
 
 def left_out_before(files: StoreFiles, current: Current | None, ids: pa.ChunkedArray) -> pa.Table:
