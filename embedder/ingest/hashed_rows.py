@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,14 @@ NUMBER = "row_number"
 """Column with the number of a row among all, where they are in several parts."""
 DUPLICATE = "#duplicate-"
 """Begins what is added to an id that was listed before: it lies in the part of the first one."""
+
+
+class InParts(Protocol):
+    """Rows that are in one part or in several."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that they are in."""
 
 
 class SpillFile:
@@ -101,7 +109,7 @@ class HashedRows:
             if size_bytes > (limit if self._file is None else RUN_BYTES):
                 self._spill()
                 size_bytes = 0
-        if self._file is not None:
+        if self.num_parts > 1:
             self._spill()
 
     @property
@@ -152,7 +160,7 @@ class HashedRows:
             number += run.num_rows
 
 
-def common_parts(*rows: Any) -> int:
+def common_parts(*rows: InParts) -> int:
     """Number of parts that rows are compared in: one where all are in memory."""
     return max(each.num_parts for each in rows)
 

@@ -34,8 +34,8 @@ class PartFile(BaseModel):
     def id_range(self) -> tuple[str, str] | None:
         """Least and greatest id of its rows, by its statistics; None where they don't tell."""
         stats = json.loads(self.stats)
-        bounds = [(stats.get(name) or {}).get("item_id") for name in ("minValues", "maxValues")]
-        return (bounds[0], bounds[1]) if None not in bounds else None
+        least, greatest = ((stats.get(name) or {}).get("item_id") for name in ("minValues", "maxValues"))
+        return None if least is None or greatest is None else (least, greatest)
 
 
 class JournalEntry(Record):
