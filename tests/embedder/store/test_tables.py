@@ -45,7 +45,7 @@ def test_only_files_with_changed_or_retired_items_are_read_and_rewritten(files, 
     unpatched = RecordTable.read
 
     def reading(self, columns=None, paths=None):
-        read.extend(paths or ())
+        read.extend(paths or () if self.name == "embeddings" else ())  # of items the states are counted
         return unpatched(self, columns, paths)
 
     monkeypatch.setattr(RecordTable, "read", reading)
