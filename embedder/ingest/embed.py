@@ -45,7 +45,6 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import finish_publication
-from embedder.store.purge.tombstones import without_purged
 from embedder.store.refusals import look, no_empty_folders, taken_back
 from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
@@ -138,7 +137,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         return refused
     served = _settle(inputs)
     with observer.traces.span("comparison"):
-        listing, num_purged = without_purged(inputs.listing, files)
+        listing = inputs.listing.without_purged(files)
         current = read_current(files)
         published = published_items(files, current)
         unfinished, finished = unfinished_run(inputs)
@@ -146,12 +145,12 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         decide = partial(plan_work, config, options, listing, published, outdated=outdated)
         work = decide(finished)
         plans, removed = plan_models(inputs, listing, resumable(inputs)), removed_models(inputs, current)
-    hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, published, config, options)
+    hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, config, options)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
         verdicts = (*verdicts, *judge_earlier(unfinished, work, current, config, options))
         raise _refused(verdicts, work, observer)
-    read_before = left_out_before(files, current, published, listing)
+    read_before = left_out_before(files, current, work.left_out_ids)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
     is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
     tell_removed(removed, may_change=options.may_change)
@@ -168,6 +167,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         work = decide(finished_items(run))  # what could be copied is in the journal now
     if (untrained := untrained_reason(inputs.model.folder)) is not None:
         LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
+    num_purged = listing.num_rows - work.num_listed
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     for plan in plans:

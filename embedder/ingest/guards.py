@@ -13,7 +13,6 @@ All that fail are named together (`refusal`).
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
@@ -80,16 +79,15 @@ def judge(result: RunResult, limits: RunConfig, forced: Collection[str] = ()) ->
     return [force(verdict, forced) for verdict in verdicts]
 
 
-def judge_listing(work: WorkPlan, published: pa.Table, config: RunConfig, options: IngestOptions) -> Verdict:
+def judge_listing(work: WorkPlan, config: RunConfig, options: IngestOptions) -> Verdict:
     """Judge what a listing lost, before anything is embedded.
 
     Args:
         work: the decision about the listing.
-        published: of `embedder.ingest.known_items.published_items`.
         config: `max_retire_fraction`.
         options: overridden guards.
     """
-    verdict = judge_retire(count_by_source(published), count_by_source(work.retired), config.max_retire_fraction)
+    verdict = judge_retire(work.num_published, count_by_source(work.retired), config.max_retire_fraction)
     return force(verdict, options.forced)
 
 
