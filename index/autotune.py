@@ -11,6 +11,7 @@ import numpy as np
 
 from index import faiss_build, faiss_search
 from index.designs import Design, Parameters
+from index.disk_index import DiskIndex
 from index.faiss_search import FindAmong, Selector
 from index.manifest import Point
 from index.queries import SAMPLED
@@ -43,7 +44,7 @@ class Meter:
         selector: rows that may be found; None for all.
     """
 
-    index: faiss.Index
+    index: faiss.Index | DiskIndex
     design: Design
     vectors_of: Callable[[Rows], Floats]
     selector: Selector | None = None

@@ -9,20 +9,36 @@ with one projection for both sides, the leading eigenvectors of the queries' sec
 """
 
 import logging
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 
-from index import faiss_build
+from index import disk_build, faiss_build
 from index.autotune import Meter
 from index.constraints import Constraints, judge, keeps, rank
-from index.designs import KINDS, Design, Kind, candidate_designs, default_design, parse_design
+from index.designs import (
+    KINDS,
+    Design,
+    Kind,
+    candidate_designs,
+    count_disk_lists,
+    count_lists,
+    default_design,
+    disk_designs,
+    parse_design,
+)
+from index.disk_index import DiskIndex
 from index.errors import RetrievalError
-from index.manifest import DesignTrial
+from index.manifest import DesignTrial, Point
 from index.queries import RecallQueries, sampled_queries
-from index.recall import GroundTruth, find_ground_truth
+from index.recall import NUM_NEIGHBOURS, find_ground_truth
 from index.vectors import Floats, VectorTable, vectors_text
 
 NUM_TRIED = 50_000
@@ -30,6 +46,10 @@ _SAMPLE_SEED = 2
 # Exponent of the growth of a query's time with the size of the table, at one recall; of a scan 1. On hard vectors
 # (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
 _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
+
+# Milliseconds of one vector that is read from the disk, of some hundred that are asked for at once: 200 took 1.8 ms,
+# 600 took 8.6 ms. Many are in memory still, so this is the upper bound of a query.
+_DISK_READ_MS = 0.015
 
 # Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
 _KEPT_SHARES = (0.98, 0.9995)
@@ -134,7 +154,8 @@ def choose(
         return DesignChoice((requested,), (), directions)
     sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
     widths = directions.useful_widths() if directions else ()
-    candidates = {str(design): design for design in candidate_designs(table.num_vectors, table.dim, widths)}
+    designs = _candidates(table, widths, constraints, measure_all=measure_all)
+    candidates = {str(design): design for design in designs}
     asked = measured if measured.own_rows is None else sampled_queries(sample)
     ground_truth = find_ground_truth(sample, asked)
     untried = DesignChoice((), (), directions)
@@ -142,7 +163,9 @@ def choose(
     for place, design in enumerate(candidates.values()):
         LOG.info(f"measuring {design} on {vectors_text(sample.num_vectors)} ({place + 1} of {len(candidates)})")
         projection = untried.projection(design)
-        trials.append(_measure(design, sample, projection, ground_truth, table.num_vectors, constraints))
+        with _built(design, sample, projection, learned) as (on_sample, index, build_s):
+            _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
+            trials.append(_trial(design, index, point, build_s, table.num_vectors))
         if design.is_exact and not measure_all and keeps(trials[0], constraints, constraints.exact_latency_ms):
             break
     ranked = rank(trials, constraints)
@@ -150,29 +173,53 @@ def choose(
     return DesignChoice(chosen, tuple(judge(trials, ranked, constraints)), directions)
 
 
-def _measure(
-    design: Design,
-    sample: VectorTable,
-    projection: Floats | None,
-    ground_truth: GroundTruth,
-    num_vectors: int,
-    constraints: Constraints,
-) -> DesignTrial:
-    """Build a design on a sample of a table of `num_vectors`, and measure it."""
+def _candidates(
+    table: VectorTable, widths: tuple[int, ...], constraints: Constraints, *, measure_all: bool
+) -> list[Design]:
+    """List the designs to measure: none that can't fit into memory, and those on disk where memory is short."""
+    size, limit = (table.num_vectors, table.dim), constraints.memory_bytes
+    designs = [*candidate_designs(*size, widths)]
+    if limit is None:
+        return designs
+    if not measure_all:  # exact search is measured anyway, to compare with
+        designs = [design for design in designs if design.is_exact or design.least_bytes(*size) <= limit]
+    # Where memory holds the vectors in 16 bits each, no design needs the disk.
+    return designs + [*disk_designs(*size)] * (Design("SQfp16").least_bytes(*size) > limit)
+
+
+@contextmanager
+def _built(
+    design: Design, sample: VectorTable, projection: Floats | None, learned: Floats
+) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
+    """Build a design on a sample: yields the design with fewer lists, the index, and the seconds that it took."""
     started = time.perf_counter()
     on_sample = _with_fewer_lists(design, sample.num_vectors)
-    index = faiss_build.build(on_sample, sample, projection)
-    build_s = time.perf_counter() - started
-    _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
-    size = num_vectors / sample.num_vectors
+    with tempfile.TemporaryDirectory(prefix="index-trial-") if design.on_disk else nullcontext("") as folder:
+        index: faiss.Index | DiskIndex
+        if design.on_disk:
+            index = disk_build.build(on_sample, sample, learned, Path(folder), disk_build.DEFAULT_BUILD_BYTES)
+        else:
+            index = faiss_build.build(on_sample, sample, projection)
+        yield on_sample, index, time.perf_counter() - started
+
+
+def _trial(
+    design: Design, index: faiss.Index | DiskIndex, point: Point, build_s: float, num_vectors: int
+) -> DesignTrial:
+    """Extrapolate a measurement on a sample to a table of `num_vectors`."""
+    size = num_vectors / index.ntotal
+    expected_ms = point.latency_ms * size ** _GROWTH[design.kind]
+    if design.on_disk:
+        expected_ms += point.parameters["k_factor"] * NUM_NEIGHBOURS * _DISK_READ_MS
     return DesignTrial(
         design=str(design),
-        num_vectors=sample.num_vectors,
+        num_vectors=index.ntotal,
         parameters=point.parameters,
         recall_at_10=point.recall_at_10,
         latency_ms=point.latency_ms,
-        expected_latency_ms=round(point.latency_ms * size ** _GROWTH[design.kind], 5),
+        expected_latency_ms=round(expected_ms, 5),
         expected_bytes=round(faiss_build.num_bytes(index) * size),
+        expected_disk_bytes=round(index.disk_bytes() * size) if isinstance(index, DiskIndex) else None,
         build_s=round(build_s, 3),
         is_efficient=False,
         verdict="",
@@ -183,5 +230,5 @@ def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
     """Reduce the lists of a design to the number for a sample of this size."""
     if not design.num_lists:
         return design
-    fewer = default_design("ivf", num_vectors).num_lists
-    return Design(design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"), design.projection, design.rerank)
+    fewer = count_disk_lists(num_vectors) if design.on_disk else count_lists(num_vectors)
+    return replace(design, factory=design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"))
