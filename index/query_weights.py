@@ -19,8 +19,10 @@ from index.vectors import Floats
 
 Doubles = NDArray[np.float64]
 
-# Share of the mean strength that every direction gets: queries that come may ask for what those that were given did not.
-_LEAST_WEIGHT = 0.05
+# Share of all strength that is the table's own, for searches by image; and of the mean that every direction gets, for
+# queries that ask for what those that were given did not.
+_OWN_SHARE = 0.1
+_LEAST_WEIGHT = 0.02
 _LEAST_VARIANCE = 1e-12
 
 
@@ -33,14 +35,18 @@ def query_weights(queries: Floats, vectors: Floats, num_groups: int) -> Floats:
         num_groups: of a product code; divides E.
     """
     dim = vectors.shape[1]
-    moments = queries.T.astype(np.float64) @ queries.astype(np.float64) / max(1, len(queries))
+    moments = _OWN_SHARE * _moments(vectors) + (1 - _OWN_SHARE) * _moments(queries if len(queries) else vectors)
     strengths, directions = np.linalg.eigh(moments)
-    mean_strength = float(strengths.mean()) if len(queries) else 1.0
-    weights = np.sqrt(np.maximum(strengths, 0) + _LEAST_WEIGHT * mean_strength)
+    weights = np.sqrt(np.maximum(strengths, 0) + _LEAST_WEIGHT / dim)
     weighted = vectors @ (directions * weights)
     variances, axes = np.linalg.eigh(np.atleast_2d(np.cov(weighted.T, bias=True)))
     order = _deal(variances, num_groups)
     return np.ascontiguousarray((axes[:, order].T * weights) @ directions.T, dtype=np.float32).reshape(dim, dim)
+
+
+def _moments(vectors: Floats) -> Doubles:
+    """Second moments of vectors of unit norm, (E, E); their strengths add up to 1."""
+    return vectors.T.astype(np.float64) @ vectors.astype(np.float64) / len(vectors)
 
 
 def inverse_weights(weights: Floats) -> Floats:

@@ -263,16 +263,18 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
     Raises:
         RetrievalError: it is missing or altered, FAISS does not know its format, or it does not fit the manifest.
     """
-    path = folder / INDEX_NAME
+    path = folder / (INDEX_NAME if manifest.parts is None else "")
+    index: faiss.Index | DiskIndex
     try:
-        index = (
-            _read_file(path, manifest, map_large=map_large) if manifest.parts is None else read_parts(folder, manifest)
-        )
+        if manifest.parts is None:
+            index = _read_file(path, manifest, map_large=map_large)
+        else:
+            index = read_parts(folder, manifest)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RetrievalError(
-            f"{path if manifest.parts is None else folder}: FAISS {faiss_build.VERSION} can't read what FAISS "
-            f"{manifest.faiss_version} wrote ({reason}); build the index again"
+            f"{path}: FAISS {faiss_build.VERSION} can't read what FAISS {manifest.faiss_version} wrote ({reason}); "
+            "build the index again"
         ) from None
     found, expected = (index.ntotal, index.d), (manifest.num_rows, manifest.dim)
     if found != expected:
