@@ -147,7 +147,8 @@ class DiskIndex:
     @property
     def d(self) -> int:
         """Width of a vector."""
-        return int(self.template.d)
+        width: int = self.template.d
+        return width
 
     @cached_property
     def coder(self) -> faiss.IndexFlatCodes:
@@ -164,12 +165,12 @@ class DiskIndex:
 
     def num_bytes(self) -> int:
         """Count the bytes that searches keep in memory: all but the vectors on the disk."""
-        per_row = self._lists.code_size + np.dtype(np.int64).itemsize + np.dtype(np.uint32).itemsize
+        per_row: int = self._lists.code_size + np.dtype(np.int64).itemsize + np.dtype(np.uint32).itemsize
         return len(faiss.serialize_index(self.template)) + self.ntotal * per_row
 
     def disk_bytes(self) -> int:
         """Count the bytes of the vectors on the disk."""
-        return int(self.ntotal * self.coder.sa_code_size())
+        return self.ntotal * int(self.coder.sa_code_size())
 
     def imbalance(self) -> float:
         """Compute the imbalance of the lists, over all parts: the factor by which it slows a search."""

@@ -32,8 +32,9 @@ class Selector:
             num_total: number of all rows; needed with row numbers.
         """
         self.num_total = len(among) if num_total is None else num_total
-        self._mask: Mask | None = among if among.dtype == np.bool_ else None
-        self.rows: Rows = np.flatnonzero(among) if among.dtype == np.bool_ else among.astype(np.int64, copy=False)
+        is_mask = among.dtype == np.bool_
+        self._mask: Mask | None = among.astype(np.bool_, copy=False) if is_mask else None
+        self.rows: Rows = np.flatnonzero(among) if is_mask else among.astype(np.int64, copy=False)
 
     @property
     def num_rows(self) -> int:

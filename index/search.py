@@ -136,7 +136,7 @@ class Index:
             )
         return Selector(among & self.is_live if self._has_masked else among)
 
-    def _selector_of_rows(self, rows: Rows) -> Selector:
+    def _selector_of_rows(self, rows: Mask | Rows) -> Selector:
         num_rows = len(self.is_live)
         if rows.ndim != 1 or rows.dtype != np.int64 or (np.diff(rows) <= 0).any():
             raise RetrievalError(

@@ -28,7 +28,6 @@ from index.manifest import (
     IDS_NAME,
     INDEX_NAME,
     LIVE_NAME,
-    PARTS_FORMAT_VERSION,
     QUERIES_NAME,
     TEMPLATE_NAME,
     DesignTrial,
@@ -141,7 +140,7 @@ def write_version(
         hashes |= {name: known[name] for name in names if name in known}
     parts = meter.index.parts if isinstance(meter.index, DiskIndex) else None
     manifest = Manifest(
-        format_version=2 if parts is None else PARTS_FORMAT_VERSION,
+        format_version=2 if parts is None else 3,
         parts=None if parts is None else tuple(part.record for part in parts),
         kind=meter.design.kind,
         design=str(meter.design),
