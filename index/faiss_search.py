@@ -12,7 +12,7 @@ import numpy as np
 
 from index.disk_index import DiskIndex
 from index.faiss_build import innermost
-from index.vectors import Floats, Mask, Rows, keep_best
+from index.vectors import Among, Floats, Mask, Rows, keep_best
 
 # Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
@@ -24,7 +24,7 @@ _SKIPPED_PER_FETCHED = 250
 class Selector:
     """Rows that a search may find."""
 
-    def __init__(self, among: Mask | Rows, num_total: int | None = None) -> None:
+    def __init__(self, among: Among, num_total: int | None = None) -> None:
         """Make a selector.
 
         Args:

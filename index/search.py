@@ -14,7 +14,7 @@ from index.errors import RetrievalError
 from index.faiss_scan import RowScan
 from index.faiss_search import FindAmong, Selector
 from index.manifest import Manifest, read_manifest
-from index.vectors import Floats, Mask, Neighbours, Profile, Rows, check_vectors
+from index.vectors import Among, Floats, Mask, Neighbours, Profile, Rows, check_vectors
 from index.version_files import read_contents, read_index
 
 # An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
@@ -56,7 +56,7 @@ class Index:
         queries: Any,
         k: int = 10,
         *,
-        among: Mask | Rows | None = None,
+        among: Among | None = None,
         profile: Profile = "text",
         parameters: dict[str, int] | None = None,
         num_threads: int | None = None,
@@ -125,7 +125,7 @@ class Index:
         check_vectors(queries, "queries", dim=self.manifest.dim)
         return queries  # type: ignore[no-any-return]  # check_vectors proved it
 
-    def _selector(self, among: Mask | Rows | None) -> Selector | None:
+    def _selector(self, among: Among | None) -> Selector | None:
         if among is None:
             return self._live_selector if self._has_masked else None
         if among.dtype != np.bool_:
@@ -136,7 +136,7 @@ class Index:
             )
         return Selector(among & self.is_live if self._has_masked else among)
 
-    def _selector_of_rows(self, rows: Mask | Rows) -> Selector:
+    def _selector_of_rows(self, rows: Among) -> Selector:
         num_rows = len(self.is_live)
         if rows.ndim != 1 or rows.dtype != np.int64 or (np.diff(rows) <= 0).any():
             raise RetrievalError(
