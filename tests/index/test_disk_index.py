@@ -1,5 +1,8 @@
 """An index in parts finds what one in memory finds, and an update leaves the parts of before as they are."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 from index_samples import Build, make_ids, make_images_and_captions, unit
 
 from index import disk_build
+from index.atomic_folder import sweep_leftovers
 from index.constraints import Constraints
 from index.designs import parse_design
 from index.disk_index import DiskIndex
@@ -196,6 +200,36 @@ def test_an_update_that_fails_leaves_the_version_before_whole(
     with pytest.raises(OSError, match="No space left"):
         update_index(version, tmp_path / "000002", IMAGES[:5], make_ids(5), np.zeros(NUM, bool), embeddings_version=8)
     assert list(tmp_path.iterdir()) == []
+    assert np.array_equal(open_index(version).search(QUERIES, 10).rows, found)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from test_disk_index import IMAGES, NUM, make_ids, update_index, np
+print("ready", flush=True)
+version, out = Path(sys.argv[1]), Path(sys.argv[2])
+for number in range(1000):
+    update_index(version, out / str(number), IMAGES[:900], make_ids(900), np.zeros(NUM, bool), embeddings_version=8)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3, 0.9])
+def test_an_update_that_is_killed_leaves_whole_versions_alone(version: Path, tmp_path: Path, after_s: float) -> None:
+    found = open_index(version).search(QUERIES, 10).rows
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
+    command = [sys.executable, "-c", KILLED.format(paths=paths), str(version), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(after_s)
+        process.kill()
+    for made in (path for path in tmp_path.iterdir() if not path.name.startswith(".")):
+        assert len(open_index(made)) == NUM + 900
+    sweep_leftovers(tmp_path)
+    assert not list(tmp_path.glob(".*"))
     assert np.array_equal(open_index(version).search(QUERIES, 10).rows, found)
 
 
