@@ -38,7 +38,7 @@ from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.manifest import DesignTrial, Point
 from index.queries import RecallQueries, sampled_queries
-from index.recall import NUM_NEIGHBOURS, find_ground_truth
+from index.recall import find_ground_truth
 from index.vectors import Floats, VectorTable, vectors_text
 
 NUM_TRIED = 50_000
@@ -46,10 +46,6 @@ _SAMPLE_SEED = 2
 # Exponent of the growth of a query's time with the size of the table, at one recall; of a scan 1. On hard vectors
 # (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
 _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
-
-# Milliseconds of one vector that is read from the disk, of some hundred that are asked for at once: 200 took 1.8 ms,
-# 600 took 8.6 ms. Many are in memory still, so this is the upper bound of a query.
-_DISK_READ_MS = 0.015
 
 # Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
 _KEPT_SHARES = (0.98, 0.9995)
@@ -208,9 +204,7 @@ def _trial(
 ) -> DesignTrial:
     """Extrapolate a measurement on a sample to a table of `num_vectors`."""
     size = num_vectors / index.ntotal
-    expected_ms = point.latency_ms * size ** _GROWTH[design.kind]
-    if design.on_disk:
-        expected_ms += point.parameters["k_factor"] * NUM_NEIGHBOURS * _DISK_READ_MS
+    expected_ms = point.latency_ms * size ** _GROWTH[design.kind] + design.reads_ms(point.parameters)
     return DesignTrial(
         design=str(design),
         num_vectors=index.ntotal,
