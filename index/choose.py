@@ -12,7 +12,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,12 +154,11 @@ def choose(
     candidates = {str(design): design for design in designs}
     asked = measured if measured.own_rows is None else sampled_queries(sample)
     ground_truth = find_ground_truth(sample, asked)
-    untried = DesignChoice((), (), directions)
+    builder = _SampleBuilder(sample, learned, DesignChoice((), (), directions))
     trials: list[DesignTrial] = []
     for place, design in enumerate(candidates.values()):
         LOG.info(f"measuring {design} on {vectors_text(sample.num_vectors)} ({place + 1} of {len(candidates)})")
-        projection = untried.projection(design)
-        with _built(design, sample, projection, learned) as (on_sample, index, build_s):
+        with builder.build(design) as (on_sample, index, build_s):
             _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
             trials.append(_trial(design, index, point, build_s, table.num_vectors))
         if design.is_exact and not measure_all and keeps(trials[0], constraints, constraints.exact_latency_ms):
@@ -183,20 +182,46 @@ def _candidates(
     return designs + [*disk_designs(*size)] * (Design("SQfp16").least_bytes(*size) > limit)
 
 
-@contextmanager
-def _built(
-    design: Design, sample: VectorTable, projection: Floats | None, learned: Floats
-) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
-    """Build a design on a sample: yields the design with fewer lists, the index, and the seconds that it took."""
-    started = time.perf_counter()
-    on_sample = _with_fewer_lists(design, sample.num_vectors)
-    with tempfile.TemporaryDirectory(prefix="index-trial-") if design.on_disk else nullcontext("") as folder:
-        index: faiss.Index | DiskIndex
-        if design.on_disk:
-            index = disk_build.build(on_sample, sample, learned, Path(folder), disk_build.DEFAULT_BUILD_BYTES)
+class _SampleBuilder:
+    """Builder of candidates on a sample; those that differ in re-ranking alone share what they re-rank."""
+
+    def __init__(self, sample: VectorTable, learned: Floats, choice: DesignChoice) -> None:
+        """Begin.
+
+        Args:
+            sample: of the table.
+            learned: (L, E), queries to learn from; may be empty.
+            choice: has the projections.
+        """
+        self._sample, self._learned, self._choice = sample, learned, choice
+        self._last: tuple[Design, faiss.Index, float] | None = None
+
+    @contextmanager
+    def build(self, design: Design) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
+        """Build a candidate: yields the design with fewer lists, the index, and the seconds that it takes."""
+        on_sample, started = _with_fewer_lists(design, self._sample.num_vectors), time.perf_counter()
+        if not design.on_disk:
+            index, base_s = self._build_in_memory(on_sample)
+            yield on_sample, index, base_s + time.perf_counter() - started
+            return
+        with tempfile.TemporaryDirectory(prefix="index-trial-") as folder:
+            size = disk_build.DEFAULT_BUILD_BYTES
+            parts = disk_build.build(on_sample, self._sample, self._learned, Path(folder), size)
+            yield on_sample, parts, time.perf_counter() - started
+
+    def _build_in_memory(self, design: Design) -> tuple[faiss.Index, float]:
+        """Index of a design, and the seconds that its base took before, where it is that of the last one."""
+        projection = self._choice.projection(design)
+        if design.rerank is None:
+            return faiss_build.build(design, self._sample, projection), 0.0
+        base, earlier_s = replace(design, rerank=None), 0.0
+        if self._last is not None and self._last[0] == base:
+            earlier_s = self._last[2]
         else:
-            index = faiss_build.build(on_sample, sample, projection)
-        yield on_sample, index, time.perf_counter() - started
+            self._last, started = None, time.perf_counter()  # first frees its memory
+            built = faiss_build.build(base, self._sample, projection)
+            self._last = (base, built, time.perf_counter() - started)
+        return faiss_build.rerank_with(self._last[1], design, self._sample), earlier_s
 
 
 def _trial(

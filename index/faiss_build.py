@@ -68,6 +68,21 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
     return index
 
 
+def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
+    """Add re-ranking to an index of the same design without it; the same as `build` makes in one go.
+
+    Args:
+        base: holds every vector of the table; it may serve several designs.
+        design: the design, whose re-ranking is made.
+        table: the vectors, (N, E).
+    """
+    with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
+        rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
+        rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
+    add(rerank, table.blocks())
+    return faiss.IndexRefine(base, rerank)
+
+
 @contextmanager
 def failures_named(design: Design, action: str) -> Iterator[None]:
     """Turn FAISS's errors inside the block into one line that names the design and the action."""

@@ -184,10 +184,11 @@ class Snapshot:
         """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""
         if where is None:
             return None
-        fulfils = self.metadata.filter.passing(where)
-        if fulfils.dtype != np.bool_:
-            rows = np.sort(self.vector_rows[fulfils])
+        passing = self.metadata.filter.passing(where)
+        if passing.dtype != np.bool_:
+            rows = np.sort(self.vector_rows[passing])
             return rows[np.searchsorted(rows, 0) :]  # without the row -1
+        fulfils: Mask = passing.astype(np.bool_, copy=False)
         if not self._is_in_order:
             fulfils = np.append(fulfils, False)[self.metadata_rows]  # for the row -1
         among: Mask = fulfils & self.vectors.is_live
