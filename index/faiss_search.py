@@ -12,7 +12,7 @@ import numpy as np
 
 from index.disk_index import DiskIndex
 from index.faiss_build import innermost
-from index.vectors import Among, Floats, Mask, Rows, keep_best
+from index.vectors import Among, Floats, Mask, Rows, count_among, keep_best
 
 # Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
@@ -32,22 +32,25 @@ class Selector:
             num_total: number of all rows; needed with row numbers.
         """
         self.num_total = len(among) if num_total is None else num_total
-        is_mask = among.dtype == np.bool_
-        self._mask: Mask | None = among.astype(np.bool_, copy=False) if is_mask else None
-        self.rows: Rows = np.flatnonzero(among) if is_mask else among.astype(np.int64, copy=False)
+        self.num_rows = count_among(among)
+        self._among = among
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that may be found."""
-        return len(self.rows)
+    @cached_property
+    def rows(self) -> Rows:
+        """Rows that may be found, int64 (num_rows,), ascending."""
+        return (
+            np.flatnonzero(self._among) if self._among.dtype == np.bool_ else self._among.astype(np.int64, copy=False)
+        )
 
     @cached_property
     def faiss(self) -> faiss.IDSelector:
         """FAISS's selector of the same rows; it keeps the bits alive, which FAISS doesn't copy."""
-        if self._mask is None:
-            self._mask = np.zeros(self.num_total, np.bool_)
-            self._mask[self.rows] = True
-        return faiss.IDSelectorBitmap(np.packbits(self._mask, bitorder="little"))
+        mask: Mask = np.zeros(self.num_total, np.bool_)
+        if self._among.dtype == np.bool_:
+            mask = self._among.astype(np.bool_, copy=False)
+        else:
+            mask[self.rows] = True
+        return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
 
 FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]
