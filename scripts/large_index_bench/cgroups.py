@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+SCRIPTS = Path(__file__).parents[1]
 JOIN = 'echo $$ > "$0" && exec "$@"'
 FILES = {1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes"), 2: ("memory.max", "memory.peak")}
 
@@ -57,11 +58,15 @@ def run_limited(arguments: Sequence[str], parent: Path | None, limit_bytes: int)
         SystemExit: it failed; the message says whether its memory was too small.
     """
     command = [sys.executable, *arguments]
+    paths = [str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     if parent is None:
-        return _last_line(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)), None
+        return _last_line(
+            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+        ), None
     with memory_group(parent, limit_bytes) as (folder, version):
         joining = ["sh", "-c", JOIN, str(folder / "cgroup.procs"), *command]
-        done = subprocess.run(joining, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(joining, stdout=subprocess.PIPE, text=True, check=False, env=environment)
         peak = folder / FILES[version][1]
         return _last_line(done), int(peak.read_text()) if peak.exists() else None
 
