@@ -58,21 +58,19 @@ def run_limited(arguments: Sequence[str], parent: Path | None, limit_bytes: int)
         SystemExit: it failed; the message says whether its memory was too small.
     """
     command = [sys.executable, *arguments]
+    if parent is None:
+        return _last_line(command), None
+    with memory_group(parent, limit_bytes) as (folder, version):
+        line = _last_line(["sh", "-c", JOIN, str(folder / "cgroup.procs"), *command])
+        peak = folder / FILES[version][1]
+        return line, int(peak.read_text()) if peak.exists() else None
+
+
+def _last_line(command: Sequence[str]) -> str:
     paths = [str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    if parent is None:
-        return _last_line(
-            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-        ), None
-    with memory_group(parent, limit_bytes) as (folder, version):
-        joining = ["sh", "-c", JOIN, str(folder / "cgroup.procs"), *command]
-        done = subprocess.run(joining, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-        peak = folder / FILES[version][1]
-        return _last_line(done), int(peak.read_text()) if peak.exists() else None
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if done.returncode:
         killed = ": killed, as by a group whose memory is too small" if done.returncode in (-9, 137) else ""
-        raise SystemExit(f"{done.args[-4:]} ended with {done.returncode}{killed}")
+        raise SystemExit(f"{command[-4:]} ended with {done.returncode}{killed}")
     return done.stdout.splitlines()[-1]
