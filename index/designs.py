@@ -32,6 +32,7 @@ TRAINING_VECTORS_PER_LIST = 64  # FAISS recommends 39 at least
 MAX_TRAINING_VECTORS = 1 << 20
 # The rotation is trained with 256 centroids; below 39 vectors each FAISS warns, below 1 it fails.
 MIN_OPQ_VECTORS = 39 * 256
+MIN_DISK_VECTORS = 39 * 16  # the same for the 16 centroids of a code of 4 bits
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
@@ -201,12 +202,14 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
 
 
 def disk_designs(num_vectors: int, dim: int) -> tuple[Design, ...]:
-    """List the designs to measure for a table that memory does not hold, the smallest first.
+    """List the designs to measure for a table that memory does not hold, the smallest first; none for few vectors.
 
     Args:
         num_vectors: number of rows of the table.
         dim: width of a vector, E.
     """
+    if num_vectors < MIN_DISK_VECTORS:
+        return ()
     lists = count_disk_lists(num_vectors)
     groups = sorted({_divisor_near(dim, dim // share) for share in (4, 2)})
     return tuple(Design(f"IVF{lists},PQ{number}x4fs", None, "SQ8", on_disk=True) for number in groups)

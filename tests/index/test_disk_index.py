@@ -13,7 +13,7 @@ from index_samples import Build, make_ids, make_images_and_captions, unit
 from index import disk_build
 from index.atomic_folder import sweep_leftovers
 from index.constraints import Constraints
-from index.designs import parse_design
+from index.designs import disk_designs, parse_design
 from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.manifest import Manifest, read_manifest
@@ -282,6 +282,13 @@ def test_only_an_index_in_parts_has_the_new_format(build: Build, version: Path) 
     plain, _ = build()
     assert '"parts"' not in (plain / "manifest.json").read_text()
     assert (read_manifest(plain).format_version, read_manifest(version).format_version) == (2, 3)
+
+
+@pytest.mark.parametrize("num_vectors", [1, 15, 623, 624, 5000])
+def test_designs_on_disk_are_offered_where_their_codes_can_be_trained(num_vectors: int) -> None:
+    designs = disk_designs(num_vectors, 64)
+    assert len(designs) == (2 if num_vectors >= 624 else 0)
+    assert all(parse_design(str(design)) == design for design in designs)
 
 
 def test_memory_too_small_for_the_vectors_brings_a_design_on_disk(
