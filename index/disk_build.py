@@ -96,6 +96,7 @@ def train(design: Design, table: VectorTable, queries: Floats) -> faiss.IndexRef
         lists = faiss.index_factory(table.dim, design.factory, faiss.METRIC_INNER_PRODUCT)
         coder = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         faiss_build.set_up(lists)
+        lists.pq.cp.min_points_per_centroid = 1  # no warning on standard error about few vectors
         coder.train(sample)
         lists.train(np.ascontiguousarray(sample @ weights.T))
     # Of Python's objects each keeps alive what it is made of.
