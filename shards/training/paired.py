@@ -252,7 +252,8 @@ def describe_failures(differences: list[PairedDifference], limits: Thresholds, m
     if not found:
         return ""
     said = [
-        f"{each.name} {each.before:.3f} -> {each.after:.3f} ({each.difference:+.3f}, {each.low:+.3f} to {each.high:+.3f})"
+        f"{each.name} {each.before:.3f} -> {each.after:.3f} "
+        f"({each.difference:+.3f}, {each.low:+.3f} to {each.high:+.3f})"
         for each in found[:MAX_NAMED]
     ]
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
