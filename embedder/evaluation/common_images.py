@@ -4,6 +4,7 @@ Legend: `Q` queries, `N` rows, `I` items, `E` embedding size, `R` right answers.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,8 @@ import pyarrow as pa
 from embedder.evaluation.exact import MAX_SCORES, TIE, Ints
 from embedder.evaluation.images import ImageTable
 from index.vectors import Floats
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class CommonImages:
@@ -83,7 +86,7 @@ def best_items(
     return items, scores
 
 
-def gains_of(items: Ints, right: tuple[Ints, Ints], gains: Floats, num_items: int) -> Floats:
+def gains_of(items: Ints, right: tuple[Ints, Ints], gains: Values, num_items: int) -> Values:
     """Gain of each found item; 0 of one that is not right.
 
     Args:
@@ -99,7 +102,7 @@ def gains_of(items: Ints, right: tuple[Ints, Ints], gains: Floats, num_items: in
     return np.where(keys[order][place] == wanted, gains[order][place], 0.0)
 
 
-def ndcg(items: Ints, right: tuple[Ints, Ints], gains: Floats, num_items: int, k: int = 10) -> Floats:
+def ndcg(items: Ints, right: tuple[Ints, Ints], gains: Values, num_items: int, k: int = 10) -> Values:
     """Compute nDCG@k of each query, float64 (Q,); gains are 2 to the relevance, less 1.
 
     Args:
@@ -121,7 +124,8 @@ def ndcg(items: Ints, right: tuple[Ints, Ints], gains: Floats, num_items: int, k
     place = np.arange(len(queries)) - np.searchsorted(queries, queries, "left")
     is_deep = place < k
     best = np.bincount(queries[is_deep], power[order][is_deep] * discounts[place[is_deep]], minlength=len(items))
-    return np.divide(reached, best, out=np.zeros(len(items)), where=best > 0)
+    found_share: Values = np.divide(reached, best, out=np.zeros(len(items)), where=best > 0)
+    return found_share
 
 
 def _is_in(keys: Ints, wanted: Ints) -> Floats:

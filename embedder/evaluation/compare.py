@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from embedder.config_toml.compare_section import CompareConfig
 from embedder.errors import ConfigError
-from embedder.evaluation.common_images import CommonImages, best_items, common_ids, ndcg
-from embedder.evaluation.comparison_report import Answer, ComparedQuery, Comparison, Difference
+from embedder.evaluation.common_images import CommonImages, Values, best_items, common_ids, ndcg
+from embedder.evaluation.comparison_report import Answer, ComparedQuery, Comparison, Difference, Finding
 from embedder.evaluation.exact import Ints, RelevantPairs, right_rows, search_exactly
 from embedder.evaluation.images import ImageTable
 from embedder.evaluation.query_sets import QuerySet, file_query_set, own_captions, read_query_file
@@ -84,21 +84,21 @@ class _Questions:
     texts: list[str]
     vectors: tuple[Floats, Floats]
     right: tuple[Ints, Ints]
-    gains: np.ndarray[Any, np.dtype[np.float64]]
+    gains: Values
     groups: list[str] | None
     notes: list[str]
 
 
 @dataclass(frozen=True)
 class _Results:
-    """Answers of one side: rank of each query's best right item, int64 (Q,), its best items and their scores (Q, 10)."""
+    """Answers of one side: ranks of the best right items (Q,), best items and their scores (Q, 10), nDCG@10 (Q,)."""
 
     ranks: Ints
     items: Ints
     scores: Floats
-    ndcg: np.ndarray[Any, np.dtype[np.float64]]
+    ndcg: Values
 
-    def metric(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def metric(self, name: str) -> Values:
         """Metric of each query; float64 (Q,)."""
         return self.ndcg if name == NDCG else score_ranks(self.ranks, name)
 
@@ -182,10 +182,13 @@ def _images(store: Store) -> ImageTable:
     return ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))
 
 
-def _addresses(store: Store) -> dict[str, str]:
-    """Address of each item's file."""
-    rows = RecordTable(store.files, "embeddings", store.current.embeddings).read(["item_id", "uri"])
-    return dict(zip(rows["item_id"].to_pylist(), rows["uri"].to_pylist(), strict=True))
+def _addresses(store: Store) -> dict[str, tuple[str, float | None]]:
+    """Address of each item's file; of a clip, the middle of its first segment, in seconds."""
+    rows = RecordTable(store.files, "embeddings", store.current.embeddings).read(["item_id", "uri", "start_s", "end_s"])
+    found: dict[str, tuple[str, float | None]] = {}
+    for item_id, uri, start_s, end_s in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
+        found.setdefault(item_id, (uri or "", None if start_s is None or end_s is None else (start_s + end_s) / 2))
+    return found
 
 
 def _questions(
@@ -265,10 +268,6 @@ def _kept(before: Ints, after: Ints) -> float:
 
 
 def _told(found: PairedDifference, rule: Thresholds) -> Difference:
-    if found.is_small:
-        verdict = "too few"
-    else:
-        verdict = "equal" if found.is_equal else "better" if found.difference > 0 else "worse"
     return Difference(
         name=found.name,
         num_queries=found.num_queries,
@@ -277,11 +276,19 @@ def _told(found: PairedDifference, rule: Thresholds) -> Difference:
         difference=found.difference,
         low=found.low,
         high=found.high,
-        verdict=verdict,
+        verdict=_finding(found),
         fails=found.fails(rule),
         power=found.power,
         detectable=found.detectable,
     )
+
+
+def _finding(found: PairedDifference) -> Finding:
+    if found.is_small:
+        return "too few"
+    if found.is_equal:
+        return "equal"
+    return "better" if found.difference > 0 else "worse"
 
 
 def _passed(found: list[PairedDifference], rule: Thresholds, metric: str) -> str:
@@ -303,7 +310,7 @@ class _Shown:
     questions: _Questions
     sides: list[_Results]
     item_ids: pa.Array
-    uris: dict[str, str]
+    addresses: dict[str, tuple[str, float | None]]
     num_shown: int
 
     def most(self, *, gained: bool) -> list[ComparedQuery]:
@@ -342,4 +349,5 @@ class _Shown:
 
     def _item(self, item: int, score: float | None, *, is_right: bool) -> Answer:
         item_id = self.item_ids[item].as_py()
-        return Answer(item_id=item_id, uri=self.uris.get(item_id) or "", score=score, is_right=is_right)
+        uri, at_s = self.addresses.get(item_id, ("", None))
+        return Answer(item_id=item_id, uri=uri, at_s=at_s, score=score, is_right=is_right)

@@ -57,9 +57,11 @@ def save_page(path: Path, found: Comparison) -> None:
 def thumbnails(queries: Iterable[ComparedQuery]) -> dict[str, str]:
     """Image of each item that the queries show, as the address of its data; none for one that can't be read."""
     answers = [each for query in queries for each in (*query.right, *query.before, *query.after)]
-    uris = {each.item_id: each.uri for each in answers if each.uri}
-    hits = Hits(Hit(0.0, item_id, 0, "image", uri, None, None, None, {}) for item_id, uri in uris.items())
-    found = zip(uris, hits.thumbnails(), strict=True)
+    shown = {each.item_id: each for each in answers if each.uri}
+    hits = Hits(
+        Hit(0.0, item_id, 0, "image", each.uri, each.at_s, each.at_s, None, {}) for item_id, each in shown.items()
+    )
+    found = zip(shown, hits.thumbnails(), strict=True)
     return {
         item_id: "data:image/webp;base64," + base64.b64encode(encode_webp(pixels, WEBP_QUALITY)).decode()
         for item_id, pixels in found

@@ -7,6 +7,8 @@ from pydantic import Field
 from embedder.config_toml.compare_section import Metric
 from embedder.report.schema import ReportSection
 
+Finding = Literal["equal", "better", "worse", "too few"]
+
 
 class ComparedSide(ReportSection):
     """One of the two: what it is, and what its reports hold of its cost."""
@@ -40,7 +42,7 @@ class Difference(ReportSection):
     difference: float = Field(description="second less first")
     low: float
     high: float
-    verdict: Literal["equal", "better", "worse", "too few"] = Field(description="equal: no difference is shown")
+    verdict: Finding = Field(description="equal: no difference is shown")
     fails: bool = Field(description="it breaks the rule")
     power: float = Field(description="probability that a true loss of max_drop would be shown")
     detectable: float = Field(description="loss that would be shown with a probability of 0.8")
@@ -50,7 +52,8 @@ class Answer(ReportSection):
     """Item among the best of one side."""
 
     item_id: str
-    uri: str
+    uri: str = Field("", exclude=True, description="not written down: an address of the web may bear a secret")
+    at_s: float | None = Field(None, description="of a clip, the second that its image is of")
     score: float | None = Field(description="cosine with the query; none of a right item that is shown beside")
     is_right: bool
 

@@ -1,4 +1,4 @@
-"""`embedder compare`: groups that lost are found, equal models pass, graded answers, clicks, and a report to look at."""
+"""`embedder compare`: groups that lost are found, equal models pass, graded answers, clicks, a report to look at."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from model_stores import add_model
 from PIL import Image
-from store_samples import begin, publish_rows, row, table
+from store_samples import begin, row, table
 from store_states import new_store
 from typer.testing import CliRunner
 
@@ -112,10 +112,9 @@ def test_only_items_and_captions_of_both_count_and_the_rest_is_told(make_store):
 
 
 def test_sides_are_stores_publications_and_models(make_store):
-    one = make_store("a@b#c", *rows())
+    one = make_store("a@b", *rows())
     first = open_store(one).publication.run_id
     add_model(StoreFiles(one), "small", *rows(2))
-    publish_rows(new_store(f"{one}-2"), *rows(num=50))
     assert open_side(one).publication.run_id != first
     assert open_side(f"{one}@{first}").publication.run_id == first
     assert open_side(f"{one}#small").model == "small"
