@@ -184,9 +184,10 @@ def _images(store: Store) -> ImageTable:
 
 def _addresses(store: Store) -> dict[str, tuple[str, float | None]]:
     """Address of each item's file; of a clip, the middle of its first segment, in seconds."""
-    rows = RecordTable(store.files, "embeddings", store.current.embeddings).read(["item_id", "uri", "start_s", "end_s"])
+    names = ["item_id", "uri", "start_s", "end_s"]
+    rows = RecordTable(store.files, "embeddings", store.current.embeddings).read(names)
     found: dict[str, tuple[str, float | None]] = {}
-    for item_id, uri, start_s, end_s in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
+    for item_id, uri, start_s, end_s in zip(*(rows[name].to_pylist() for name in names), strict=True):
         found.setdefault(item_id, (uri or "", None if start_s is None or end_s is None else (start_s + end_s) / 2))
     return found
 
