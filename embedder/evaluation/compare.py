@@ -161,8 +161,8 @@ def compare(
         max_drop=rule.max_drop,
         confidence=rule.confidence,
         prove=rule.prove,
-        metrics=[_told(each, rule) for each in overall],
-        groups=[_told(each, rule) for each in found],
+        metrics=[_told(each) for each in overall],
+        groups=[_told(each, fails=each.fails(rule)) for each in found],
         kept_of_top_ten=_kept(sides[0].items, sides[1].items),
         same_first=float((sides[0].items[:, 0] == sides[1].items[:, 0]).mean()),
         wins=show.most(gained=True),
@@ -268,7 +268,7 @@ def _kept(before: Ints, after: Ints) -> float:
     return float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())
 
 
-def _told(found: PairedDifference, rule: Thresholds) -> Difference:
+def _told(found: PairedDifference, *, fails: bool = False) -> Difference:
     return Difference(
         name=found.name,
         num_queries=found.num_queries,
@@ -278,7 +278,7 @@ def _told(found: PairedDifference, rule: Thresholds) -> Difference:
         low=found.low,
         high=found.high,
         verdict=_finding(found),
-        fails=found.fails(rule),
+        fails=fails,
         power=found.power,
         detectable=found.detectable,
     )

@@ -43,7 +43,7 @@ class Difference(ReportSection):
     low: float
     high: float
     verdict: Finding = Field(description="equal: no difference is shown")
-    fails: bool = Field(description="it breaks the rule")
+    fails: bool = Field(description="it breaks the rule, which looks at the groups of one metric")
     power: float = Field(description="probability that a true loss of max_drop would be shown")
     detectable: float = Field(description="loss that would be shown with a probability of 0.8")
 
