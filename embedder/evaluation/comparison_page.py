@@ -26,8 +26,8 @@ body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var
   max-width: 76rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; } .wide { overflow-x: auto; }
-th, td { text-align: right; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
+th, td { text-align: right; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 7rem; overflow-wrap: anywhere; }
 th { color: var(--pale); font-weight: normal; }
 .verdict { border-left: .4rem solid; padding: .5rem .9rem; overflow-wrap: anywhere; }
 .passed, .better { color: var(--good); } .refused, .worse { color: var(--bad); } .pale { color: var(--pale); }
