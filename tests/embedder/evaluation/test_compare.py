@@ -218,7 +218,7 @@ def test_clicks_become_grades_and_one_click_makes_nothing_right():
 def test_the_page_shows_images_names_nothing_elsewhere_and_escapes_what_it_shows(make_store, tmp_path):
     for number in range(40):
         Image.new("RGB", (8, 8), (6 * number, 30, 30)).save(tmp_path / f"{number}.png")
-    uri = f"file://{tmp_path}/{{}}.png"
+    uri = f"{tmp_path}/{{}}.png"
     new = rows(1, {"fish": 3.0}, num=40, uri=uri)
     old = rows(num=40, uri=uri)
     for each in (*old, *new):
