@@ -234,11 +234,11 @@ def test_the_page_shows_images_names_nothing_elsewhere_and_escapes_what_it_shows
 
 def test_the_command_writes_both_reports_and_exits_with_1_where_a_group_lost(make_store, tmp_path):
     one, other = make_store("one", *rows()), make_store("two", *rows(1, {"fish": 2.0}))
-    done = CliRunner().invoke(app.app, ["compare", one, other, "--group", "kind", "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(app, ["compare", one, other, "--group", "kind", "--out", str(tmp_path / "out")])
     assert "REFUSED: R@10" in done.output and "fish" in done.output
     assert type(done.exception).__name__ == "RunFailedError"
     saved = json.loads((tmp_path / "out/comparison.json").read_text())
     assert saved["passed"] is False and (tmp_path / "out/comparison.html").stat().st_size > 1000
     allowed = ["compare", one, other, "--group", "kind", "--set", "compare.max_drop=1", "--json"]
-    done = CliRunner().invoke(app.app, allowed)
+    done = CliRunner().invoke(app, allowed)
     assert done.exit_code == 0 and json.loads(done.stdout)["passed"]
