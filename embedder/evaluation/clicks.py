@@ -67,8 +67,9 @@ def corrected_rates(pairs: Ints, positions: Ints, is_clicked: Values) -> tuple[V
     """
     examined = propensities(pairs, positions, is_clicked)
     weights = is_clicked / np.maximum(examined[positions], MIN_PROPENSITY)
-    shown = np.bincount(pairs)
-    return np.minimum(1.0, np.bincount(pairs, weights) / shown), np.bincount(pairs, is_clicked)
+    rates: Values = np.minimum(1.0, np.bincount(pairs, weights) / np.bincount(pairs))
+    clicks: Values = np.bincount(pairs, is_clicked).astype(np.float64)
+    return rates, clicks
 
 
 def propensities(pairs: Ints, positions: Ints, is_clicked: Values) -> Values:

@@ -132,7 +132,8 @@ def _is_in(keys: Ints, wanted: Ints) -> Floats:
     if not len(wanted):
         return np.zeros(keys.shape, np.float32)
     place = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
-    return (wanted[place] == keys).astype(np.float32)
+    is_wanted: Floats = (wanted[place] == keys).astype(np.float32)
+    return is_wanted
 
 
 def _by_item(scores: Floats, items: Ints) -> tuple[Ints, Floats]:
@@ -148,7 +149,8 @@ def _merged(items: Ints, scores: Floats, new_items: Ints, new_scores: Floats, k:
     """Best k of both, each item once."""
     if new_scores.shape[1] > k:
         chosen = _first_best(new_scores, k)
-        new_items, new_scores = (np.take_along_axis(each, chosen, 1) for each in (new_items, new_scores))
+        new_items = np.take_along_axis(new_items, chosen, 1)
+        new_scores = np.take_along_axis(new_scores, chosen, 1)
     items, scores = np.hstack([items, new_items]), np.hstack([scores, new_scores])
     order = np.lexsort((items, -scores), axis=1)
     items, scores = np.take_along_axis(items, order, 1), np.take_along_axis(scores, order, 1)

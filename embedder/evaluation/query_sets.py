@@ -209,8 +209,9 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
         )
     own_group = group or GROUP if (group or GROUP) in schema.names else None
     is_log = {POSITION, CLICKED} <= set(schema.names)
-    read = [QUERY, ITEM_ID, own_group, *([POSITION, CLICKED] if is_log else [RELEVANCE])]
-    rows = list(_rows(path, table, schema, [name for name in read if name in schema.names]))
+    judged_by = [POSITION, CLICKED] if is_log else [name for name in (RELEVANCE,) if name in schema.names]
+    wanted = dict.fromkeys([QUERY, ITEM_ID, *judged_by, *([own_group] if own_group is not None else [])])
+    rows = list(_rows(path, table, schema, list(wanted)))
     if not rows:
         raise ConfigError(f"--queries {path}: it holds no query; write one row for each query and right item")
     if is_log:
