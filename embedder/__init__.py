@@ -20,6 +20,7 @@ from embedder.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
+    from embedder.evaluation.compare import compare as compare
     from embedder.evaluation.evaluate import evaluate as evaluate
     from embedder.ingest.dataset import embed_dataset as embed_dataset
     from embedder.ingest.embed import embed as embed
@@ -45,6 +46,7 @@ _HOMES = {
     "SearchOptions": "embedder.retrieval.queries",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.store_index.keep_index",
+    "compare": "embedder.evaluation.compare",
     "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
     "embed_dataset": "embedder.ingest.dataset",

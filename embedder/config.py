@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, field_validator, model_validator
 
+from embedder.config_toml.compare_section import CompareConfig
 from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
@@ -297,6 +298,7 @@ class RunConfig(ConfigSection):
         1.1, ge=0, description="least number of directions of the new vectors; 1 is a line"
     )
     max_retrieval_drop: float = Field(0.25, ge=0, le=1, description="share of the published R@10 that may be lost")
+    compare: CompareConfig = CompareConfig()
     index: IndexConfig = IndexConfig()
     no_progress_timeout_s: float = Field(300.0, gt=0, description="seconds until a run that finishes nothing ends")
     stop_timeout_s: float = Field(

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from embedder.cli import (
+    compare,
     config,
     demo,
     deploy,
@@ -51,6 +52,7 @@ USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of a
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     evaluate.evaluate,
+    compare.compare,
     refresh.refresh,
     refresh.rejects,
     store.history,
