@@ -31,7 +31,7 @@ def everywhere(pattern: str) -> list[str]:
 
 
 COMMANDS = sorted(
-    {line.split("#")[0].removeprefix("$ ").strip() for line in LINES if re.match(r"(?:\$ )?embedder ", line)}
+    {re.split(r"\s#", line)[0].removeprefix("$ ").strip() for line in LINES if re.match(r"(?:\$ )?embedder ", line)}
     | set(everywhere(r"`(embedder [^`]+)`"))
 )
 
