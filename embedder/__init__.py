@@ -16,8 +16,11 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from embedder.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
+    from embedder.evaluation.compare import compare as compare
     from embedder.evaluation.evaluate import evaluate as evaluate
     from embedder.ingest.dataset import embed_dataset as embed_dataset
     from embedder.ingest.embed import embed as embed
@@ -32,10 +35,9 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
     from embedder.store_index.keep_index import build_index as build_index
+    from embedder.submission.submit import submit as submit
     from embedder.training.config import load_train_config as load_train_config
     from embedder.training.run import train as train
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
@@ -44,6 +46,7 @@ _HOMES = {
     "SearchOptions": "embedder.retrieval.queries",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.store_index.keep_index",
+    "compare": "embedder.evaluation.compare",
     "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
     "embed_dataset": "embedder.ingest.dataset",
@@ -54,6 +57,7 @@ _HOMES = {
     "open_store": "embedder.retrieval.store_api",
     "plan": "embedder.planning.answer",
     "refresh": "embedder.ingest.embed",
+    "submit": "embedder.submission.submit",
     "train": "embedder.training.run",
 }
 __all__ = list(_HOMES)

@@ -45,6 +45,7 @@ TRACE = pa.list_(
             "num_tokens": pa.int64(),  # of captions, as they are computed: with the padding of their groups
             "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
+            "peak_gpu_bytes": pa.int64(),  # the same of its tensors on a GPU; 0 without one
         }
     )
 )

@@ -9,8 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, field_validator, model_validator
 
+from embedder.config_toml.compare_section import CompareConfig
+from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
+from embedder.config_toml.metric_section import MetricConfig, check_metrics
 from embedder.config_toml.model_section import (
     ModelConfig,
     ModelTables,
@@ -22,6 +25,7 @@ from embedder.config_toml.model_section import (
 )
 from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.step_section import StepConfig, check_steps
+from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -252,6 +256,7 @@ class RunConfig(ConfigSection):
     join: tuple[JoinConfig, ...] = Field((), description="tables whose rows belong to the items")
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
     step: tuple[StepConfig, ...] = Field((), description="functions of your own, in the order that they run in")
+    metric: tuple[MetricConfig, ...] = Field((), description="figures of the rows, summed up where they are written")
     decode: DecodeConfig = DecodeConfig()
     web: WebConfig = WebConfig()
     plan: str | None = Field(
@@ -293,6 +298,7 @@ class RunConfig(ConfigSection):
         1.1, ge=0, description="least number of directions of the new vectors; 1 is a line"
     )
     max_retrieval_drop: float = Field(0.25, ge=0, le=1, description="share of the published R@10 that may be lost")
+    compare: CompareConfig = CompareConfig()
     index: IndexConfig = IndexConfig()
     no_progress_timeout_s: float = Field(300.0, gt=0, description="seconds until a run that finishes nothing ends")
     stop_timeout_s: float = Field(
@@ -315,7 +321,19 @@ class RunConfig(ConfigSection):
     log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
     runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
     metrics_file: str | None = Field(None, description="Prometheus text file to write when a run ends")
+    metrics_address: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):\d{1,5}$",
+        description="HOST:PORT that answers Prometheus while a run goes on; :9477 for this machine alone",
+        json_schema_extra={"rule": "HOST:PORT, as 0.0.0.0:9477, or :9477"},
+    )
+    traces: str | None = Field(
+        None,
+        description="OpenTelemetry traces: address of a collector, as http://127.0.0.1:4318, or a file to append to",
+    )
+    tracker: TrackerConfig | None = Field(None, description="MLflow or Weights & Biases")
     on_failure: OnFailure = OnFailure()
+    deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -333,6 +351,7 @@ class RunConfig(ConfigSection):
         check_source_names(self.source)
         check_joins(self.join, {source.name for source in self.source})
         check_steps(self.step)
+        check_metrics(self.metric)
         if isinstance(self.model, tuple):
             check_models(self.model, self.model_fields_set)
         if self.batch_size != "auto" and self.batch_size < 1:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from embedder.errors import ConfigError
 
 INPUTS = ("model", "plan", "tokenizer")
 RESULTS = ("store", "out")
-LOGS = ("log_file", "runs_file", "metrics_file")
+LOGS = ("log_file", "runs_file", "metrics_file", "traces")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _WILDCARD = re.compile(r"[*?\[{]")
+
+Replace = Callable[[str, str], str]
 
 
 def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -31,72 +33,85 @@ def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
         ConfigError: nothing is at a path below the file's folder, and something is below the working directory.
     """
     folder = Path(os.path.abspath(file)).parent  # noqa: PTH100 (a link to a file stands where the link stands)
+    return replace_paths(tree, lambda key, path: _followed(path, key, folder, file))
+
+
+def replace_paths(tree: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
+    """Copy a configuration with other paths.
+
+    Args:
+        tree: a configuration as TOML has it; values of the wrong type are left for their check.
+        replace: the new path for a key, as `source.path` or `model`, and its path or address; of a function or class in
+            a file of its own, that file.
+    """
     moved = dict(tree)
     for key in (*INPUTS, *RESULTS, *LOGS):
         if isinstance(value := tree.get(key), str):
-            moved[key] = _followed(value, key, folder, file)
-    models = tree.get("model")
-    if isinstance(models, list):
-        moved["model"] = [_model(each, folder, file) for each in models]
-    steps = tree.get("step")
-    if isinstance(steps, list):
-        moved["step"] = [_step(each, folder, file) for each in steps]
-    sources = tree.get("source")
-    if isinstance(sources, list):
-        moved["source"] = [_source(each, folder, file) for each in sources]
-    joins = tree.get("join")
-    if isinstance(joins, list):
-        moved["join"] = [_source(each, folder, file, "join.path") for each in joins]
+            moved[key] = replace(key, value)
+    for key, section in (("model", _model), ("step", _step), ("metric", _metric), ("source", _source), ("join", _join)):
+        if isinstance(entries := tree.get(key), list):
+            moved[key] = [section(each, replace) if isinstance(each, dict) else each for each in entries]
     match tree.get("on_failure"):
         case {"command": [str(program), *arguments]} if "/" in program:
-            program = _followed(program, "on_failure.command", folder, file)
+            program = replace("on_failure.command", program)
             moved["on_failure"] = tree["on_failure"] | {"command": [program, *arguments]}
     return moved
 
 
-def _model(model: Any, folder: Path, file: Path) -> Any:
-    """Resolve the paths of a [[model]]; a program is followed where it is a path, a class by its file."""
-    if not isinstance(model, dict):
-        return model
+def _model(model: dict[str, Any], replace: Replace) -> dict[str, Any]:
+    """Replace the paths of a [[model]]; a program is one where it has a folder."""
     moved = dict(model)
     for key in ("uri", "plan", "python"):
         value = model.get(key)
         if isinstance(value, str) and (key != "python" or "/" in value):
-            path, colon, name = value.rpartition(":") if value.rpartition(":")[0].endswith(".py") else (value, "", "")
-            moved[key] = _followed(path, "model" if key == "uri" else f"model.{key}", folder, file) + colon + name
+            moved[key] = _in_file("model" if key == "uri" else f"model.{key}", value, replace)
     if isinstance(extra := model.get("extra_files"), list):
-        moved["extra_files"] = [
-            _followed(each, "model.extra_files", folder, file) if isinstance(each, str) else each for each in extra
-        ]
+        moved["extra_files"] = _each("model.extra_files", extra, replace)
     if isinstance(inputs := model.get("inputs"), dict):
-        moved["inputs"] = {name: _input(each, folder, file) for name, each in inputs.items()}
+        moved["inputs"] = {name: _input(each, replace) for name, each in inputs.items()}
     return moved
 
 
-def _input(declared: Any, folder: Path, file: Path) -> Any:
+def _input(declared: Any, replace: Replace) -> Any:
     if not isinstance(declared, dict) or not isinstance(path := declared.get("tokenizer"), str):
         return declared
-    return declared | {"tokenizer": _followed(path, "model.inputs.tokenizer", folder, file)}
+    return declared | {"tokenizer": replace("model.inputs.tokenizer", path)}
 
 
-def _step(step: Any, folder: Path, file: Path) -> Any:
-    """Resolve the paths of a [[step]]: a function's file; a module or an entry point stays."""
-    if not isinstance(step, dict):
-        return step
+def _step(step: dict[str, Any], replace: Replace) -> dict[str, Any]:
+    """Replace the paths of a [[step]]: a function's file; a module or an entry point stays."""
     moved = dict(step)
-    if isinstance(value := step.get("callable"), str) and (path := value.rpartition(":")[0]).endswith(".py"):
-        moved["callable"] = f"{_followed(path, 'step.callable', folder, file)}:{value.rpartition(':')[2]}"
+    if isinstance(value := step.get("callable"), str) and ".py:" in value:
+        moved["callable"] = _in_file("step.callable", value, replace)
     if isinstance(extra := step.get("extra_files"), list):
-        moved["extra_files"] = [
-            _followed(each, "step.extra_files", folder, file) if isinstance(each, str) else each for each in extra
-        ]
+        moved["extra_files"] = _each("step.extra_files", extra, replace)
     return moved
 
 
-def _source(source: Any, folder: Path, file: Path, key: str = "source.path") -> Any:
-    if not isinstance(source, dict) or not isinstance(path := source.get("path"), str):
-        return source
-    return source | {"path": _followed(path, key, folder, file)}
+def _metric(metric: dict[str, Any], replace: Replace) -> dict[str, Any]:
+    """Replace the path of a [[metric]]: a class's file; a module stays."""
+    moved = dict(metric)
+    if isinstance(value := metric.get("callable"), str) and ".py:" in value:
+        moved["callable"] = _in_file("metric.callable", value, replace)
+    return moved
+
+
+def _source(source: dict[str, Any], replace: Replace, key: str = "source.path") -> dict[str, Any]:
+    return source | {"path": replace(key, source["path"])} if isinstance(source.get("path"), str) else source
+
+
+def _join(join: dict[str, Any], replace: Replace) -> dict[str, Any]:
+    return _source(join, replace, "join.path")
+
+
+def _in_file(key: str, value: str, replace: Replace) -> str:
+    """Replace the file of FILE.py:NAME, else the value itself."""
+    path, colon, name = value.rpartition(":")
+    return f"{replace(key, path)}:{name}" if colon and path.endswith(".py") else replace(key, value)
+
+
+def _each(key: str, paths: list[Any], replace: Replace) -> list[Any]:
+    return [replace(key, each) if isinstance(each, str) else each for each in paths]
 
 
 def _followed(value: str, key: str, folder: Path, file: Path) -> str:

@@ -29,6 +29,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "formats": ("pillow_heif", "pillow_jxl", "rawpy"),
     "s3": ("boto3", "botocore"),
     "ray-serve": ("ray", "grpc", "watchfiles"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Packages, by the names they are imported under, that each extra of pyproject.toml brings."""
 
@@ -44,7 +45,15 @@ class InstallationError(EmbedderError):
 @cache
 def missing(extra: str) -> tuple[str, ...]:
     """Packages of an extra that can't be found here; imports none of them."""
-    return tuple(package for package in EXTRAS[extra] if find_spec(package) is None)
+    return tuple(package for package in EXTRAS[extra] if not _is_there(package))
+
+
+def _is_there(package: str) -> bool:
+    """Whether a package can be found; of one within another, the outer ones are imported."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def require(extra: str, where: str) -> None:
@@ -68,15 +77,18 @@ def explained(error: ModuleNotFoundError, where: str) -> Exception:
         error: of an import.
         where: the command or function that needs it.
     """
-    package = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    name = error.name or ""
+    package = name.partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if {name, package} & {*packages}), None)
     return error if extra is None else _refusal(extra, where, missing(extra) or (package,))
 
 
 def describe() -> str:
-    """This installation in a few words: light, or the extras that are whole."""
+    """This installation in a few words: light or not, and the extras that are whole."""
     extras = [extra for extra in EXTRAS if not missing(extra)]
-    return f"embedder[{','.join(extras)}]" if extras else "light: searches, plans and reads stores"
+    if "embed" in extras:
+        return f"embedder[{','.join(extras)}]"
+    return f"light{', with ' + ', '.join(extras) if extras else ''}: searches, plans and reads stores"
 
 
 def _refusal(extra: str, where: str, lacking: tuple[str, ...]) -> InstallationError:

@@ -8,5 +8,7 @@
 
 Steps of a build: `vectors` collects the table on disk, `queries` holds some out for measuring, `choose` measures
 `designs` on a sample within the `constraints`, `faiss_build` fills the chosen one, `autotune` finds its search
-parameters. `build`, `update` and `search` import FAISS; the modules of ids, manifests and versions do not.
+parameters. Where memory does not hold the vectors, `disk_build` makes parts with codes of vectors that `query_weights`
+weighs, `disk_index` searches them, and `disk_files` opens them. `build`, `update` and `search` import FAISS; the
+modules of ids, manifests and versions do not.
 """

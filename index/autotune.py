@@ -11,6 +11,7 @@ import numpy as np
 
 from index import faiss_build, faiss_search
 from index.designs import Design, Parameters
+from index.disk_index import DiskIndex
 from index.faiss_search import FindAmong, Selector
 from index.manifest import Point
 from index.queries import SAMPLED
@@ -22,6 +23,8 @@ _NUM_TIMED_QUERIES = 50
 # Without texts as queries, the cheapest settings are skipped: vectors of the table find each other at settings where
 # captions do not (HNSW of 100,000, ef_search 64: 1.00 for images, 0.92 for captions).
 _NUM_SKIPPED_WITHOUT_TEXTS = 2
+# Twice the effort that finds so little more, of much, will not find the rest: what is missing is lost by the codes.
+_AT_REST, _LEAST_AT_REST = 5e-4, 0.5
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Meter:
         selector: rows that may be found; None for all.
     """
 
-    index: faiss.Index
+    index: faiss.Index | DiskIndex
     design: Design
     vectors_of: Callable[[Rows], Floats]
     selector: Selector | None = None
@@ -51,22 +54,35 @@ class Meter:
     def tune(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
         """Measure search parameters, the cheapest first; for each factor of re-ranking up to the target recall.
 
+        The largest factor comes first: where it misses the target, smaller ones do, so they begin where it reached it.
+
         Returns:
             All measurements, and the fastest that reaches the target, or the one with the highest recall.
         """
         points: list[Point] = []
-        for search_params in self.design.search_params():
-            num_skipped = (
-                min(_NUM_SKIPPED_WITHOUT_TEXTS, len(search_params) - 1) if ground_truth.queries.kind == SAMPLED else 0
-            )
-            for parameters in search_params[num_skipped:]:
-                points.append(self.point(ground_truth, parameters))
-                if points[-1].recall_at_10 >= target:
-                    break
+        num_skipped = _NUM_SKIPPED_WITHOUT_TEXTS if ground_truth.queries.kind == SAMPLED else 0
+        for search_params in reversed([*self.design.search_params()]):
+            num_skipped = min(num_skipped, len(search_params) - 1)
+            measured = self._up_to(ground_truth, search_params[num_skipped:], target)
+            points += measured
+            if measured[-1].recall_at_10 < target:
+                break
+            num_skipped += len(measured) - 1
         enough = [point for point in points if point.recall_at_10 >= target]
         if enough:
-            return points, min(enough, key=lambda point: point.latency_ms)
+            # While it is measured, what is read lies in memory; later it may not.
+            return points, min(enough, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
         return points, max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
+
+    def _up_to(self, ground_truth: GroundTruth, search_params: list[Parameters], target: float) -> list[Point]:
+        """Measure search parameters until one reaches the target, or more of them bring nothing."""
+        points: list[Point] = []
+        for parameters in search_params:
+            points.append(self.point(ground_truth, parameters))
+            last, before = points[-1].recall_at_10, points[-2].recall_at_10 if len(points) > 1 else 0.0
+            if last >= target or (last > _LEAST_AT_REST and last - before < _AT_REST):
+                break
+        return points
 
     def point(self, ground_truth: GroundTruth, parameters: Parameters) -> Point:
         """Measure recall, and the time of a query on one thread, with given search parameters."""

@@ -8,12 +8,14 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from index import faiss_build
+from index import disk_build, faiss_build
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.autotune import GroundTruths, Meter
 from index.choose import DesignChoice, choose
 from index.constraints import Constraints, point_keeps
 from index.designs import Design
+from index.disk_files import remove_files
+from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.ids import check_ids
 from index.manifest import Manifest
@@ -47,10 +49,12 @@ def build_index(
     measure_all: bool = False,
     num_threads: int | None = None,
     fill: Fill | None = None,
+    build_bytes: int = disk_build.DEFAULT_BUILD_BYTES,
 ) -> Manifest:
     """Build an index and publish it as the folder `out`, whole or not at all.
 
-    Memory is bounded by the index itself, one block of vectors and a sample for training.
+    Memory is bounded by the index itself (by one part of a design on disk), one block of vectors and a sample for
+    training.
 
     Args:
         vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; it is kept in a file beside `out`
@@ -66,7 +70,8 @@ def build_index(
         query_kind: name of the queries in the manifest.
         measure_all: whether to measure all candidates even where exact search will do.
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
-        fill: trains and fills the index of a design; by default in this process.
+        fill: trains and fills the index of a design; by default in this process, which those on disk always are.
+        build_bytes: memory that a build of a design on disk may take; it decides how many rows a part has.
 
     Returns:
         The manifest of the version.
@@ -90,7 +95,13 @@ def build_index(
         with timer.step("exact answers"):
             images = sampled_queries(table, _NUM_IMAGE_QUERIES)
             ground_truths = GroundTruths(find_ground_truth(table, measured), find_ground_truth(table, images))
-        built = _build_best(choice, table, ground_truths, constraints, fill or faiss_build.build, timer)
+
+        def make(design: Design) -> faiss.Index | DiskIndex:
+            if design.on_disk:
+                return disk_build.build(design, table, learned, folder, build_bytes)
+            return (fill or faiss_build.build)(design, table, choice.projection(design))
+
+        built = _build_best(choice, table, ground_truths, constraints, make, folder, timer)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
@@ -110,7 +121,8 @@ def _build_best(
     table: VectorTable,
     ground_truths: GroundTruths,
     constraints: Constraints,
-    fill: Fill,
+    make: Callable[[Design], faiss.Index | DiskIndex],
+    folder: Path,
     timer: StepTimer,
 ) -> TunedIndex:
     """Build designs, the best first, until one keeps the constraints on the whole table; a requested one always does.
@@ -122,13 +134,15 @@ def _build_best(
     for design in choice.designs[:_MAX_BUILT]:
         LOG.info(f"building {design} of {vectors_text(table.num_vectors)}")
         with timer.step("build"):
-            index = fill(design, table, choice.projection(design))
+            index = make(design)
         meter = Meter(index, design, table.take)
         with timer.step("tune"):
             curve, best = meter.tune(ground_truths.asked, constraints.recall)
         built = TunedIndex(meter, tuple(curve), best, ground_truths)
         if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
             return built
+        if isinstance(index, DiskIndex):
+            remove_files(index, folder)
         missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
     raise RetrievalError(
         f"index: of {vectors_text(table.num_vectors)}, {'; '.join(missed)}: none keeps the constraints as on the "

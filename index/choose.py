@@ -9,20 +9,36 @@ with one projection for both sides, the leading eigenvectors of the queries' sec
 """
 
 import logging
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 
-from index import faiss_build
+from index import disk_build, faiss_build
 from index.autotune import Meter
 from index.constraints import Constraints, judge, keeps, rank
-from index.designs import KINDS, Design, Kind, candidate_designs, default_design, parse_design
+from index.designs import (
+    KINDS,
+    Design,
+    Kind,
+    candidate_designs,
+    count_disk_lists,
+    count_lists,
+    default_design,
+    disk_designs,
+    parse_design,
+)
+from index.disk_index import DiskIndex
 from index.errors import RetrievalError
-from index.manifest import DesignTrial
+from index.manifest import DesignTrial, Point
 from index.queries import RecallQueries, sampled_queries
-from index.recall import GroundTruth, find_ground_truth
+from index.recall import find_ground_truth
 from index.vectors import Floats, VectorTable, vectors_text
 
 NUM_TRIED = 50_000
@@ -134,15 +150,17 @@ def choose(
         return DesignChoice((requested,), (), directions)
     sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
     widths = directions.useful_widths() if directions else ()
-    candidates = {str(design): design for design in candidate_designs(table.num_vectors, table.dim, widths)}
+    designs = _candidates(table, widths, constraints, measure_all=measure_all)
+    candidates = {str(design): design for design in designs}
     asked = measured if measured.own_rows is None else sampled_queries(sample)
     ground_truth = find_ground_truth(sample, asked)
-    untried = DesignChoice((), (), directions)
+    builder = _SampleBuilder(sample, learned, DesignChoice((), (), directions))
     trials: list[DesignTrial] = []
     for place, design in enumerate(candidates.values()):
         LOG.info(f"measuring {design} on {vectors_text(sample.num_vectors)} ({place + 1} of {len(candidates)})")
-        projection = untried.projection(design)
-        trials.append(_measure(design, sample, projection, ground_truth, table.num_vectors, constraints))
+        with builder.build(design) as (on_sample, index, build_s):
+            _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
+            trials.append(_trial(design, index, point, build_s, table.num_vectors))
         if design.is_exact and not measure_all and keeps(trials[0], constraints, constraints.exact_latency_ms):
             break
     ranked = rank(trials, constraints)
@@ -150,29 +168,77 @@ def choose(
     return DesignChoice(chosen, tuple(judge(trials, ranked, constraints)), directions)
 
 
-def _measure(
-    design: Design,
-    sample: VectorTable,
-    projection: Floats | None,
-    ground_truth: GroundTruth,
-    num_vectors: int,
-    constraints: Constraints,
+def _candidates(
+    table: VectorTable, widths: tuple[int, ...], constraints: Constraints, *, measure_all: bool
+) -> list[Design]:
+    """List the designs to measure: none that can't fit into memory, and those on disk where memory is short."""
+    size, limit = (table.num_vectors, table.dim), constraints.memory_bytes
+    designs = [*candidate_designs(*size, widths)]
+    if limit is None:
+        return designs
+    if not measure_all:  # exact search is measured anyway, to compare with
+        designs = [design for design in designs if design.is_exact or design.least_bytes(*size) <= limit]
+    # Where memory holds the vectors in 16 bits each, no design needs the disk.
+    return designs + [*disk_designs(*size)] * (Design("SQfp16").least_bytes(*size) > limit)
+
+
+class _SampleBuilder:
+    """Builder of candidates on a sample; those that differ in re-ranking alone share what they re-rank."""
+
+    def __init__(self, sample: VectorTable, learned: Floats, choice: DesignChoice) -> None:
+        """Begin.
+
+        Args:
+            sample: of the table.
+            learned: (L, E), queries to learn from; may be empty.
+            choice: has the projections.
+        """
+        self._sample, self._learned, self._choice = sample, learned, choice
+        self._last: tuple[Design, faiss.Index, float] | None = None
+
+    @contextmanager
+    def build(self, design: Design) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
+        """Build a candidate: yields the design with fewer lists, the index, and the seconds that it takes."""
+        on_sample, started = _with_fewer_lists(design, self._sample.num_vectors), time.perf_counter()
+        if not design.on_disk:
+            index, base_s = self._build_in_memory(on_sample)
+            yield on_sample, index, base_s + time.perf_counter() - started
+            return
+        with tempfile.TemporaryDirectory(prefix="index-trial-") as folder:
+            size = disk_build.DEFAULT_BUILD_BYTES
+            parts = disk_build.build(on_sample, self._sample, self._learned, Path(folder), size)
+            yield on_sample, parts, time.perf_counter() - started
+
+    def _build_in_memory(self, design: Design) -> tuple[faiss.Index, float]:
+        """Index of a design, and the seconds that its base took before, where it is that of the last one."""
+        projection = self._choice.projection(design)
+        if design.rerank is None:
+            return faiss_build.build(design, self._sample, projection), 0.0
+        base, earlier_s = replace(design, rerank=None), 0.0
+        if self._last is not None and self._last[0] == base:
+            earlier_s = self._last[2]
+        else:
+            self._last, started = None, time.perf_counter()  # first frees its memory
+            built = faiss_build.build(base, self._sample, projection)
+            self._last = (base, built, time.perf_counter() - started)
+        return faiss_build.rerank_with(self._last[1], design, self._sample), earlier_s
+
+
+def _trial(
+    design: Design, index: faiss.Index | DiskIndex, point: Point, build_s: float, num_vectors: int
 ) -> DesignTrial:
-    """Build a design on a sample of a table of `num_vectors`, and measure it."""
-    started = time.perf_counter()
-    on_sample = _with_fewer_lists(design, sample.num_vectors)
-    index = faiss_build.build(on_sample, sample, projection)
-    build_s = time.perf_counter() - started
-    _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
-    size = num_vectors / sample.num_vectors
+    """Extrapolate a measurement on a sample to a table of `num_vectors`."""
+    size = num_vectors / index.ntotal
+    expected_ms = point.latency_ms * size ** _GROWTH[design.kind] + design.reads_ms(point.parameters)
     return DesignTrial(
         design=str(design),
-        num_vectors=sample.num_vectors,
+        num_vectors=index.ntotal,
         parameters=point.parameters,
         recall_at_10=point.recall_at_10,
         latency_ms=point.latency_ms,
-        expected_latency_ms=round(point.latency_ms * size ** _GROWTH[design.kind], 5),
+        expected_latency_ms=round(expected_ms, 5),
         expected_bytes=round(faiss_build.num_bytes(index) * size),
+        expected_disk_bytes=round(index.disk_bytes() * size) if isinstance(index, DiskIndex) else None,
         build_s=round(build_s, 3),
         is_efficient=False,
         verdict="",
@@ -183,5 +249,5 @@ def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
     """Reduce the lists of a design to the number for a sample of this size."""
     if not design.num_lists:
         return design
-    fewer = default_design("ivf", num_vectors).num_lists
-    return Design(design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"), design.projection, design.rerank)
+    fewer = count_disk_lists(num_vectors) if design.on_disk else count_lists(num_vectors)
+    return replace(design, factory=design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"))

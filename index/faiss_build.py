@@ -1,6 +1,6 @@
 """FAISS: make, train, fill, write and read an index.
 
-Only this module, `faiss_search`, `faiss_scan` and `faiss_merge` call FAISS.
+Only this module, `faiss_search`, `faiss_scan`, `faiss_merge`, `disk_build` and `disk_index` call FAISS.
 Source: faiss-cpu 1.15.
 """
 
@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 
 from index.designs import HNSW_EF_CONSTRUCTION, Design
+from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.vectors import Floats, Rows, VectorTable, keep_best, vectors_text
 
@@ -62,13 +63,28 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
     """
     index = _make(design, table.dim, projection)
     if not index.is_trained:
-        with _failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
+        with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
             index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
     return index
 
 
+def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
+    """Add re-ranking to an index of the same design without it; the same as `build` makes in one go.
+
+    Args:
+        base: holds every vector of the table; it may serve several designs.
+        design: the design, whose re-ranking is made.
+        table: the vectors, (N, E).
+    """
+    with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
+        rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
+        rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
+    add(rerank, table.blocks())
+    return faiss.IndexRefine(base, rerank)
+
+
 @contextmanager
-def _failures_named(design: Design, action: str) -> Iterator[None]:
+def failures_named(design: Design, action: str) -> Iterator[None]:
     """Turn FAISS's errors inside the block into one line that names the design and the action."""
     try:
         yield
@@ -87,16 +103,17 @@ def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
 
 def _make(design: Design, dim: int, projection: Floats | None) -> faiss.Index:
     width = design.projection or dim
-    with _failures_named(design, f"make it for {dim} dimensions"):
+    with failures_named(design, f"make it for {dim} dimensions"):
         index = faiss.index_factory(width, design.factory, faiss.METRIC_INNER_PRODUCT)
         rerank = faiss.index_factory(dim, design.rerank, faiss.METRIC_INNER_PRODUCT) if design.rerank else None
-    _set_up(index)
+    set_up(index)
     if projection is not None:
-        index = faiss.IndexPreTransform(_linear(projection), index)
+        index = faiss.IndexPreTransform(linear(projection), index)
     return index if rerank is None else faiss.IndexRefine(index, rerank)  # whose Python object keeps its parts alive
 
 
-def _set_up(index: faiss.Index) -> None:
+def set_up(index: faiss.Index) -> None:
+    """Set what FAISS's notation has no word for, before an index is trained."""
     if isinstance(index, faiss.IndexPreTransform):
         rotation = faiss.downcast_VectorTransform(index.chain.at(0))
         if isinstance(rotation, faiss.OPQMatrix):  # the defaults take minutes, and gain little
@@ -108,12 +125,13 @@ def _set_up(index: faiss.Index) -> None:
         inner.cp.min_points_per_centroid = 1  # no warning on standard error about few vectors
 
 
-def _linear(projection: Floats) -> faiss.LinearTransform:
+def linear(projection: Floats) -> faiss.LinearTransform:
+    """Make the transform of a matrix, (width, E)."""
     width, dim = projection.shape
-    linear = faiss.LinearTransform(dim, width, False)
-    faiss.copy_array_to_vector(projection.ravel(), linear.A)
-    linear.is_trained = True
-    return linear
+    transform = faiss.LinearTransform(dim, width, False)
+    faiss.copy_array_to_vector(projection.ravel(), transform.A)
+    transform.is_trained = True
+    return transform
 
 
 def innermost(index: faiss.Index) -> faiss.Index:
@@ -148,14 +166,18 @@ def nearest_in_table(table: VectorTable, queries: Floats, k: int) -> tuple[Float
     return best_scores, best_rows
 
 
-def imbalance(index: faiss.Index) -> float:
+def imbalance(index: faiss.Index | DiskIndex) -> float:
     """Compute the imbalance of inverted lists, the factor by which it slows a search; 1.0 for other structures."""
+    if isinstance(index, DiskIndex):
+        return index.imbalance()
     inner = innermost(index)
     return float(inner.invlists.imbalance_factor()) if isinstance(inner, faiss.IndexIVF) else 1.0
 
 
-def num_bytes(index: faiss.Index) -> int:
-    """Count the bytes that an index takes, in memory as in its file."""
+def num_bytes(index: faiss.Index | DiskIndex) -> int:
+    """Count the bytes that an index takes in memory; they are those of its file, where all of it is in memory."""
+    if isinstance(index, DiskIndex):
+        return index.num_bytes()
     return len(faiss.serialize_index(index))
 
 

@@ -8,6 +8,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from index.disk_index import DiskIndex
 from index.faiss_build import innermost
 from index.faiss_search import Selector, decode, search_exactly, search_rows, vectors
 from index.vectors import Floats, Rows
@@ -21,7 +22,7 @@ VectorsOf = Callable[[Rows], Floats]
 class RowScan:
     """Scan of the rows of one index, which must not change meanwhile."""
 
-    def __init__(self, index: faiss.Index) -> None:
+    def __init__(self, index: faiss.Index | DiskIndex) -> None:
         self._index = index
 
     def find(self, queries: Floats, k: int, selector: Selector) -> tuple[Floats, Rows]:
@@ -48,6 +49,8 @@ class RowScan:
     @cached_property
     def _projected(self) -> tuple[faiss.VectorTransform, VectorsOf] | None:
         """Projection, and a function for projected vectors of rows; None where the index has none, or only codes."""
+        if isinstance(self._index, DiskIndex):
+            return None
         index = faiss.downcast_index(self._index)
         if isinstance(index, faiss.IndexRefine):
             index = faiss.downcast_index(index.base_index)

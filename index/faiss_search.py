@@ -10,8 +10,9 @@ from typing import Any
 import faiss
 import numpy as np
 
+from index.disk_index import DiskIndex
 from index.faiss_build import innermost
-from index.vectors import Floats, Mask, Rows, keep_best
+from index.vectors import Among, Floats, Mask, Rows, count_among, keep_best
 
 # Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
@@ -23,24 +24,33 @@ _SKIPPED_PER_FETCHED = 250
 class Selector:
     """Rows that a search may find."""
 
-    def __init__(self, mask: Mask) -> None:
+    def __init__(self, among: Among, num_total: int | None = None) -> None:
         """Make a selector.
 
         Args:
-            mask: bool (rows,), whether a row may be found.
+            among: bool (rows,), whether a row may be found; or int64 (n,), the rows that may be, ascending.
+            num_total: number of all rows; needed with row numbers.
         """
-        self.mask = mask
-        self.rows: Rows = np.flatnonzero(mask)
+        self.num_total = len(among) if num_total is None else num_total
+        self.num_rows = count_among(among)
+        self._among = among
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that may be found."""
-        return len(self.rows)
+    @cached_property
+    def rows(self) -> Rows:
+        """Rows that may be found, int64 (num_rows,), ascending."""
+        return (
+            np.flatnonzero(self._among) if self._among.dtype == np.bool_ else self._among.astype(np.int64, copy=False)
+        )
 
     @cached_property
     def faiss(self) -> faiss.IDSelector:
         """FAISS's selector of the same rows; it keeps the bits alive, which FAISS doesn't copy."""
-        return faiss.IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
+        mask: Mask = np.zeros(self.num_total, np.bool_)
+        if self._among.dtype == np.bool_:
+            mask = self._among.astype(np.bool_, copy=False)
+        else:
+            mask[self.rows] = True
+        return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
 
 FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]
@@ -48,7 +58,11 @@ FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]
 
 
 def search(
-    index: faiss.Index, queries: Floats, k: int, parameters: Mapping[str, int], selector: Selector | None = None
+    index: faiss.Index | DiskIndex,
+    queries: Floats,
+    k: int,
+    parameters: Mapping[str, int],
+    selector: Selector | None = None,
 ) -> tuple[Floats, Rows]:
     """Find the k nearest rows: scores and row numbers, (Q, k), best first; row -1 where the index found none.
 
@@ -59,6 +73,8 @@ def search(
         parameters: `ef_search` (HNSW), `nprobe` (IVF), `k_factor` (re-ranking).
         selector: rows that may be found; None for all.
     """
+    if isinstance(index, DiskIndex):
+        return index.search(queries, k, parameters, selector)
     scores, rows = index.search(queries, k, params=_parameters(index, parameters, selector))
     return scores, rows
 
@@ -82,7 +98,7 @@ def _parameters(index: faiss.Index, wanted: Mapping[str, int], selector: Selecto
 
 
 def search_exactly(
-    index: faiss.Index, queries: Floats, k: int, selector: Selector | None = None
+    index: faiss.Index | DiskIndex, queries: Floats, k: int, selector: Selector | None = None
 ) -> tuple[Floats, Rows]:
     """Find the k nearest rows by comparing each query with every vector that may be found, at full width.
 
@@ -95,6 +111,8 @@ def search_exactly(
     Returns:
         Scores and rows, (Q, k), best first.
     """
+    if isinstance(index, DiskIndex):
+        return index.search_exactly(queries, k, selector)
     store = _full_width(index)
     if isinstance(store, faiss.IndexIVF):
         return search(store, queries, k, {"nprobe": store.nlist}, selector)
@@ -114,11 +132,13 @@ def _is_full_scan_cheaper(store: faiss.Index, num_queries: int, selector: Select
     """
     if num_queries > _FEW_QUERIES or isinstance(store, faiss.IndexFlat):
         return False
-    return selector.num_rows * _SKIPPED_PER_FETCHED > len(selector.mask)
+    return selector.num_rows * _SKIPPED_PER_FETCHED > selector.num_total
 
 
-def vectors(index: faiss.Index, rows: Rows) -> Floats:
+def vectors(index: faiss.Index | DiskIndex, rows: Rows) -> Floats:
     """Fetch the vectors of some rows, (n, E), as the index stores them."""
+    if isinstance(index, DiskIndex):
+        return index.vectors(rows)
     return decode(_full_width(index), rows)
 
 
@@ -167,8 +187,8 @@ def _full_width(index: faiss.Index) -> faiss.Index:
     return inner
 
 
-def prepare(index: faiss.Index) -> None:
+def prepare(index: faiss.Index | DiskIndex) -> None:
     """Build the map from rows to entries of inverted lists; to be called once, before the first search."""
-    store = _full_width(index)
+    store = None if isinstance(index, DiskIndex) else _full_width(index)
     if isinstance(store, faiss.IndexIVF):
         store.make_direct_map()

@@ -11,11 +11,13 @@ from index.designs import Kind
 from index.errors import RetrievalError
 
 FORMAT_VERSION = 2
+PARTS_FORMAT_VERSION = 3  # of an index in parts, which earlier releases do not read
 MANIFEST_NAME = "manifest.json"
 INDEX_NAME = "index.faiss"
 IDS_NAME = "ids.parquet"
 QUERIES_NAME = "queries.npz"
 LIVE_NAME = "live.npy"
+TEMPLATE_NAME = "template.faiss"
 REQUIRED_NAMES = frozenset({INDEX_NAME, IDS_NAME})
 OPTIONAL_NAMES = frozenset({QUERIES_NAME, LIVE_NAME})
 
@@ -41,7 +43,8 @@ class DesignTrial(BaseModel):
     recall_at_10: float = Field(ge=0, le=1)
     latency_ms: float = Field(ge=0, description="of one query on one thread, on the sample")
     expected_latency_ms: float = Field(ge=0, description="the same on the whole table, extrapolated")
-    expected_bytes: int = Field(ge=0, description="of the whole table's index")
+    expected_bytes: int = Field(ge=0, description="of the whole table's index, in memory")
+    expected_disk_bytes: int | None = Field(default=None, ge=0, description="of its vectors that stay on the disk")
     build_s: float = Field(ge=0, description="on the sample")
     is_efficient: bool = Field(
         description="no other trial is better in one of recall, latency, bytes and as good in all"
@@ -49,12 +52,46 @@ class DesignTrial(BaseModel):
     verdict: str = Field(description="chosen, or why not")
 
 
+class PartRecord(BaseModel):
+    """Part of an index that is larger than memory, and the names of its files."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    number: int = Field(ge=0, description="never used twice, so a file's content never changes under its name")
+    num_rows: int = Field(ge=1)
+
+    @property
+    def lists(self) -> str:
+        """Inverted lists, a file of FAISS."""
+        return f"lists-{self.number:06d}.faiss"
+
+    @property
+    def codes(self) -> str:
+        """Codes of the vectors, list after list."""
+        return f"vectors-{self.number:06d}.codes"
+
+    @property
+    def places(self) -> str:
+        """Place of each row among the codes, uint32."""
+        return f"places-{self.number:06d}.u32"
+
+    @property
+    def ids(self) -> str:
+        """Ids of the rows, a file of Arrow, uncompressed."""
+        return f"ids-{self.number:06d}.arrow"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.lists, self.codes, self.places, self.ids)
+
+
 class Manifest(BaseModel):
     """Manifest of a version; written last, so a folder that has one is complete."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    format_version: Literal[2] = 2
+    format_version: Literal[2, 3] = 2
     kind: Kind
     design: str = Field(description="as `index.designs` writes it")
     dim: int = Field(ge=1, description="width of a vector")
@@ -68,9 +105,12 @@ class Manifest(BaseModel):
     )
     embeddings_version: int = Field(description="version of the embeddings table the vectors come from")
     model_fingerprint: str = Field(description="of the model whose vectors these are")
+    parts: tuple[PartRecord, ...] | None = Field(
+        default=None, description="of an index that is larger than memory, in the order of their rows; else null"
+    )
     sha256: dict[str, str] = Field(description="file name to hex digest")
     size_bytes: int = Field(ge=1, description="all files but this one")
-    memory_bytes: int = Field(ge=1, description="of the FAISS file, all of it read")
+    memory_bytes: int = Field(ge=1, description="of the FAISS file, all of it read; of parts, all but their vectors")
     recall_at_10: float = Field(ge=0, le=1, description="share of the exact top ten found, at these parameters")
     built_recall_at_10: float = Field(ge=0, le=1, description="the same when it was last built whole")
     image_recall_at_10: float = Field(ge=0, le=1, description="the same for images, at their parameters")
@@ -102,7 +142,7 @@ class Manifest(BaseModel):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest; this makes the folder a version, so it comes last."""
-    (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -116,10 +156,10 @@ def read_manifest(folder: str | Path) -> Manifest:
     if content.get("format_version") == 1:
         content = _from_format_1(content)
     found = content.get("format_version")
-    if found != FORMAT_VERSION:
+    if found != (PARTS_FORMAT_VERSION if "parts" in content else FORMAT_VERSION):
         raise RetrievalError(
-            f"{path}: format_version is {found!r}, this release reads {FORMAT_VERSION}; build the index again, "
-            "or search with the release that built it"
+            f"{path}: format_version is {found!r}, this release reads {FORMAT_VERSION}, and {PARTS_FORMAT_VERSION} of "
+            "an index in parts; build the index again, or search with the release that built it"
         )
     try:
         manifest = Manifest.model_validate(content)
@@ -166,10 +206,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_hashes_named(path: Path, manifest: Manifest) -> None:
-    named = set(manifest.sha256)
-    if not REQUIRED_NAMES <= named <= REQUIRED_NAMES | OPTIONAL_NAMES:
+    named, required = set(manifest.sha256), REQUIRED_NAMES
+    if manifest.parts is not None:
+        required = frozenset({TEMPLATE_NAME, *(name for part in manifest.parts for name in part.names)})
+    if not required <= named <= required | OPTIONAL_NAMES:
         raise RetrievalError(
-            f"{path}: sha256 names {_listed(named)}, and must name {_listed(REQUIRED_NAMES)}, of others only "
+            f"{path}: sha256 names {_listed(named)}, and must name {_listed(required)}, of others only "
             f"{_listed(OPTIONAL_NAMES)}; build the index again"
         )
 

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from index import faiss_build, faiss_search
+from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.faiss_scan import RowScan
 from index.faiss_search import FindAmong, Selector
 from index.manifest import Manifest, read_manifest
-from index.vectors import Floats, Mask, Neighbours, Profile, Rows, check_vectors
+from index.vectors import Among, Floats, Mask, Neighbours, Profile, Rows, check_vectors
 from index.version_files import read_contents, read_index
 
 # An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
@@ -30,7 +31,7 @@ class Index:
         is_live: bool (rows,), whether a row may be found; rows that were removed since the build may not.
     """
 
-    def __init__(self, manifest: Manifest, ids: pa.Table, index: faiss.Index, is_live: Mask) -> None:
+    def __init__(self, manifest: Manifest, ids: pa.Table, index: faiss.Index | DiskIndex, is_live: Mask) -> None:
         """Make an index of its parts, as `open_index` reads them.
 
         Args:
@@ -55,7 +56,7 @@ class Index:
         queries: Any,
         k: int = 10,
         *,
-        among: Mask | None = None,
+        among: Among | None = None,
         profile: Profile = "text",
         parameters: dict[str, int] | None = None,
         num_threads: int | None = None,
@@ -68,7 +69,8 @@ class Index:
         Args:
             queries: (Q, E) of unit norm, float32 or another float type, from the model whose fingerprint the index has.
             k: number of neighbours, at least 1.
-            among: bool (rows,), whether a row may be found; None for all.
+            among: bool (rows,), whether a row may be found; or int64 (n,), the rows that may be, ascending, which costs
+                nothing for all others; None for all.
             profile: kind of the queries; texts and images need different search parameters.
             parameters: search parameters instead of the manifest's.
             num_threads: threads of FAISS; None for as many as pay, up to all cores.
@@ -123,14 +125,28 @@ class Index:
         check_vectors(queries, "queries", dim=self.manifest.dim)
         return queries  # type: ignore[no-any-return]  # check_vectors proved it
 
-    def _selector(self, among: Mask | None) -> Selector | None:
+    def _selector(self, among: Among | None) -> Selector | None:
         if among is None:
             return self._live_selector if self._has_masked else None
+        if among.dtype != np.bool_:
+            return self._selector_of_rows(among)
         if among.shape != self.is_live.shape:
             raise RetrievalError(
                 f"filter: found {among.shape} for an index of {len(self.is_live):,} rows; give one value per row"
             )
         return Selector(among & self.is_live if self._has_masked else among)
+
+    def _selector_of_rows(self, rows: Among) -> Selector:
+        num_rows = len(self.is_live)
+        if rows.ndim != 1 or rows.dtype != np.int64 or (np.diff(rows) <= 0).any():
+            raise RetrievalError(
+                f"filter: found {rows.dtype} of shape {rows.shape}; give rows as int64, each once, in ascending order"
+            )
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
+            raise RetrievalError(
+                f"filter: found rows {rows[0]:,} to {rows[-1]:,} for an index of {num_rows:,}; give rows that it has"
+            )
+        return Selector(rows[self.is_live[rows]] if self._has_masked else rows, num_rows)
 
     @cached_property
     def _live_selector(self) -> Selector:

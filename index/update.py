@@ -4,16 +4,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pyarrow as pa
 
-from index import faiss_build, faiss_search
+from index import disk_build, faiss_build, faiss_search
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.autotune import GroundTruths, Meter
 from index.designs import parse_design
+from index.disk_files import link_files
+from index.disk_index import DiskIndex
 from index.errors import RebuildNeededError
 from index.ids import check_ids
-from index.manifest import QUERIES_NAME, Manifest, read_manifest
+from index.manifest import QUERIES_NAME, TEMPLATE_NAME, Manifest, read_manifest
 from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask, VectorTable, collect_vectors, vectors_text
@@ -79,11 +82,13 @@ def update_index(
         spool = folder / _SPOOL_NAME
         table = collect_vectors(added, spool, before.dim) if added_ids.num_rows else VectorTable.empty(before.dim)
         old = read_contents(previous, before)
-        ids = pa.concat_tables([old.ids, check_ids(added_ids, table.num_vectors)]).combine_chunks()
+        ids = pa.concat_tables([old.ids, check_ids(added_ids, table.num_vectors)])
+        if before.parts is None:  # those of parts are mapped, and stay so
+            ids = ids.combine_chunks()
         is_live = np.concatenate([old.is_live & ~removed, np.ones(table.num_vectors, dtype=bool)])
         contents = VersionContents(ids, is_live)
         _check_limits(contents, before)
-        measured, centre = _change_index(previous, before, table, contents, timer)
+        measured, centre = _change_index(previous, before, table, contents, folder, timer)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=before.model_fingerprint,
@@ -93,7 +98,8 @@ def update_index(
             trials=before.trials,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
-        manifest = write_version(folder, measured, contents, origin, centre, timer)
+        kept = _link_kept(previous, before, measured.meter.index, folder)
+        manifest = write_version(folder, measured, contents, origin, centre, timer, kept)
         spool.unlink(missing_ok=True)
     return manifest
 
@@ -117,8 +123,34 @@ def _check_limits(contents: VersionContents, before: Manifest) -> None:
         )
 
 
+def _link_kept(previous: Path, before: Manifest, index: faiss.Index | DiskIndex, folder: Path) -> dict[str, str]:
+    """Link the files of the version before that are this one's, too; returns their hashes."""
+    if not isinstance(index, DiskIndex):
+        return {}
+    names = [TEMPLATE_NAME, *(name for part in index.parts for name in part.record.names)]
+    kept = {name: before.sha256[name] for name in names if name in before.sha256}
+    link_files(previous, folder, kept)
+    return kept
+
+
+def _add(index: faiss.Index | DiskIndex, table: VectorTable, folder: Path) -> faiss.Index | DiskIndex:
+    """Add vectors to an index; to one on the disk as a part of its own."""
+    if not isinstance(index, DiskIndex):
+        faiss_build.add(index, table.blocks())
+        return index
+    if table.num_vectors == 0:
+        return index
+    number = 1 + max(part.number for part in index.parts)
+    return disk_build.extend(index, table.blocks(), table.num_vectors, folder, number)
+
+
 def _change_index(
-    previous: Path, before: Manifest, table: VectorTable, contents: VersionContents, timer: StepTimer
+    previous: Path,
+    before: Manifest,
+    table: VectorTable,
+    contents: VersionContents,
+    folder: Path,
+    timer: StepTimer,
 ) -> tuple[TunedIndex, Floats]:
     """Add the vectors and measure; also returns the mean of the built vectors, (E,)."""
     # Into memory: vectors can't be added to a mapped index.
@@ -126,7 +158,7 @@ def _change_index(
         index = read_index(previous, before, map_large=False)
     imbalance = faiss_build.imbalance(index)
     with timer.step("add"):
-        faiss_build.add(index, table.blocks())
+        index = _add(index, table, folder)
     if faiss_build.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
         raise RebuildNeededError("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)

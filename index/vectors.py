@@ -16,6 +16,8 @@ from index.errors import RetrievalError
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Among = Mask | Rows
+"""Rows that a search may find: bool (rows,), whether each may be; or int64 (n,), those that may be, ascending."""
 Profile = Literal["text", "image"]
 """Kind of a query: texts and images need different search parameters."""
 
@@ -120,6 +122,21 @@ def _spool_blocks(blocks: Iterable[Floats], spool: Path, dim: int | None) -> Vec
             file.write(np.ascontiguousarray(block).data)  # not `tofile`, which loses the error of a full disk
             num_vectors, dim = num_vectors + len(block), block.shape[1]
     return VectorTable(num_vectors, dim or 0, spool)
+
+
+def count_among(among: Among) -> int:
+    """Count the rows that may be found."""
+    return int(np.count_nonzero(among)) if among.dtype == np.bool_ else len(among)
+
+
+def is_among(among: Among, rows: Rows) -> Mask:
+    """Whether each of some rows may be found, bool (n,)."""
+    if among.dtype == np.bool_:
+        return among[rows].astype(np.bool_, copy=False)
+    places = np.searchsorted(among, rows)
+    found: Mask = places < len(among)
+    found[found] = among[places[found]] == rows[found]
+    return found
 
 
 def keep_best(scores: Floats, rows: Rows, k: int) -> tuple[Floats, Rows]:

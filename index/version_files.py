@@ -1,10 +1,8 @@
 """Files of one version: written with their hashes, and read only after each is found to have that of the manifest."""
 
-import hashlib
 import io
-import os
-import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +18,9 @@ from numpy.typing import NDArray
 from index import faiss_build, faiss_search
 from index.atomic_folder import hash_files
 from index.autotune import GroundTruths, Meter
+from index.checked_files import open_checked
+from index.disk_files import link_files, read_ids, read_parts, write_ids
+from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.faiss_scan import RowScan
 from index.ids import check_ids
@@ -28,6 +29,7 @@ from index.manifest import (
     INDEX_NAME,
     LIVE_NAME,
     QUERIES_NAME,
+    TEMPLATE_NAME,
     DesignTrial,
     Manifest,
     Point,
@@ -108,6 +110,7 @@ def write_version(
     origin: VersionOrigin,
     centre: Floats,
     timer: StepTimer,
+    known_hashes: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Write index, ids, queries with their ground truth, mask, and last the manifest.
 
@@ -118,12 +121,12 @@ def write_version(
         origin: origin of the version.
         centre: (E,), mean of the vectors of the last whole build.
         timer: timer of the whole build or update.
+        known_hashes: hashes of files that are those of the version before, by name.
     """
     meter, ground_truths = measured.meter, measured.ground_truths
     with timer.step("write"):
-        faiss_build.write(meter.index, folder / INDEX_NAME)
+        index_names = _write_index(folder, meter.index, contents.ids)
     faiss_search.prepare(meter.index)
-    pq.write_table(contents.ids, folder / IDS_NAME)
     _write_queries(folder / QUERIES_NAME, ground_truths, centre)
     if not contents.is_live.all():
         np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
@@ -131,9 +134,14 @@ def write_version(
         _, of_images = meter.tune(ground_truths.images, origin.target_recall)
     is_enough = of_images.recall_at_10 >= origin.target_recall
     with timer.step("hash"):
-        names = (INDEX_NAME, IDS_NAME, QUERIES_NAME, LIVE_NAME)
-        hashes = hash_files(folder / name for name in names if (folder / name).exists())
+        known = {} if known_hashes is None else known_hashes
+        names = [*index_names, *(name for name in (QUERIES_NAME, LIVE_NAME) if (folder / name).exists())]
+        hashes = hash_files(folder / name for name in names if name not in known)
+        hashes |= {name: known[name] for name in names if name in known}
+    parts = meter.index.parts if isinstance(meter.index, DiskIndex) else None
     manifest = Manifest(
+        format_version=2 if parts is None else 3,
+        parts=None if parts is None else tuple(part.record for part in parts),
         kind=meter.design.kind,
         design=str(meter.design),
         dim=meter.index.d,
@@ -142,7 +150,7 @@ def write_version(
         image_parameters=of_images.parameters if is_enough else None,
         sha256=hashes,
         size_bytes=sum((folder / name).stat().st_size for name in hashes),
-        memory_bytes=(folder / INDEX_NAME).stat().st_size,
+        memory_bytes=(folder / INDEX_NAME).stat().st_size if parts is None else faiss_build.num_bytes(meter.index),
         image_recall_at_10=of_images.recall_at_10 if is_enough else 1.0,
         num_recall_queries=len(ground_truths.asked.queries.vectors),
         recall_query_kind=ground_truths.asked.queries.kind,
@@ -160,6 +168,17 @@ def write_version(
     return manifest
 
 
+def _write_index(folder: Path, index: faiss.Index | DiskIndex, ids: pa.Table) -> list[str]:
+    """Write the index, where it is not written yet, and the ids of its rows; returns the names of the files."""
+    if not isinstance(index, DiskIndex):
+        faiss_build.write(index, folder / INDEX_NAME)
+        pq.write_table(ids, folder / IDS_NAME)
+        return [INDEX_NAME, IDS_NAME]
+    records = [part.record for part in index.parts]
+    write_ids(folder, records, ids)
+    return [TEMPLATE_NAME, *(name for record in records for name in record.names)]
+
+
 def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_version: int, timer: StepTimer) -> Manifest:
     """Make a version for a table whose rows did not change: the same files, for another version of the table.
 
@@ -170,11 +189,7 @@ def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_vers
         embeddings_version: version of the table.
         timer: timer of the update.
     """
-    for name in before.sha256:
-        try:
-            os.link(previous / name, folder / name)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(previous / name, folder / name)
+    link_files(previous, folder, before.sha256)
     built_at = datetime.now(UTC).isoformat(timespec="seconds")
     times = {"built_at": built_at, "build_s": timer.total_s, "steps_s": timer.steps_s}
     manifest = before.model_copy(update=times | {"embeddings_version": embeddings_version})
@@ -216,8 +231,12 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
     Raises:
         RetrievalError: a file is missing or altered, or does not fit the manifest.
     """
-    ids = pq.read_table(pa.BufferReader(_read_checked(folder / IDS_NAME, manifest)))
-    ids, is_live = check_ids(ids, ids.num_rows), np.ones(ids.num_rows, np.bool_)
+    if manifest.parts is None:
+        ids = pq.read_table(pa.BufferReader(_read_checked(folder / IDS_NAME, manifest)))
+        ids = check_ids(ids, ids.num_rows)
+    else:
+        ids = read_ids(folder, manifest)
+    is_live = np.ones(ids.num_rows, np.bool_)
     if LIVE_NAME in manifest.sha256:
         bits = np.load(io.BytesIO(_read_checked(folder / LIVE_NAME, manifest)), allow_pickle=False)
         is_live = np.unpackbits(bits, count=manifest.num_rows, bitorder="little").astype(np.bool_)
@@ -232,8 +251,8 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
     return contents
 
 
-def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index:
-    """Read the FAISS file of a version, or map it where it is large, after its hash is checked.
+def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index | DiskIndex:
+    """Read the FAISS file of a version, or map it where it is large, after its hash is checked; or open its parts.
 
     Args:
         folder: folder of the version.
@@ -243,19 +262,19 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
     Raises:
         RetrievalError: it is missing or altered, FAISS does not know its format, or it does not fit the manifest.
     """
-    path = folder / INDEX_NAME
-    with _open_checked(path, manifest) as file:
-        try:
-            if map_large and not isinstance(file, io.BytesIO) and sys.platform == "linux":
-                index = faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the very file that was hashed
-            else:
-                index = faiss_build.read(file)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RetrievalError(
-                f"{path}: FAISS {faiss_build.VERSION} can't read what FAISS {manifest.faiss_version} wrote ({reason}); "
-                "build the index again"
-            ) from None
+    path = folder / (INDEX_NAME if manifest.parts is None else "")
+    index: faiss.Index | DiskIndex
+    try:
+        if manifest.parts is None:
+            index = _read_file(path, manifest, map_large=map_large)
+        else:
+            index = read_parts(folder, manifest)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RetrievalError(
+            f"{path}: FAISS {faiss_build.VERSION} can't read what FAISS {manifest.faiss_version} wrote ({reason}); "
+            "build the index again"
+        ) from None
     found, expected = (index.ntotal, index.d), (manifest.num_rows, manifest.dim)
     if found != expected:
         raise RetrievalError(
@@ -263,6 +282,13 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
             f"{expected[1]}; build the index again"
         )
     return index
+
+
+def _read_file(path: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index:
+    with _open_checked(path, manifest) as file:
+        if map_large and not isinstance(file, io.BytesIO) and sys.platform == "linux":
+            return faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the very file that was hashed
+        return faiss_build.read(file)
 
 
 def _read_checked(path: Path, manifest: Manifest) -> bytes:
@@ -276,21 +302,4 @@ def _read_checked(path: Path, manifest: Manifest) -> bytes:
 
 
 def _open_checked(path: Path, manifest: Manifest) -> BinaryIO:
-    """Open a file, check its hash, and rewind it; what is read next is what was hashed."""
-    try:
-        opened = path.open("rb")
-    except OSError as error:
-        raise RetrievalError(f"{path}: {error.strerror}; fetch the version again, or build the index again") from None
-    file: BinaryIO = opened
-    if os.fstat(opened.fileno()).st_size <= READ_ONCE_BYTES:
-        with opened:
-            file = io.BytesIO(opened.read())
-    found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO has readinto in fact
-    if found != manifest.sha256[path.name]:
-        file.close()
-        raise RetrievalError(
-            f"{path}: its sha256 is {found[:16]}..., the manifest says {manifest.sha256[path.name][:16]}...: the file "
-            "was altered or cut short, and is not read; fetch the version again, or build the index again"
-        )
-    file.seek(0)
-    return file
+    return open_checked(path, manifest, READ_ONCE_BYTES)

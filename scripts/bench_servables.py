@@ -1,11 +1,12 @@
-"""One tower as cuttable stages, `hf`, .pt2, TorchScript and ONNX through the same pipeline: their vectors, their speed.
+"""One tower as cuttable stages, `hf`, .pt2, TorchScript and ONNX through one pipeline: their vectors, their speed.
 
     python scripts/bench_servables.py                                 # shipped emoji, ViT-S/16: about ten minutes
     python scripts/bench_servables.py --photographs DIR --num-images 400 --rounds 5
     python scripts/bench_servables.py --quick                         # a tiny tower: shows that the script runs
 
-A ViT of transformers with random weights is saved in five forms. Each goes through `BatchPredictor.from_servables` on
-the same images, in turns, each round in another order, and what is first is thrown away. There are then
+A ViT of transformers with random weights is saved in all forms; .pt2 is also run compiled. Each goes through
+`BatchPredictor.from_servables` on the same images, in turns, each round in another order, and what is first is thrown
+away. There are then
 
 - cosine: the least of all images against the cut tower's vectors; also without the mean of those, as the vectors of
   random weights resemble each other;
@@ -36,7 +37,7 @@ import torch
 from corpus import read_shipped, unit
 from harness import number, table
 
-KINDS = ("towers", "hf", "torch_export", "torchscript", "onnx")
+FORMS = ("towers", "hf", "torch_export", "compiled", "torchscript", "onnx")
 EAGER = "hf"
 LEAST_COSINE = 0.9999
 VIT_S = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536}
@@ -53,7 +54,7 @@ class Form:
     """One form of the tower; ratios are against the eager one.
 
     Attributes:
-        kind: of the servable.
+        form: kind of the servable, or `compiled`.
         cosine: least cosine against the cut tower.
         centred_cosine: likewise, without the mean of the cut tower's vectors.
         items_per_s: through the pipeline.
@@ -64,7 +65,7 @@ class Form:
         gflop_per_s: operations of the latter.
     """
 
-    kind: str
+    form: str
     cosine: float
     centred_cosine: float
     items_per_s: float
@@ -112,6 +113,7 @@ def save_forms(folder: Path, side_px: int) -> Sections:
         "towers": {"kind": "towers", "uri": str(folder / "model")},
         "hf": {"kind": "hf", "uri": str(checkpoint), **features},
         "torch_export": {"kind": "torch_export", "uri": str(folder / "tower.pt2"), **graph},
+        "compiled": {"kind": "torch_export", "uri": str(folder / "tower.pt2"), "compiled": True, **graph},
         "torchscript": {"kind": "torchscript", "uri": str(folder / "tower.pt"), **graph},
         "onnx": {"kind": "onnx", "uri": str(folder / "tower.onnx"), **graph},
     }
@@ -182,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         alone = measure_alone(sections, images, options)
         through = through_pipeline(sections, images, options)
     peak = matrix_gflop_per_s(options.threads)
-    forms = [form_of(kind, alone, through, flop) for kind in sections]
+    forms = [form_of(name, alone, through, flop) for name in sections]
     show(forms, peak)
     document = {"matrix_gflop_per_s": peak, "flop": flop, "num_images": len(images), "options": vars(options)}
     is_equal = all(form.cosine >= LEAST_COSINE for form in forms)
@@ -222,7 +224,7 @@ def measure_alone(sections: Sections, images: Sequence[bytes], options: argparse
     from embedder.servables.predict import decode_rows
     from embedder.servables.run import RunningServable
 
-    servables = [make_servable(section | settings_of(kind, options)) for kind, section in sections.items()]
+    servables = [make_servable(section | settings_of(form, options)) for form, section in sections.items()]
     given = pa.table({"image": images[: 2 * options.batch_size]})
     names = {"image": "image", "caption": "caption", "limits": DecodeLimits()}
     decoded = pa.concat_tables(decode_rows(given, servables=servables, **names))
@@ -241,8 +243,8 @@ def measure_alone(sections: Sections, images: Sequence[bytes], options: argparse
     return found
 
 
-def settings_of(kind: str, options: argparse.Namespace) -> dict[str, Any]:
-    return {"name": kind, "batch_size": options.batch_size, "num_cpus": options.threads}
+def settings_of(form: str, options: argparse.Namespace) -> dict[str, Any]:
+    return {"name": form, "batch_size": options.batch_size, "num_cpus": options.threads}
 
 
 def in_turn(things: Sequence[Any], turn: int) -> list[Any]:
@@ -270,17 +272,17 @@ def through_pipeline(sections: Sections, images: Sequence[bytes], options: argpa
     try:
         rows = pa.table({"number": list(range(len(images))), "image": images})
         dataset = ray.data.from_arrow([rows.slice(at, BLOCK_ROWS) for at in range(0, len(images), BLOCK_ROWS)])
-        rates: dict[str, list[float]] = {kind: [] for kind in sections}
+        rates: dict[str, list[float]] = {form: [] for form in sections}
         vectors = {}
         one_run(dataset.limit(2 * BLOCK_ROWS), sections[EAGER] | settings_of(EAGER, options))
         for turn in range(options.rounds):
-            for kind in in_turn([*sections], turn):
-                vectors[kind], rate = one_run(dataset, sections[kind] | settings_of(kind, options))
-                rates[kind].append(rate)
-                print(f"round {turn + 1}: {kind} {rate:.1f} items/s", flush=True)
+            for form in in_turn([*sections], turn):
+                vectors[form], rate = one_run(dataset, sections[form] | settings_of(form, options))
+                rates[form].append(rate)
+                print(f"round {turn + 1}: {form} {rate:.1f} items/s", flush=True)
     finally:
         ray.shutdown()
-    return {kind: Passed(vectors[kind], rates[kind]) for kind in sections}
+    return {form: Passed(vectors[form], rates[form]) for form in sections}
 
 
 def one_run(dataset: Any, section: Mapping[str, Any]) -> tuple[np.ndarray, float]:
@@ -323,26 +325,26 @@ def matrix_gflop_per_s(num_threads: int) -> float:
     return 2 * MATRIX**3 / best_s / 1e9
 
 
-def form_of(kind: str, alone: Mapping[str, Alone], through: Mapping[str, Passed], flop: float) -> Form:
+def form_of(form: str, alone: Mapping[str, Alone], through: Mapping[str, Passed], flop: float) -> Form:
     """Medians of one form.
 
     Args:
-        kind: of the servable.
+        form: of the tower.
         alone: the loaded servables.
         through: what went through the pipeline.
         flop: operations of an image.
     """
     cut = through["towers"].vectors
-    rate = statistics.median(alone[kind].items_per_s)
+    rate = statistics.median(alone[form].items_per_s)
     return Form(
-        kind=kind,
-        cosine=least_cosine(cut, through[kind].vectors),
-        centred_cosine=least_cosine(cut - cut.mean(0), through[kind].vectors - cut.mean(0)),
-        items_per_s=statistics.median(through[kind].items_per_s),
-        ratio=median_ratio(through[kind].items_per_s, through[EAGER].items_per_s),
+        form=form,
+        cosine=least_cosine(cut, through[form].vectors),
+        centred_cosine=least_cosine(cut - cut.mean(0), through[form].vectors - cut.mean(0)),
+        items_per_s=statistics.median(through[form].items_per_s),
+        ratio=median_ratio(through[form].items_per_s, through[EAGER].items_per_s),
         alone_items_per_s=rate,
-        alone_ratio=median_ratio(alone[kind].items_per_s, alone[EAGER].items_per_s),
-        cpu_ms=statistics.median(alone[kind].cpu_ms),
+        alone_ratio=median_ratio(alone[form].items_per_s, alone[EAGER].items_per_s),
+        cpu_ms=statistics.median(alone[form].cpu_ms),
         gflop_per_s=rate * flop / 1e9,
     )
 
@@ -360,7 +362,7 @@ def median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
 def show(forms: Sequence[Form], peak: float) -> None:
     """Print the table."""
     heading = (
-        "kind",
+        "form",
         "cosine",
         "without mean",
         "items/s",
@@ -373,7 +375,7 @@ def show(forms: Sequence[Form], peak: float) -> None:
     )
     rows = [
         (
-            form.kind,
+            form.form,
             number(form.cosine, 6),
             number(form.centred_cosine, 6),
             number(form.items_per_s, 1),

@@ -1,6 +1,6 @@
 """Kill runs at every step and in every kind of process; the store must not lose, double or half-publish a row.
 
-    python scripts/chaos.py [NUM_KILLS] [SEED] [--keep DIR] [--publish-every SECONDS] [--models 2]
+    python scripts/chaos.py [NUM_KILLS] [SEED] [--keep DIR] [--publish-every SECONDS] [--models 2] [--step]
 
 Before most kills the source changes (items added, changed, touched, deleted), and an undisturbed store is refreshed
 beside the disturbed one. A refresh of that is then killed with SIGKILL: at a random time, or at the very moment a
@@ -10,7 +10,8 @@ kills the run is killed again, after the others the same command runs to its end
 versions, fingerprints, and vectors by cosine >= 0.9999. All the while a reader opens what is published, and checks
 that it is a state that the source was in, whole. With `--publish-every`, runs publish while they go on, kills meet
 those publications too, and each item for itself must be as it was in some state. With `--models 2`, runs compute
-two models, and both must be whole and of one state. The last line is one JSON object;
+two models, and both must be whole and of one state. With `--step`, a step of one's own makes two rows of each image,
+and its process is killed, too. The last line is one JSON object;
 exit 1 where anything was lost, doubled, different or half published.
 """
 
@@ -39,9 +40,9 @@ AGAIN_SHARE = 0.3  # of kills after which the next one follows before a run has 
 class Chaos:
     """A disturbed store beside an undisturbed one."""
 
-    def __init__(self, root: Path, seed: int, publish_every_s: float | None = None, num_models: int = 1) -> None:
+    def __init__(self, root: Path, seed: int, publish_every_s: float | None = None, **world: int) -> None:
         self.rng = Random(seed)
-        self.world = World(root, Random(seed + 1), num_models)
+        self.world = World(root, Random(seed + 1), **world)
         self.world.build()
         self.settings = {} if publish_every_s is None else {"publish_every_s": publish_every_s}
         self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
@@ -124,12 +125,13 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is kept")
     parser.add_argument("--publish-every", type=float, help="seconds between two publications of a run")
     parser.add_argument("--models", type=int, default=1, choices=(1, 2), help="models that the runs compute")
+    parser.add_argument("--step", action="store_true", help="make two rows of each image by a step of one's own")
     options = parser.parse_args()
     root = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     begun_s = time.monotonic()
-    chaos = Chaos(root, options.seed, options.publish_every, options.models)
+    chaos = Chaos(root, options.seed, options.publish_every, num_models=options.models, has_step=options.step)
     try:
-        chaos.run(plan_kills(options.num_kills, Random(options.seed)))
+        chaos.run(plan_kills(options.num_kills, Random(options.seed), has_step=options.step))
         code = report(chaos, time.monotonic() - begun_s, options.seed)
     finally:
         if options.keep is None:

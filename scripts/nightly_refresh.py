@@ -8,7 +8,7 @@ mistake in the configuration, or another run holds the store; 1 anything else. O
 guard refused: that is a decision for a person. What a failed attempt embedded is kept, so the next one goes on. Of
 SIGTERM, the refresh hears too: it finishes what is in flight and keeps it.
 
-scripts/nightly/ holds a systemd timer, a cron line and a Kubernetes CronJob that call it.
+scripts/nightly/ holds a systemd timer and a cron line that call it; for Kubernetes there is `embedder deploy kuberay`.
 """
 
 import argparse

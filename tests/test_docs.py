@@ -42,7 +42,7 @@ NAMES = sorted(
         (page, found)
         for page, text in PAGES.items()
         for found in re.findall(r"(?<![\w/.-])(?:embedder|shards|index)(?:\.[A-Za-z_]\w*)+", text)
-        if not found.endswith((".prom", ".log"))
+        if not found.endswith((".prom", ".log", ".run_id"))  # files, and a tag of trackers
     }
 )
 PYTHON = [

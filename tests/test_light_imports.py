@@ -30,6 +30,7 @@ LIGHT = (
     "index.versions",
     "embedder.store_index.keep_index",
     "embedder.retrieval.flat_index",
+    "embedder.submission.submit",
 )
 AS_TESTED = (*TESTED_WITHOUT_COMPILER, *light_transformers.TESTED)
 patched = pytest.mark.skipif(not is_tested("light imports", AS_TESTED), reason="of versions that are not patched")

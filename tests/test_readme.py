@@ -31,7 +31,7 @@ def everywhere(pattern: str) -> list[str]:
 
 
 COMMANDS = sorted(
-    {line.split("#")[0].removeprefix("$ ").strip() for line in LINES if re.match(r"(?:\$ )?embedder ", line)}
+    {re.split(r"\s#", line)[0].removeprefix("$ ").strip() for line in LINES if re.match(r"(?:\$ )?embedder ", line)}
     | set(everywhere(r"`(embedder [^`]+)`"))
 )
 
@@ -47,6 +47,7 @@ def leaf(words):
 @pytest.mark.parametrize("line", COMMANDS)
 def test_each_command_and_option_exists(line):
     words = shlex.split(line.replace("...", ""))[1:]
+    words = words[: words.index("--")] if "--" in words else words  # what follows is for another command
     command, rest = leaf(words)
     assert not getattr(command, "commands", None), f"{line}: no such command"
     options = {name for parameter in command.params for name in parameter.opts}

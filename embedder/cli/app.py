@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
-from embedder import __version__
 from embedder.cli import (
+    compare,
     config,
     demo,
+    deploy,
     doctor,
     embed,
     evaluate,
@@ -31,6 +32,7 @@ from embedder.cli import (
     search,
     serve,
     store,
+    submit,
     train,
     verify,
 )
@@ -42,6 +44,7 @@ from embedder.installation import InstallationError, explained
 from embedder.observability.log import messages_to
 from embedder.redaction import mask
 from embedder.storage.printable import printable
+from embedder.version import __version__
 
 # Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
 OBJECTS_PER_COLLECTION = 100_000
@@ -49,6 +52,7 @@ USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of a
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     evaluate.evaluate,
+    compare.compare,
     refresh.refresh,
     refresh.rejects,
     store.history,
@@ -66,6 +70,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     plan.plan,
     verify.verify,
     train.train,
+    submit.submit,
     doctor.doctor,
     config.config,
 )
@@ -73,6 +78,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(model.app, name="model")
 app.add_typer(index.app, name="index")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(submit.app, name="jobs")
 for command in COMMANDS:
     app.command()(command)
 

@@ -1,5 +1,8 @@
 """Report of a run as a person reads it: steps, review of the plan, summary."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -22,11 +25,27 @@ def report_parts(report: Report) -> list[RenderableType]:
         f"{_seconds(report.wall_s)} in all, {_seconds(report.startup_s)} of it start-up; "
         f"peak memory {size_text(report.peak_memory_bytes)}; run {report.run_id}"
     )
-    last = [summary, *_outcome_lines(report)]
+    last = [summary, *metric_lines(report.metrics), *_outcome_lines(report)]
     if not report.steps:
         return last
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
     return [_step_table(report), *_operator_parts(report), *review, *_gpu_lines(report), *_cluster_parts(report), *last]
+
+
+def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
+    """A line for each metric: its figures, without a matrix."""
+    lines: list[RenderableType] = []
+    for name, figures in metrics.items():
+        told = [f"{key} {_plain(value)}" for key, value in figures.items() if not isinstance(value, dict)]
+        lines.append(f"metric {name}: {', '.join(told)}")
+    return lines
+
+
+def _plain(value: object) -> str:
+    """A figure in few digits; counts whole."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "unknown" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _steady(report: Report) -> str:

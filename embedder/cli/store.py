@@ -1,7 +1,7 @@
 """Commands that maintain a store: `history`, `rollback`, `vacuum`, `compact`, `migrate`, `export-query-towers`."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -25,8 +25,13 @@ RunId = Annotated[
 
 
 @command
-def history(read: ReadConfig, store: StoreUri = None) -> Result:
+def history(
+    read: ReadConfig,
+    store: StoreUri = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Also the figures of each [[metric]].")] = False,
+) -> Result:
     """List what was published, and what of it can still be read."""
+    from embedder.cli.render_report import metric_lines
     from embedder.store.history import past_runs
     from embedder.store.layout import read_current
     from embedder.store.store_info import read_store_info
@@ -43,9 +48,11 @@ def history(read: ReadConfig, store: StoreUri = None) -> Result:
     for run in runs:
         further = [_further_models(run)] if has_models else []
         table.add_row(run.run_id, *_history_cells(run), *further, _state(run, hold))
+    figures = dict(_figures_of(files, runs)) if metrics else {}
     data = [
         {
             "run_id": run.run_id,
+            **({"metrics": figures.get(run.run_id, {})} if metrics else {}),
             "started_at": run.started_at,
             "current": run.is_current,
             "can_be_read": run.can_be_read,
@@ -54,9 +61,21 @@ def history(read: ReadConfig, store: StoreUri = None) -> Result:
         for run in runs
     ]
     shown: list[RenderableType] = [table if runs else "nothing is published yet"]
+    for run_id, found in figures.items():
+        shown += [f"run {run_id}:", *metric_lines(found)]
     if hold is not None:
         shown.append(describe_hold(files.address, hold))
     return Result({"publications": data, "hold": hold.model_dump() if hold else None}, shown)
+
+
+def _figures_of(files: StoreFiles, runs: "list[PastRun]") -> list[tuple[str, dict[str, Any]]]:
+    """Figures of the metrics of those runs that have any."""
+    from embedder.store.accumulators.run_states import METRICS_FILE, RunMetrics
+    from embedder.store.layout import read_record, run_file
+
+    run_ids = list(dict.fromkeys((run.record and run.record.interim_of) or run.run_id for run in runs))
+    records = files.each(lambda run_id: read_record(files, run_file(run_id, METRICS_FILE), RunMetrics), run_ids)
+    return [(run_id, record.figures) for run_id, record in zip(run_ids, records, strict=True) if record is not None]
 
 
 def _history_cells(run: "PastRun") -> list[str]:

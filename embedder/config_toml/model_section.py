@@ -24,12 +24,13 @@ class ModelConfig(ConfigSection):
     )
     uri: str = Field(min_length=1, description="model folder or file; of the kind python, FILE.py:Class")
     kind: str = Field("towers", description="towers, hf, onnx, torch_export, torchscript, vllm or python")
-    stages: int | None = Field(None, ge=1, description="of the first model: `num_stages`")
+    stages: int | None = Field(None, ge=1, description="shards that towers are cut into; of the first: `num_stages`")
     plan: str | None = Field(None, description="of the first model: `plan`")
 
     def settings(self) -> dict[str, Any]:
         """Return the section as `embedder.servables.make_servable` takes it."""
-        return {"name": self.name, "uri": self.uri, "kind": self.kind, **(self.model_extra or {})}
+        cut = {} if self.stages is None else {"stages": self.stages}
+        return {"name": self.name, "uri": self.uri, "kind": self.kind, **cut, **(self.model_extra or {})}
 
 
 def check_models(models: tuple[ModelConfig, ...], given: Collection[str]) -> None:
@@ -56,10 +57,13 @@ def check_models(models: tuple[ModelConfig, ...], given: Collection[str]) -> Non
             raise ValueError(f"the [[model]] of {model.uri} has no name; write one: its folder and columns bear it")
         if model.name in seen | {first.name}:
             raise ValueError(f'two models have the name "{model.name}" (the first one is `main`); write another')
-        if model.stages is not None or model.plan is not None:
+        if model.plan is not None:
             raise ValueError(
-                f'model "{model.name}": stages and plan are for the first [[model]]; further ones run whole: '
-                "leave both out, and write the largest model first"
+                f'model "{model.name}": a plan is for the first [[model]]; write stages, or that model first'
+            )
+        if model.stages is not None and model.kind != "towers":
+            raise ValueError(
+                f'model "{model.name}": stages = {model.stages}: of the kind towers alone; {model.kind} runs whole'
             )
         seen.add(model.name)
 

@@ -53,10 +53,14 @@ class OperatorPeaks:
 
 @dataclass(frozen=True)
 class OperatorView:
-    """Operators of a run as it shows them: their last state, and the name of the bottleneck where one is known."""
+    """Operators of a run as it shows them: their last state, and the name of the bottleneck where one is known.
+
+    `uses` are those of the last seconds; none until there are two samples.
+    """
 
     operators: "tuple[OperatorState, ...]"
     bottleneck: str | None
+    uses: tuple[OperatorUse, ...] = ()
 
 
 def operator_cells(state: "OperatorState") -> tuple[str, ...]:
@@ -176,7 +180,8 @@ class OperatorHistory:
             return None
         last = samples[-1]
         recent = [sample for sample in _since_up(samples) if sample.time_s >= last.time_s - WINDOW_S]
-        return OperatorView(last.operators, find_bottleneck(operator_uses(recent)))
+        uses = tuple(operator_uses(recent))
+        return OperatorView(last.operators, find_bottleneck(uses), uses)
 
     def uses(self) -> tuple[list[OperatorUse], str | None]:
         """Sum up the time from when all stages were up until the last operator ran dry.

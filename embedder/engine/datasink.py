@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from ray.data._internal.execution.interfaces import TaskContext
     from ray.data.datasource import WriteResult
 
+RAY_COUNTERS = {
+    "items": "Items finished, embedded or rejected.",
+    "rejects": "Items that could not be embedded.",
+    "vectors": "Rows with vectors written.",
+    "step_seconds": "Seconds inside each step.",
+}
+"""Counters of Ray's own metrics and their meaning; `step_seconds` by step."""
 WRITE_CURE = "a smaller rows_per_part needs less memory"
 
 
@@ -138,13 +145,7 @@ def _counters() -> dict[str, Any]:
     """Counters of this process by name, made once: two of a name would be two series."""
     from ray.util.metrics import Counter
 
-    descriptions = {
-        "items": "Items finished, embedded or rejected.",
-        "rejects": "Items that could not be embedded.",
-        "vectors": "Rows with vectors written.",
-        "step_seconds": "Seconds inside each step.",
-    }
     return {
         name: Counter(f"embedder_{name}", text, tag_keys=("step",) if name == "step_seconds" else ())
-        for name, text in descriptions.items()
+        for name, text in RAY_COUNTERS.items()
     }

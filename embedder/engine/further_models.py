@@ -4,7 +4,7 @@ Nothing of a framework is imported: a dry run and a submission need none.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -191,17 +191,11 @@ def further_inputs(models: Sequence[FurtherModel], main: Model) -> tuple[Further
         main: the main model.
     """
     found: dict[str, FurtherInput] = {}
-    own = _own_columns(main)
-    for model in models:
-        for declared in model.servable.input_columns().values():
-            if comes_from_servable(declared):
-                continue
-            made = _made(declared, model.computed_for)
-            rule = (made.resize, made.tokenizer_json, made.max_tokens, made.end_id)
-            column = own.get(rule, made.column) if made.make in ("pixels", "token_ids") else made.column
-            before = found.get(column)
-            models_of_it = made.models | (before.models if before is not None else frozenset())
-            found[column] = FurtherInput(column, models_of_it, made.make, *rule)
+    for made, rule, of_main in _inputs(models, main):
+        column = of_main or made.column
+        before = found.get(column)
+        models_of_it = made.models | (before.models if before is not None else frozenset())
+        found[column] = FurtherInput(column, models_of_it, made.make, *rule)
     return tuple(found.values())
 
 
@@ -212,22 +206,28 @@ def shared_columns(models: Sequence[FurtherModel], main: Model) -> dict[str, str
         models: of the run.
         main: the main model.
     """
-    own, found = _own_columns(main), dict[str, str]()
+    found: dict[str, str] = {}
+    for made, rule, of_main in _inputs(models, main):
+        if of_main is not None:
+            found[made.column] = of_main
+            if made.has_grid:
+                found[made.grid_column] = FurtherInput(of_main, made.models, made.make, *rule).grid_column
+    return found
+
+
+Rule = tuple[ResizeSpec | None, str | None, int, int | None]
+
+
+def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[FurtherInput, Rule, str | None]]:
+    """Inputs that decode makes, each with the rule that it is made by, and the main model's column of that rule."""
+    own = _own_columns(main)
     for model in models:
         for declared in model.servable.input_columns().values():
             if comes_from_servable(declared):
                 continue
             made = _made(declared, model.computed_for)
             rule = (made.resize, made.tokenizer_json, made.max_tokens, made.end_id)
-            if made.make in ("pixels", "token_ids") and rule in own:
-                shared = FurtherInput(own[rule], made.models, made.make, *rule)
-                found[made.column] = shared.column
-                if made.has_grid:
-                    found[made.grid_column] = shared.grid_column
-    return found
-
-
-Rule = tuple[ResizeSpec | None, str | None, int, int | None]
+            yield made, rule, own.get(rule) if made.make in ("pixels", "token_ids") else None
 
 
 def _own_columns(main: Model) -> Mapping[Rule, str]:

@@ -23,10 +23,12 @@ from embedder.media.limits import DecodeLimits
 from embedder.quantities import counted
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_actor import StageSpec
+from embedder.store.accumulators.run_states import open_metrics
 from embedder.store.layout import StoreInfo
 from embedder.store.model_parts import ModelPart
 from embedder.store.part_writer import RunMetadata
 from embedder.store.runs import Run
+from embedder.store.schema import EMBEDDINGS, with_carryover
 from shards.fingerprint import preprocess_fingerprint
 from shards.plan import ShardPlan, check_plan, plan_shards
 from shards.planning.problem import ROWS_PER_BATCH
@@ -119,6 +121,8 @@ def plan_job(
         carryover=carryover,
         outputs=step_schema(run.info.step_columns),
     )
+    columns = with_carryover(EMBEDDINGS, stamp.columns)
+    stamp = replace(stamp, metrics=open_metrics(config.metric, columns, may_load=config.ray_address is None))
     stages = stage_specs(config, model, plan, allocation)
     decode = replace(
         decode_spec(config, model),

@@ -29,7 +29,7 @@ class ModelGroup:
     """Further models that share an actor.
 
     Attributes:
-        models: in their order.
+        models: that of each servable of the actor.
         actor: what the actor holds and reserves.
         shared: columns of the main model's inputs by the names under which servables look for them.
         needed_later: decoded columns that later groups need; the others end here.
@@ -53,7 +53,7 @@ def group_models(models: Sequence[FurtherModel], shared: dict[str, str]) -> tupl
     Raises:
         ServableError: a file is missing.
     """
-    by_name = {model.name: model for model in models}
+    by_name = {part.name: model for model in models for part in model.servable.parts()}
     actors = pack_servables([model.servable for model in models], ACTOR_BYTES)
     found = []
     for number, actor in enumerate(actors):
@@ -117,8 +117,8 @@ class LocalModels:
             (
                 group,
                 [
-                    RunningServable(model.servable, num_threads=group.actor.num_threads, limits=limits)
-                    for model in group.models
+                    RunningServable(servable, num_threads=group.actor.num_threads, limits=limits)
+                    for servable in group.actor.servables
                 ],
             )
             for group in groups
@@ -151,7 +151,7 @@ def run_group(table: pa.Table, group: ModelGroup, running: Sequence[RunningServa
     for name, own in lent.items():
         table = table.append_column(name, table[own])
     for model, servable in zip(group.models, running, strict=True):
-        with measure(f"model {model.name}") as measurement:
+        with measure(f"model {servable.servable.name}") as measurement:
             table, measurement.num_rows = _run_where_needed(table, model, servable)
         if measurement.num_rows:
             trace = trace_column(table.num_rows, measurement, table["trace"])
@@ -173,11 +173,14 @@ def _run_where_needed(table: pa.Table, model: FurtherModel, running: RunningServ
     needed = np.logical_or.reduce([mask.to_numpy() for mask in masks if mask is not None])
     num_rows = int(needed.sum())
     if not num_rows:
-        for name, output in model.servable.output_columns().items():
-            table = table.append_column(f"{model.name}.{name}", pa.nulls(table.num_rows, output.arrow_type()))
-        return table.append_column(f"{model.name}.{ERROR}", pa.nulls(table.num_rows, pa.string())), 0
+        servable = running.servable
+        for name, output in servable.output_columns().items():
+            table = table.append_column(f"{servable.name}.{name}", pa.nulls(table.num_rows, output.arrow_type()))
+        table = table.append_column(f"{servable.name}.{ERROR}", pa.nulls(table.num_rows, pa.string()))
+        return table.drop_columns(list(servable.ended_columns())), 0
     found = running(table.filter(pa.array(needed)))
     place = pa.array(np.cumsum(needed) - 1, mask=~needed)
-    for name in found.column_names[table.num_columns :]:
-        table = table.append_column(name, pc.take(found[name], place))
-    return table, num_rows
+    for name in found.column_names:
+        if name not in table.column_names:
+            table = table.append_column(name, pc.take(found[name], place))
+    return table.drop_columns(list(running.servable.ended_columns())), num_rows

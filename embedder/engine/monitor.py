@@ -12,7 +12,7 @@ import psutil
 from embedder.engine import hardware
 from embedder.engine.bottleneck import OperatorHistory
 from embedder.engine.fleet_watch import FleetWatch
-from embedder.engine.progress import show_operators
+from embedder.engine.progress import show_entry, show_operators
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal import read_entry
@@ -177,6 +177,8 @@ class RunMonitor:
         mine = [path for path in paths if self._run.session in path and path.endswith(".json")]
         new = [path for path in mine if path not in self._seen]
         for path in new:
-            self._seen[path] = read_entry(self._run.files, path).num_items
+            entry = read_entry(self._run.files, path)
+            self._seen[path] = entry.num_items
+            show_entry(self._on_progress, entry)
         if new:
             self._on_progress(sum(self._seen.values()))

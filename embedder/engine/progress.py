@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, runtime_checkable
 
 from embedder.engine.bottleneck import OperatorView
+from embedder.store.journal import JournalEntry
 
 ShowProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 """Function from the number of items to a block, which receives the number of items done each time that it changes.
@@ -20,10 +21,24 @@ class OperatorDisplay(Protocol):
         """Show the operators as they are now."""
 
 
+@runtime_checkable
+class JournalDisplay(Protocol):
+    """Display that takes what write tasks have finished."""
+
+    def show_entry(self, entry: JournalEntry) -> None:
+        """Take a new entry of the journal."""
+
+
 def show_operators(display: object, view: OperatorView) -> None:
     """Show operators on a display, if it can."""
     if isinstance(display, OperatorDisplay):
         display.show_operators(view)
+
+
+def show_entry(display: object, entry: JournalEntry) -> None:
+    """Show an entry of the journal on a display, if it can."""
+    if isinstance(display, JournalDisplay):
+        display.show_entry(entry)
 
 
 def no_progress(num_items: int) -> AbstractContextManager[Callable[[int], None]]:

@@ -1,8 +1,11 @@
 """Queries with their right items: the store's own captions, or a file of queries.
 
-A file has the columns `query` and `item_id`, one right answer in each row, and an optional column to group by.
+A file has the columns `query` and `item_id`, one right answer in each row, and an optional column to group by. A
+column `relevance` grades the answers; 0 is judged not right. The columns `position` and `clicked` make it a log of what
+was shown, from which `embedder.evaluation.clicks` estimates the grades.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import ConfigError, StoreError
+from embedder.evaluation.clicks import grades_of_clicks
 from embedder.evaluation.exact import Ints
 from embedder.evaluation.images import ImageTable
 from embedder.quantities import counted, percent
@@ -23,11 +27,14 @@ from embedder.store.tables import RecordTable
 from index.vectors import Floats
 
 OWN_CAPTIONS = "captions of the store"
-QUERY, ITEM_ID, GROUP = "query", "item_id", "group"
+QUERY, ITEM_ID, GROUP, RELEVANCE = "query", "item_id", "group", "relevance"
+POSITION, CLICKED = "position", "clicked"
 TEXT_COLUMNS = frozenset({QUERY, ITEM_ID})
 # A file made for this store may name a few items that have left it since; one of another store names many.
 MAX_UNKNOWN_SHARE = 0.05
 NUM_EXAMPLES = 3
+MAX_RELEVANCE = 10  # gains are 2 to the relevance
+MAX_POSITION = 10_000
 NO_GROUP = "(none)"
 ONE_TOWER = (
     "store {address}: its model has no {side} tower, and an evaluation asks for images by texts; evaluate a store "
@@ -47,6 +54,7 @@ class QuerySet:
         item_ids: R ids, the item that is right for it.
         groups: R names, the group that the answer puts its query in; None without groups.
         num_unknown: rows of a file that were left out, because the store has no image of their item.
+        gains: R grades, above 0; None where each answer is simply right.
     """
 
     source: str
@@ -56,6 +64,7 @@ class QuerySet:
     item_ids: list[str]
     groups: list[str] | None
     num_unknown: int = 0
+    gains: list[float] | None = None
 
 
 def own_captions(store: Store, num_queries: int, group: str | None = None) -> QuerySet:
@@ -169,12 +178,14 @@ class QueryFile:
 
     Attributes:
         path: the file.
-        rows: `query`, the same one several times where several items are right; `item_id`; and `group`, the name of
-            its group, where the file has that column.
+        rows: `query`, the same one several times where several items are right; `item_id`; `group`, the name of its
+            group, where the file has that column; and `relevance`, float64 above 0, where it has grades or clicks.
+        num_irrelevant: pairs of a query and an item that were judged not right, or not found so by clicks.
     """
 
     path: str
     rows: pa.Table
+    num_irrelevant: int = 0
 
 
 def read_query_file(path: str, group: str | None = None) -> QueryFile:
@@ -197,25 +208,64 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
             f"queries has the columns {QUERY} and {ITEM_ID}"
         )
     own_group = group or GROUP if (group or GROUP) in schema.names else None
-    rows = list(_rows(path, table, schema, own_group))
+    is_log = {POSITION, CLICKED} <= set(schema.names)
+    judged_by = [POSITION, CLICKED] if is_log else [name for name in (RELEVANCE,) if name in schema.names]
+    wanted = dict.fromkeys([QUERY, ITEM_ID, *judged_by, *([own_group] if own_group is not None else [])])
+    rows = list(_rows(path, table, schema, list(wanted)))
     if not rows:
         raise ConfigError(f"--queries {path}: it holds no query; write one row for each query and right item")
-    texts, item_ids, values = zip(*rows, strict=True)
-    columns = {QUERY: texts, ITEM_ID: item_ids}
-    return QueryFile(path, pa.table(columns if own_group is None else columns | {GROUP: group_names(values)}))
+    if is_log:
+        rows = grades_of_clicks(rows, own_group)
+    judged = [row for row in rows if row.get(RELEVANCE, 1.0) > 0]
+    if not judged:
+        raise ConfigError(f"--queries {path}: no item is right for any query; grade some of them above 0")
+    columns = {QUERY: [row[QUERY] for row in judged], ITEM_ID: [row[ITEM_ID] for row in judged]}
+    if own_group is not None:
+        columns[GROUP] = group_names([row[own_group] for row in judged])
+    if RELEVANCE in judged[0]:
+        columns[RELEVANCE] = [row[RELEVANCE] for row in judged]
+    return QueryFile(path, pa.table(columns), len(rows) - len(judged))
 
 
-def _rows(path: str, table: Table, schema: pa.Schema, group: str | None) -> Iterator[tuple[str, str, Any]]:
-    fields = {name: pa.field(name, pa.string()) for name in (QUERY, ITEM_ID)}
-    if group is not None:
-        fields.setdefault(group, schema.field(group))
+def _rows(path: str, table: Table, schema: pa.Schema, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows of the file with these columns, checked."""
+    fields = {name: schema.field(name) for name in names} | {
+        name: pa.field(name, pa.string()) for name in (QUERY, ITEM_ID)
+    }
     number = 0
-    for _, chunk in table.chunks(pa.schema(list(fields.values())), TEXT_COLUMNS):
-        columns = [chunk.columns[name].to_pylist() for name in (QUERY, ITEM_ID, group or QUERY)]
-        for text, item_id, value in zip(*columns, strict=True):
+    for _, chunk in table.chunks(pa.schema([fields[name] for name in names]), TEXT_COLUMNS):
+        columns = [chunk.columns[name].to_pylist() for name in names]
+        for values in zip(*columns, strict=True):
             number += 1
-            _check_row(f"--queries {path}: row {number}", text, item_id)
-            yield text.strip(), item_id, value
+            row, where = dict(zip(names, values, strict=True)), f"--queries {path}: row {number}"
+            _check_row(where, row[QUERY], row[ITEM_ID])
+            yield row | {QUERY: row[QUERY].strip()} | _judgement(where, row)
+
+
+def _judgement(where: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Grade of a row, or its position and click, as numbers.
+
+    Raises:
+        ConfigError: a cell is none.
+    """
+    if RELEVANCE in row:
+        return {RELEVANCE: _number(where, RELEVANCE, row[RELEVANCE], 0, MAX_RELEVANCE)}
+    if POSITION in row:
+        position = _number(where, POSITION, row[POSITION], 1, MAX_POSITION)
+        if position % 1:
+            raise ConfigError(f"{where}: {POSITION} is {position:g}; write a whole number, 1 for the first")
+        return {POSITION: int(position), CLICKED: _number(where, CLICKED, row[CLICKED], 0, 1) > 0}
+    return {}
+
+
+def _number(where: str, name: str, value: Any, least: float, most: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not least <= number <= most:
+        raise ConfigError(f"{where}: {name} is {str(value)!r}; write a number from {least:g} to {most:g}")
+    return number
 
 
 def _check_row(where: str, text: str | None, item_id: str | None) -> None:
@@ -268,4 +318,5 @@ def file_query_set(
         check_group(group, store)
         groups = item_groups(store, item_ids, group)
     queries = pc.index_in(rows[QUERY], value_set=pa.array(texts, pa.string())).to_numpy().astype(np.int64)
-    return QuerySet(found.path, texts, store.encode_text(texts), queries, item_ids, groups, num_unknown)
+    gains = rows[RELEVANCE].to_pylist() if RELEVANCE in rows.column_names else None
+    return QuerySet(found.path, texts, store.encode_text(texts), queries, item_ids, groups, num_unknown, gains)

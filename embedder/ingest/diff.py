@@ -48,6 +48,8 @@ class Difference:
         if limit is None or self.to_embed.num_rows <= limit:
             return self
         is_retry = pc.equal(self.to_embed["reason"], REJECTED_BEFORE)
+        if not pc.any(is_retry).as_py():
+            return replace(self, to_embed=self.to_embed.slice(0, limit))
         fresh, retries = self.to_embed.filter(pc.invert(is_retry)), self.to_embed.filter(is_retry)
         return replace(self, to_embed=pa.concat_tables([fresh, retries]).slice(0, limit))
 

@@ -19,9 +19,9 @@ from embedder.ingest.model_work import ModelPlan, check_models, plan_models, rem
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.quantities import duration_text, rate
+from embedder.store.arrow_lookup import SortedIds
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
-from embedder.store.purge.tombstones import without_purged
 from embedder.store.runs import REPORT_FILE, all_runs
 from embedder.store.store_info import check_writable, served_info
 from embedder.store.tables import RecordTable
@@ -127,7 +127,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     check_models(inputs)
     outdated = outdated_by(served_info(bound, current), inputs.info) if bound and current else None
     published = published_items(files, current)
-    listing, _ = without_purged(inputs.listing, files)
+    listing = inputs.listing.without_purged(files)
     _, finished = unfinished_run(inputs)
     work = plan_work(config, options, listing, published, finished, outdated)
     changing = work.difference.to_embed
@@ -148,10 +148,10 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         replaces_all=outdated is not None,
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=estimate_s(files, inputs.info.model_fingerprint, chosen.num_rows),
-        retire_guard=judge_listing(work, published, config, options),
+        retire_guard=judge_listing(work, config, options),
         models={plan.model.name: _of_model(plan) for plan in plan_models(inputs, listing, resumable(inputs))},
         removed_models=removed_models(inputs, current) if options.may_change else (),
-        left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, published, listing)).lines()),
+        left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, work.left_out_ids)).lines()),
     )
 
 
@@ -178,13 +178,13 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
     """Sum the bytes of published part files in which a row may change; found file by file."""
     if current is None or work.outdated is not None or not (chosen.num_rows or work.retired.num_rows):
         return 0
-    ids = pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()).combine_chunks()
+    ids = SortedIds(pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()))
     table = RecordTable(files, "embeddings", current.embeddings)
-    touched = {
-        path
-        for path in table.paths()
-        if pc.any(pc.is_in(table.read(["item_id"], [path])["item_id"], value_set=ids)).as_py()
-    }
+    touched = set[str]()
+    for part in table.parts():
+        here = ids.between(part.id_range)
+        if len(here) and pc.any(pc.is_in(table.read(["item_id"], [part.path])["item_id"], value_set=here)).as_py():
+            touched.add(part.path)
     return table.size_bytes(touched)
 
 

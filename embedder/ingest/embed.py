@@ -45,7 +45,6 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import finish_publication
-from embedder.store.purge.tombstones import without_purged
 from embedder.store.refusals import look, no_empty_folders, taken_back
 from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
@@ -116,7 +115,8 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
         if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
             report = _held(files.address, read_current(files), options, observer)  # listing may take hours
         if report is None:
-            inputs = open_inputs(config, options)
+            with observer.traces.span("listing"):
+                inputs = open_inputs(config, options)
             files = inputs.files
             if inputs.seen is None:
                 require("embed", f"embedder {options.kind}")
@@ -136,20 +136,21 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if (refused := _held(files.address, inputs.seen, options, observer)) is not None:
         return refused
     served = _settle(inputs)
-    listing, num_purged = without_purged(inputs.listing, files)
-    current = read_current(files)
-    published = published_items(files, current)
-    unfinished, finished = unfinished_run(inputs)
-    outdated = outdated_by(served, inputs.info) if current is not None else None
-    decide = partial(plan_work, config, options, listing, published, outdated=outdated)
-    work = decide(finished)
-    plans, removed = plan_models(inputs, listing, resumable(inputs)), removed_models(inputs, current)
-    hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, published, config, options)
+    with observer.traces.span("comparison"):
+        listing = inputs.listing.without_purged(files)
+        current = read_current(files)
+        published = published_items(files, current)
+        unfinished, finished = unfinished_run(inputs)
+        outdated = outdated_by(served, inputs.info) if current is not None else None
+        decide = partial(plan_work, config, options, listing, published, outdated=outdated)
+        work = decide(finished)
+        plans, removed = plan_models(inputs, listing, resumable(inputs)), removed_models(inputs, current)
+    hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, config, options)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
         verdicts = (*verdicts, *judge_earlier(unfinished, work, current, config, options))
         raise _refused(verdicts, work, observer)
-    read_before = left_out_before(files, current, published, listing)
+    read_before = left_out_before(files, current, work.left_out_ids)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
     is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
     tell_removed(removed, may_change=options.may_change)
@@ -166,6 +167,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         work = decide(finished_items(run))  # what could be copied is in the journal now
     if (untrained := untrained_reason(inputs.model.folder)) is not None:
         LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
+    num_purged = listing.num_rows - work.num_listed
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
     for plan in plans:
@@ -174,14 +176,19 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if plans:
         chosen = union_of(listing, chosen, plans, options.limit)
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
-    with interim_publications(inputs, run, chosen, work), supplied(inputs, run, chosen) as to_embed:
+    with (
+        observer.traces.span("embedding"),
+        interim_publications(inputs, run, chosen, work),
+        supplied(inputs, run, chosen) as to_embed,
+    ):
         outcome = execute(
             config, inputs.model, inputs.plan, run, to_embed, observer.progress, stop_at_s, observer.lost, further
         )
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
     models = tuple(zip(plans, further, strict=True))
-    return end_run(inputs, observer, outcome, work, current, verdicts, read_before, models)
+    with observer.traces.span("publication"):
+        return end_run(inputs, observer, outcome, work, current, verdicts, read_before, models)
 
 
 def _held(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:

@@ -5,6 +5,7 @@
     rejects    too many items could not be embedded
     vectors    the new vectors are all alike, or lie on one line
     retrieval  captions find their own images far worse than in what is published
+    compare    another model finds images worse than the published one, in all or in a group; where [compare] asks
 
 A guard that fails names the figure, the limit and the cure; `--force NAME` overrides that one, which is recorded.
 All that fail are named together (`refusal`).
@@ -13,13 +14,14 @@ All that fail are named together (`refusal`).
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
+from embedder.config_toml.compare_section import CompareConfig
 from embedder.errors import ConfigError
 from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, spread
+from embedder.ingest.compare_check import compare_with_published, lacks_group, thresholds
 from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_figure, sample_pairs
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
@@ -28,8 +30,9 @@ from embedder.store.arrow_lookup import without_items
 from embedder.store.layout import Current, describe_hold
 from embedder.store.rejects import describe_reasons, rejects_in
 from embedder.store.runs import Run
+from shards.training.paired import describe_failures
 
-GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval")
+GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval", "compare")
 # One broken file among three new ones is no sign of a broken pipeline; in a first run all counts.
 MIN_ITEMS_JUDGED = 100
 COLLAPSED = (
@@ -66,8 +69,8 @@ def judge(result: RunResult, limits: RunConfig, forced: Collection[str] = ()) ->
 
     Args:
         result: what would be published.
-        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions` and
-            `max_retrieval_drop`.
+        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions`,
+            `max_retrieval_drop` and `compare`.
         forced: names of guards that are overridden.
 
     Raises:
@@ -77,19 +80,20 @@ def judge(result: RunResult, limits: RunConfig, forced: Collection[str] = ()) ->
     verdicts = [judge_rejects(result, limits), judge_vectors(result, limits)]
     if result.whole.num_rows or len(result.retired):
         verdicts.append(judge_retrieval(result, limits.max_retrieval_drop))
+    if limits.compare.required and result.published is not None and not result.keeps_published:
+        verdicts.append(judge_comparison(result, limits.compare))
     return [force(verdict, forced) for verdict in verdicts]
 
 
-def judge_listing(work: WorkPlan, published: pa.Table, config: RunConfig, options: IngestOptions) -> Verdict:
+def judge_listing(work: WorkPlan, config: RunConfig, options: IngestOptions) -> Verdict:
     """Judge what a listing lost, before anything is embedded.
 
     Args:
         work: the decision about the listing.
-        published: of `embedder.ingest.known_items.published_items`.
         config: `max_retire_fraction`.
         options: overridden guards.
     """
-    verdict = judge_retire(count_by_source(published), count_by_source(work.retired), config.max_retire_fraction)
+    verdict = judge_retire(work.num_published, count_by_source(work.retired), config.max_retire_fraction)
     return force(verdict, options.forced)
 
 
@@ -311,3 +315,30 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
                 "the model you meant"
             )
     return Verdict(name="retrieval", passed=passed, figure=recall, limit=limit, message=text, num_judged=num)
+
+
+def judge_comparison(result: RunResult, config: CompareConfig) -> Verdict:
+    """Judge another model against the published one, by the same captions; the worst group counts."""
+    if lacks_group(result, config.group):
+        text = (
+            f"compare.group = {config.group!r}: what is published has no such column to group by; carry it over, or "
+            "leave the key out"
+        )
+        return Verdict(name="compare", passed=False, figure=None, limit=-config.max_drop, message=text)
+    found, rule = compare_with_published(result, config), thresholds(config)
+    if not found:
+        text = "both models have too few captions with an image in common to compare them"
+        return Verdict(name="compare", passed=not config.prove, figure=None, limit=-config.max_drop, message=text)
+    worst = min(found, key=lambda each: each.high)
+    text = describe_failures(found, rule, config.metric) or (
+        f"{config.metric} of {counted(found[0].num_queries, 'caption')} is {found[0].before:.3f} by the published "
+        f"model and {found[0].after:.3f} by this one"
+    )
+    return Verdict(
+        name="compare",
+        passed=not any(each.fails(rule) for each in found),
+        figure=worst.difference,
+        limit=-config.max_drop,
+        message=text,
+        num_judged=found[0].num_queries,
+    )

@@ -18,6 +18,7 @@ from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.known_items import NOTHING_FINISHED
+from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.work import IngestOptions
 from embedder.quantities import counted
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
@@ -54,7 +55,7 @@ class Inputs:
     plan: ShardPlan
     info: StoreInfo
     files: StoreFiles
-    listing: pa.Table
+    listing: ListedItems
     seen: Current | None
     left_out: LeftOut
     models: tuple[FurtherModel, ...] = ()
@@ -173,13 +174,14 @@ def supplied(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
 
 def _listed(
     config: RunConfig, options: IngestOptions, files: StoreFiles, *, may_be_empty: bool
-) -> tuple[pa.Table, LeftOut]:
+) -> tuple[ListedItems, LeftOut]:
     if options.given is not None:
-        return options.given.list_items(config, may_be_empty=may_be_empty)
+        listing, left_out = options.given.list_items(config, may_be_empty=may_be_empty)
+        return listed_items([listing], listing.schema), left_out
     return list_items(config, files, may_be_empty=may_be_empty)
 
 
-def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[ListedItems, LeftOut]:
     """List all items of all sources, and count what is left out; first of all, so that a wrong path makes no store.
 
     Args:
@@ -193,11 +195,16 @@ def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> t
     written = (config.log_file, config.runs_file, config.metrics_file)
     own = (files.address, *(str(Path(name).expanduser().absolute()) for name in written if name))
     left_out = LeftOut()
-    tables = list(list_sources(config.source, own=own, left_out=left_out, web=config.web, joins=config.join))
-    if not any(table.num_rows for table in tables) and not may_be_empty:
+    # A joined table is in memory anyway; of a repeated id no row is looked up in it, nor any server asked about it.
+    is_unique = bool(config.join) or config.web.revalidate
+    tables = list_sources(
+        config.source, own=own, left_out=left_out, web=config.web, joins=config.join, unique=is_unique
+    )
+    listing = listed_items(tables, LISTING_SCHEMA)
+    if not listing.num_rows and not may_be_empty:
         paths = ", ".join(source.path for source in config.source)
         found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
         if left_out.counts["excluded"]:
             found = f"{counted(left_out.counts['excluded'], 'file')} excluded by `include` or `exclude`; {found}"
         raise SourceError(f"source {paths}: nothing is in it to embed; {found}")
-    return (pa.concat_tables(tables) if tables else LISTING_SCHEMA.empty_table()), left_out
+    return listing, left_out

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.diff import KNOWN, REJECTED_BEFORE
+from embedder.ingest.hashed_rows import HashedRows
 from embedder.installation import MISSING_EXTRA, missing
 from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
@@ -37,28 +38,29 @@ LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "er
 NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
 
 
-def published_items(files: StoreFiles, current: Current | None) -> pa.Table:
+def published_items(files: StoreFiles, current: Current | None) -> HashedRows:
     """Read the published items, with the columns of `PUBLISHED`."""
     if current is None:
-        return PUBLISHED.empty_table()
-    items = RecordTable(files, "items", current.items).read(PUBLISHED.names)
-    return with_nulls(items, PUBLISHED).select(PUBLISHED.names).cast(PUBLISHED)
+        return HashedRows((), PUBLISHED)
+    table = RecordTable(files, "items", current.items)
+    whole = (with_nulls(each, PUBLISHED) for each in table.pieces(PUBLISHED.names))
+    return HashedRows((each.select(PUBLISHED.names).cast(PUBLISHED) for each in whole), PUBLISHED)
 
 
-def left_out_before(files: StoreFiles, current: Current | None, published: pa.Table, listing: pa.Table) -> pa.Table:
-    """Find listed items that an earlier run read and left out: `LEFT_OUT_FACTS`.
+def left_out_before(files: StoreFiles, current: Current | None, ids: pa.ChunkedArray) -> pa.Table:
+    """Read what is known of items that an earlier run read and left out: `LEFT_OUT_FACTS`.
 
     Args:
         files: the store.
         current: what is published.
-        published: of `published_items`.
-        listing: listed items.
+        ids: of those that are listed (`embedder.ingest.work.WorkPlan`).
     """
-    if current is None or not pc.any(pc.equal(published["state"], "left_out")).as_py():
-        return LEFT_OUT_FACTS.empty_table()
-    items = RecordTable(files, "items", current.items).read([*LEFT_OUT_FACTS.names, "state"])
-    items = items.filter(pc.equal(items["state"], "left_out")).select(LEFT_OUT_FACTS.names)
-    return items.join(listing.select(["item_id"]), "item_id", join_type="left semi")
+    found = [LEFT_OUT_FACTS.empty_table()]
+    if current is not None and len(ids):
+        for items in RecordTable(files, "items", current.items).pieces([*LEFT_OUT_FACTS.names, "state"]):
+            left_out = items.filter(pc.equal(items["state"], "left_out")).select(LEFT_OUT_FACTS.names)
+            found.append(left_out.filter(pc.is_in(left_out["item_id"], value_set=ids.combine_chunks())))
+    return pa.concat_tables(found)
 
 
 def known_items(
@@ -72,7 +74,7 @@ def known_items(
     """Collect what the listing is compared with; the journal counts before the table.
 
     Args:
-        published: of `published_items`.
+        published: of `published_items`; of all, or of one part.
         finished: items that the run's earlier sessions finished (`embedder.store.runs.finished_items`).
         retry_rejects: embed again all that was rejected, or left out once it had been read.
         max_attempts: number of attempts at what fails in passing.

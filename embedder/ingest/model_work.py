@@ -5,7 +5,7 @@ each model finds its own reason, attempts and known content (`embedder.steps.fur
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from embedder.engine.job import ModelRun
 from embedder.errors import StoreError
 from embedder.ingest.diff import REJECTED_BEFORE
 from embedder.ingest.guards import Verdict, check_forced, force, judge, judge_rejects, retrieval_record
+from embedder.ingest.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.known_items import NOTHING_FINISHED, published_items
+from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
 from embedder.quantities import counted
@@ -110,7 +112,7 @@ def check_models(inputs: Inputs) -> None:
             ) from None
 
 
-def plan_models(inputs: Inputs, listing: pa.Table, run: RunInfo | None) -> tuple[ModelPlan, ...]:
+def plan_models(inputs: Inputs, listing: ListedItems, run: RunInfo | None) -> tuple[ModelPlan, ...]:
     """Compare a listing with what is published of each model, and with what an unfinished run has finished.
 
     Args:
@@ -121,7 +123,7 @@ def plan_models(inputs: Inputs, listing: pa.Table, run: RunInfo | None) -> tuple
     return tuple(_plan_model(inputs, model, listing, run) for model in inputs.models)
 
 
-def _plan_model(inputs: Inputs, model: FurtherModel, listing: pa.Table, run: RunInfo | None) -> ModelPlan:
+def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: RunInfo | None) -> ModelPlan:
     view = model.files(inputs.files)
     current, bound = read_current(view), read_record(view, STORE_FILE, StoreInfo)
     outdated = None
@@ -160,7 +162,7 @@ def tell_removed(removed: Sequence[str], *, may_change: bool) -> None:
         LOG.info(f"model {name}: not in the configuration any more: {what}")
 
 
-def union_of(listing: pa.Table, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
+def union_of(listing: ListedItems, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
     """Items that any model needs, with each model's own reason, attempts and known content.
 
     Args:
@@ -169,22 +171,41 @@ def union_of(listing: pa.Table, main: pa.Table, plans: Sequence[ModelPlan], limi
         plans: of the further models.
         limit: the most items; those that were rejected before come last.
     """
-    parts = [plan.work.difference.first(limit).to_embed for plan in plans]
-    wanted = pa.chunked_array([chunk for part in (main, *parts) for chunk in part["item_id"].chunks], pa.string())
-    union = listing.filter(pc.is_in(listing["item_id"], value_set=wanted.combine_chunks()))
-    added = {name: main[name] for name in main.column_names if name not in listing.column_names}
-    place = positions(union["item_id"], main["item_id"])
-    for name, column in added.items():
-        union = union.append_column(name, take_or_null(column, place))
-    for plan, part in zip(plans, parts, strict=True):
-        place = positions(union["item_id"], part["item_id"])
-        for name in PER_MODEL:
-            union = union.append_column(of_model(name, plan.model.name), take_or_null(part[name], place))
+    names = [plan.model.name for plan in plans]
+    needed = [main, *(plan.work.difference.first(limit).to_embed for plan in plans)]
+    hashed = [HashedRows([each], each.schema) for each in needed]
+    num_parts, chosen = common_parts(listing, *hashed), RowsInOrder()
+    for number in range(num_parts):
+        of_main, *of_models = (each.part(number, num_parts) for each in hashed)
+        chosen.add(_union_part(listing.part(number, num_parts), of_main, dict(zip(names, of_models, strict=True))))
+    union = chosen.table()
     if limit is None or union.num_rows <= limit:
         return union
     reasons = [union["reason"], *(union[of_model("reason", plan.model.name)] for plan in plans)]
     is_retry = pc.equal(pc.coalesce(*reasons), REJECTED_BEFORE)
     return pa.concat_tables([union.filter(pc.invert(is_retry)), union.filter(is_retry)]).slice(0, limit)
+
+
+def _union_part(listing: pa.Table, main: pa.Table, needed: Mapping[str, pa.Table]) -> pa.Table:
+    """Items of one part that any model needs.
+
+    Args:
+        listing: listed items.
+        main: those that the main model needs, with its columns.
+        needed: likewise of the further models, by name.
+    """
+    parts = (main, *needed.values())
+    wanted = pa.chunked_array([chunk for part in parts for chunk in part["item_id"].chunks], pa.string())
+    union = listing.filter(pc.is_in(listing["item_id"], value_set=wanted.combine_chunks()))
+    added = {name: main[name] for name in main.column_names if name not in listing.column_names}
+    place = positions(union["item_id"], main["item_id"])
+    for name, column in added.items():
+        union = union.append_column(name, take_or_null(column, place))
+    for model, part in needed.items():
+        place = positions(union["item_id"], part["item_id"])
+        for name in PER_MODEL:
+            union = union.append_column(of_model(name, model), take_or_null(part[name], place))
+    return union
 
 
 def begin_models(inputs: Inputs, plans: Sequence[ModelPlan], run: Run) -> tuple[ModelRun, ...]:

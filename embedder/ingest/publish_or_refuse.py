@@ -21,6 +21,7 @@ from embedder.ingest.model_work import (
     report_models,
     works_of,
 )
+from embedder.ingest.run_metrics import merge_run_metrics
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
@@ -93,9 +94,14 @@ def end_run(
         wall_s=wall_s,
         not_published=failure or kept,
     )
+    metrics = merge_run_metrics(result, outcome.job.stamp.metrics)
     removed = removed_models(inputs, current) if inputs.options.may_change else ()
     report = report.model_copy(
-        update={"models": report_models(further), "removed_models": removed if report.published else ()}
+        update={
+            "models": report_models(further),
+            "removed_models": removed if report.published else (),
+            "metrics": metrics,
+        }
     )
     if report.published:
         _publish(inputs, outcome, result, own_verdicts, further)

@@ -71,7 +71,7 @@ def sample_pairs(result: RunResult) -> CaptionPairs:
     """Draw the pairs with the lowest hashes of item ids from the state that would be published."""
     pieces = list(_pieces(result))
     keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS)
-    sessions = _sessions(result, list(keys))
+    sessions = sessions_of(result, list(keys))
     found: dict[str, tuple[Any, Any]] = {}
     for number in sorted(set().union(*keys.values())) if keys else []:
         for item_id, image, text in _pairs_of(pieces[number], sessions):
@@ -96,7 +96,7 @@ def _pair_ids(piece: SampledPart) -> Iterator[str]:
     return iter(rows["item_id"].filter(pc.and_(is_first, pc.is_valid(rows["caption"]))).to_pylist())
 
 
-def _sessions(result: RunResult, item_ids: list[str]) -> dict[str, str | None]:
+def sessions_of(result: RunResult, item_ids: list[str]) -> dict[str, str | None]:
     """Session of the run whose rows of an item count, None where its published rows stay; not of retired items."""
     wanted = pa.array(item_ids, pa.string())
     whole = result.whole.filter(pc.is_in(result.whole["item_id"], value_set=wanted))

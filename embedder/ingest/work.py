@@ -1,5 +1,7 @@
-"""Work of a run: pure decisions about a listing, what is published, and what an unfinished run has finished."""
+"""Work of a run: decisions about a listing, what is published and what an unfinished run has finished, by parts."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -9,12 +11,15 @@ import pyarrow.compute as pc
 
 from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
-from embedder.ingest.known_items import NOTHING_FINISHED, known_items
+from embedder.ingest.hashed_rows import HashedRows, RowsInOrder, common_parts
+from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
+from embedder.ingest.listed_items import ListedItems
 from embedder.sources.selection import LeftOut
-from embedder.store.interim import NO_IDS
 from embedder.store.layout import Kind, StoreInfo
 from embedder.store.runs import Run
 from embedder.store.store_info import differing, step_changes
+
+NO_ITEMS = pa.schema([PUBLISHED.field("item_id"), PUBLISHED.field("source")]).empty_table()
 
 
 class GivenItems(Protocol):
@@ -73,11 +78,14 @@ class WorkPlan:
 
     Attributes:
         difference: the listing, sorted.
-        retired: published items that are gone: `item_id`, `source`, and what else is known of them.
+        retired: published items that are gone: `item_id`, `source`.
         retired_ids: ids of those, and of items that the unfinished run had finished before they went.
         outdated: why nothing of what is published can stay: the model or the preprocessing changed.
         num_as_published: listed items that are as they are published, whatever an unfinished run has finished.
         is_nothing: whether the store is as the listing wants it.
+        num_listed: listed items, without those that were purged.
+        num_published: published items of each source.
+        left_out_ids: listed items that an earlier run read and left out, as they are no items.
     """
 
     difference: Difference
@@ -86,6 +94,9 @@ class WorkPlan:
     outdated: str | None
     num_as_published: int
     is_nothing: bool
+    num_listed: int
+    num_published: Mapping[str, int]
+    left_out_ids: pa.ChunkedArray
 
     def describe(self) -> str:
         """Summary in one line."""
@@ -98,8 +109,8 @@ class WorkPlan:
 def plan_work(
     config: RunConfig,
     options: IngestOptions,
-    listing: pa.Table,
-    published: pa.Table,
+    listing: ListedItems,
+    published: HashedRows,
     finished: pa.Table,
     outdated: str | None,
 ) -> WorkPlan:
@@ -117,19 +128,67 @@ def plan_work(
         outdated: of `outdated_by`.
     """
     known = partial(
-        known_items, published, retry_rejects=options.retry_rejects, max_attempts=config.max_attempts, outdated=outdated
+        known_items, retry_rejects=options.retry_rejects, max_attempts=config.max_attempts, outdated=outdated
     )
-    difference = _difference(options, listing, known(NOTHING_FINISHED))
-    num_as_published = difference.num_unchanged
-    retired, retired_ids = published.slice(0, 0), NO_IDS
-    if options.may_retire:
-        retired = gone(listing, _of_given(published, options))
-        ids = [*retired["item_id"].chunks, *gone(listing, _of_given(finished, options))["item_id"].chunks]
-        retired_ids = pa.chunked_array(ids, pa.string())
+    done = HashedRows([finished], finished.schema)
+    num_parts = common_parts(listing, published, done)
+    plan, plan_after = _Sum(), _Sum()
+    for number in range(num_parts):
+        listed, held, own = (rows.part(number, num_parts) for rows in (listing, published, done))
+        plan.add(_difference(options, listed, known(held, NOTHING_FINISHED)))
+        if finished.num_rows:
+            plan_after.add(_difference(options, listed, known(held, own)))
+        plan.add_items(listed, held, own, options)
+    difference, retired = plan.difference(), pa.concat_tables(plan.retired)
+    gone_ids = pa.concat_tables([retired.select(["item_id"]), *plan.finished_and_gone])["item_id"]
     is_nothing = not (difference.to_embed.num_rows or retired.num_rows or outdated)
-    if finished.num_rows and not is_nothing:
-        difference = _difference(options, listing, known(finished))
-    return WorkPlan(difference, retired, retired_ids, outdated, num_as_published, is_nothing)
+    return WorkPlan(
+        plan_after.difference() if finished.num_rows and not is_nothing else difference,
+        retired,
+        gone_ids,
+        outdated,
+        difference.num_unchanged,
+        is_nothing,
+        plan.num_listed,
+        plan.num_published,
+        pa.concat_tables(plan.left_out)["item_id"],
+    )
+
+
+class _Sum:
+    """Sum of what the comparisons of all parts found."""
+
+    def __init__(self) -> None:
+        self._to_embed, self._num_unchanged = RowsInOrder(), 0
+        self.retired, self.finished_and_gone, self.left_out = [NO_ITEMS], [NO_ITEMS.select([0])], [NO_ITEMS.select([0])]
+        self.num_listed, self.num_published = 0, Counter[str]()
+
+    def add(self, difference: Difference) -> None:
+        """Add the difference of a part."""
+        self._to_embed.add(difference.to_embed)
+        self._num_unchanged += difference.num_unchanged
+
+    def add_items(self, listed: pa.Table, held: pa.Table, own: pa.Table, options: IngestOptions) -> None:
+        """Add what leaves, and counts.
+
+        Args:
+            listed: items of a part.
+            held: published ones.
+            own: those that the unfinished run has finished.
+            options: whether items may leave.
+        """
+        if options.may_retire:
+            self.retired.append(gone(listed, _of_given(held, options)).select(NO_ITEMS.column_names))
+            self.finished_and_gone.append(gone(listed, _of_given(own, options)).select(["item_id"]))
+        left_out = held.filter(pc.equal(held["state"], "left_out")).select(["item_id"])
+        if left_out.num_rows:
+            self.left_out.append(left_out.join(listed.select(["item_id"]), "item_id", join_type="left semi"))
+        self.num_listed += listed.num_rows
+        self.num_published.update(count_by_source(held))
+
+    def difference(self) -> Difference:
+        """Difference of the whole, in the order of the listing."""
+        return Difference(self._to_embed.table(), self._num_unchanged)
 
 
 def _of_given(items: pa.Table, options: IngestOptions) -> pa.Table:

@@ -79,6 +79,13 @@ def _families(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None
         ("bytes_out", "run_step_bytes", "Bytes that each step of the last run handed on."),
     ):
         yield name, description, "step", {step: values[key] for step, values in summary["steps"].items()}
+    figures = {
+        f"{name}.{key}": value
+        for name, found in summary.get("metrics", {}).items()
+        for key, value in found.items()
+        if isinstance(value, int | float)
+    }
+    yield "run_metric", "Figures of each [[metric]] of the last run, as NAME.FIGURE.", "metric", figures
     guards = {verdict["name"]: verdict["passed"] for verdict in summary["guards"]}
     yield "run_guard_passed", "Whether each guard of the last run passed: 1 or 0.", "guard", guards
 

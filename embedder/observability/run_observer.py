@@ -23,14 +23,19 @@ from pydantic import BaseModel
 from embedder.config import RunConfig
 from embedder.engine.bottleneck import OperatorView, describe_operators
 from embedder.engine.interrupts import SignalInterrupt
-from embedder.engine.progress import ShowProgress, no_progress, show_operators
+from embedder.engine.progress import ShowProgress, no_progress, show_entry, show_operators
 from embedder.errors import USER_MISTAKES
+from embedder.observability.live_metrics import LiveMetrics, answering
 from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
+from embedder.observability.run_tracking import RunTracking
 from embedder.observability.summary import summarise
+from embedder.observability.traces import NoTraces, RunTraces, traced
+from embedder.observability.trackers import NoTracker, tracked
 from embedder.quantities import counted, duration_text, rate
 from embedder.store.files import StoreFiles
+from embedder.store.journal import JournalEntry
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
 from embedder.store.runs import RUN_FILE, Run
 
@@ -43,7 +48,13 @@ GOES_ON = "; what is finished is kept, and the same command goes on"
 
 
 class RunObserver:
-    """Observer of a run for its operators."""
+    """Observer of a run for its operators.
+
+    Attributes:
+        live: metrics while it goes on.
+        traces: spans of its phases.
+        tracking: what its tracker is told.
+    """
 
     def __init__(self, config: RunConfig, kind: Kind, show_progress: ShowProgress) -> None:
         """Begin to watch, and take the time.
@@ -57,6 +68,9 @@ class RunObserver:
         self.started_at = utc_now()
         self.started_s = time.time()
         self.report: dict[str, Any] | None = None
+        self.live = LiveMetrics(config.store, kind, self.started_s)
+        self.traces: RunTraces = NoTraces()
+        self.tracking = RunTracking(NoTracker(), config, kind)
         self._run: Run | None = None
         self._has_ended = False
         self._show_progress = show_progress
@@ -70,8 +84,12 @@ class RunObserver:
     @contextmanager
     def progress(self, num_items: int, log_every_s: float = PROGRESS_S) -> Iterator[Callable[[int], None]]:
         """Show progress on the display, and write a line to the log from time to time."""
-        with self._show_progress(num_items) as show:
-            yield _LoggedProgress(show, self.log, num_items, log_every_s)
+        self.live.listed(num_items)
+        try:
+            with self._show_progress(num_items) as show:
+                yield _ObservedProgress(show, self, num_items, log_every_s)
+        finally:
+            self.live.engine_ended()
 
     def begun(self, run: Run) -> None:
         """Write the log to the run's folder from now on, unless `log_file` says otherwise.
@@ -80,6 +98,7 @@ class RunObserver:
         command holds the store, and nobody else writes to it.
         """
         self._run = run
+        self.traces.describe(run_id=run.run_id, session=run.session)
         path = run_file(run.run_id, LOG_FILE)
         text: bytes | None = None
 
@@ -92,6 +111,7 @@ class RunObserver:
 
         self.log.write_to(write)
         self.log.add(f"{self.kind}: run {run.run_id}, session {run.session}")
+        self.tracking.begun(run)
 
     def reported(self, report: BaseModel) -> None:
         """Keep the run's report, published or not, for the summary."""
@@ -120,6 +140,7 @@ class RunObserver:
         times, store = (self.started_at, utc_now()), self.config.store or ""
         summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
         self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
+        self.tracking.ended(summary)
         self._attempt("the line of this run", lambda: self._append_line(summary))
         if self.config.metrics_file:
             path = Path(self.config.metrics_file).expanduser()
@@ -170,11 +191,14 @@ class RunObserver:
             LOG.warning(f"{what} can't be written ({reason}); check the path, its rights and the space on its disk")
 
 
-class _LoggedProgress:
-    """Display of the progress, which is written to the log as well from time to time; an `OperatorDisplay`."""
+class _ObservedProgress:
+    """Display of the progress, which goes to metrics and traces, too, and to the log from time to time.
 
-    def __init__(self, show: Callable[[int], None], log: RunLog, num_items: int, log_every_s: float) -> None:
-        self._show, self._log = show, log
+    An `OperatorDisplay` and a `JournalDisplay`.
+    """
+
+    def __init__(self, show: Callable[[int], None], observer: RunObserver, num_items: int, log_every_s: float) -> None:
+        self._show, self._log, self._observer = show, observer.log, observer
         self._num_items, self._log_every_s = num_items, log_every_s
         self._started_s = time.monotonic()
         self._next_s = self._next_operators_s = self._started_s + log_every_s
@@ -187,8 +211,15 @@ class _LoggedProgress:
             per_s = num_done / (now_s - self._started_s)
             self._log.add(f"{num_done:,} of {counted(self._num_items, 'item')}, {rate(per_s)}")
 
+    def show_entry(self, entry: JournalEntry) -> None:
+        show_entry(self._show, entry)
+        self._observer.live.finished(entry)
+        self._observer.traces.finished(entry)
+        self._observer.tracking.finished(entry)
+
     def show_operators(self, view: OperatorView) -> None:
         show_operators(self._show, view)
+        self._observer.live.operators(view)
         now_s = time.monotonic()
         if now_s >= self._next_operators_s:
             self._next_operators_s = now_s + self._log_every_s
@@ -205,9 +236,14 @@ def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_
         show_progress: display of the progress.
     """
     observer = RunObserver(config, kind, show_progress)
-    with messages_to(observer.log):
+    with messages_to(observer.log), tracked(config.tracker, f"embedder {kind}") as tracker:
+        observer.tracking = RunTracking(tracker, config, kind)
         try:
-            yield observer
+            with (
+                answering(config.metrics_address, observer.live),
+                traced(config.traces, kind, config.store) as observer.traces,
+            ):
+                yield observer
         except USER_MISTAKES as error:
             observer.add_prospect(error)
             observer.ended(USER_MISTAKE, str(error))

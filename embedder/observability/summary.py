@@ -50,5 +50,6 @@ def summarise(
         "published_age_s": round(age_s, 3) if age_s is not None else None,
         **{key: value for key, value in report.items() if key.startswith("num_") or key in FIGURES},
         "steps": {step["step"]: {key: step[key] for key in STEP_FIGURES} for step in report.get("steps", ())},
+        "metrics": report.get("metrics", {}),
         "guards": [dict(verdict) for verdict in report.get("guards", ())],
     }

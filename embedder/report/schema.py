@@ -232,6 +232,8 @@ class Report(ReportSection):
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     models: dict[str, ModelReport] = {}
     """Further models by name."""
+    metrics: dict[str, dict[str, Any]] = {}
+    """Figures of each [[metric]] by its name, over the rows of all sessions of the run."""
     removed_models: tuple[str, ...] = ()
     """Models that left the store with this run, as the configuration has them no more."""
     steps: tuple[StepReport, ...] = ()

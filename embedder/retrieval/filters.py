@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from embedder.retrieval.condition_columns import list_columns, quoted_columns, u
 from embedder.retrieval.conditions import EXAMPLE, TABLE, check_condition
 from embedder.storage.printable import is_text, readable
 from embedder.store.part_writer import VECTOR_COLUMNS
-from index.vectors import Mask
+from index.vectors import Among, Mask, Rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,6 +31,8 @@ ROW = "__row_number"
 DEADLINE_S = 30.0
 REPEAT_S = 0.05
 MAX_REMEMBERED_BYTES, MIN_REMEMBERED = 64 << 20, 8
+# Row numbers take eight bytes each, a mask one for each row of the table: where fewer pass, they are kept as numbers.
+FEW_SHARE = 8
 # A text column counts as one of few values where each stands so often, among so many rows.
 MIN_REPEATS, SAMPLE_ROWS = 8, 65_536
 # A condition may not read files, change settings, fetch code, or use up the machine.
@@ -61,7 +63,7 @@ class RowFilter:
         types = [kind for _, kind, *_ in self._connection.execute(f"DESCRIBE {TABLE}").fetchall()[1:]]
         self._types: dict[str, str] = dict(zip(rows.column_names, types, strict=True))
         self._turn = threading.Lock()
-        self._remembered: OrderedDict[str, Mask | str] = OrderedDict()  # or why there is none
+        self._remembered: OrderedDict[str, Among | str] = OrderedDict()  # or why there is none
 
     @property
     def columns(self) -> dict[str, str]:
@@ -76,6 +78,22 @@ class RowFilter:
 
         Returns:
             bool (rows,).
+
+        Raises:
+            ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
+        """
+        passing = self.passing(where)
+        if passing.dtype == np.bool_:
+            return passing.astype(np.bool_, copy=False)
+        mask = np.zeros(self._num_rows, np.bool_)
+        mask[passing] = True
+        return mask
+
+    def passing(self, where: str) -> Among:
+        """Rows that fulfil a condition, as numbers where they are few: then nothing is made for each row of the table.
+
+        Args:
+            where: a SQL expression of type BOOLEAN over the columns.
 
         Raises:
             ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
@@ -115,26 +133,29 @@ class RowFilter:
         if isinstance(known, str):
             raise ConfigError(known)
 
-    def _outcome(self, where: str, checked: str, timeout_s: float) -> Mask | str:
+    def _outcome(self, where: str, checked: str, timeout_s: float) -> Among | str:
         try:
-            mask = self._match(where, checked, timeout_s)
+            passing = self._match(where, checked, timeout_s)
         except ConfigError as error:
             return str(error)
-        mask.flags.writeable = False
-        return mask
+        passing.flags.writeable = False
+        return passing
 
-    def _match(self, where: str, quoted: str, timeout_s: float) -> Mask:
+    def _match(self, where: str, quoted: str, timeout_s: float) -> Among:
         """Evaluate a condition, of which messages show the text that was given, and not the one with quoted columns."""
         import duckdb
 
-        mask = np.zeros(self._num_rows, np.bool_)
         with self._interrupted_after(timeout_s):
             try:
                 _check_expression(quoted)
                 self._check_boolean(where, quoted)
-                mask[self._evaluate(quoted)] = True
+                rows = self._evaluate(quoted)
             except duckdb.Error as error:
                 raise self._problem(where, error, timeout_s) from None
+        if len(rows) * FEW_SHARE < self._num_rows:
+            return rows
+        mask = np.zeros(self._num_rows, np.bool_)
+        mask[rows] = True
         return mask
 
     @contextmanager
@@ -161,11 +182,10 @@ class RowFilter:
         if len(types) != 1 or types[0] not in ("BOOLEAN", '"NULL"'):
             raise ConfigError(f"where {where!r}: it gives {', '.join(types)}; it must give BOOLEAN: {EXAMPLE}")
 
-    def _evaluate(self, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _evaluate(self, where: str) -> Rows:
         # The line breaks end a comment, which would hide the parenthesis.
         found = self._connection.execute(f"SELECT {ROW} FROM {TABLE} WHERE (\n{where}\n)").fetchnumpy()
-        rows: np.ndarray[Any, np.dtype[np.int64]] = found[ROW]
-        return rows
+        return np.sort(np.asarray(found[ROW], np.int64))
 
     def _problem(self, where: str, error: "duckdb.Error", timeout_s: float) -> ConfigError:
         import duckdb

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.store.arrow_tensors import unpack_vectors
-from index.vectors import Floats, Mask, Neighbours, Rows, check_vectors
+from index.vectors import Among, Floats, Mask, Neighbours, Rows, check_vectors
 
 QUERIES_AT_ONCE = 32  # of 300,000 vectors they make a block of scores of 40 MB
 
@@ -42,13 +42,13 @@ class ExactIndex:
         """Vectors of some rows, float32 (n, E)."""
         return self._vectors[rows]
 
-    def search(self, queries: Floats, k: int = 10, *, among: Mask | None = None, profile: str = "text") -> Neighbours:
+    def search(self, queries: Floats, k: int = 10, *, among: Among | None = None, profile: str = "text") -> Neighbours:
         """Find the k nearest vectors of each query.
 
         Args:
             queries: float32 (Q, E) of unit norm.
             k: at least 1.
-            among: bool (rows,), the rows allowed; all of them by default.
+            among: the rows allowed, as a mask or as numbers; all of them by default.
             profile: kind of the queries; makes no difference here.
 
         Returns:
@@ -57,7 +57,9 @@ class ExactIndex:
         Raises:
             RetrievalError: the queries have another width, are not finite or not of unit norm.
         """
-        allowed = None if among is None else np.flatnonzero(among)
+        allowed: Rows | None = None
+        if among is not None:
+            allowed = np.flatnonzero(among) if among.dtype == np.bool_ else among.astype(np.int64, copy=False)
         width = min(k, len(self) if allowed is None else len(allowed))
         if width == 0:
             return Neighbours(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))

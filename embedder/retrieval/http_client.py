@@ -69,7 +69,10 @@ class HttpClient:
 
     Attributes:
         url: address of the service, without a slash at its end.
+        service: what is asked, and `example` an address of one, for messages.
     """
+
+    service, example = "a query service", "http://127.0.0.1:8765"
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         try:
@@ -78,7 +81,7 @@ class HttpClient:
         except ValueError:  # of the port, or of an IPv6 address
             self._host = ""
         if not self._host or address.scheme not in ("http", "https"):
-            raise ConfigError(f"{url}: it is no address of a query service; give one as http://127.0.0.1:8765")
+            raise ConfigError(f"{url}: it is no address of {self.service}; give one as {self.example}")
         if address.username or address.query or address.fragment:
             raise ConfigError(f"{address.scheme}://{self._host}: the address has more than host, port and path")
         if token is not None and not (token.isascii() and token.isprintable() and token.strip()):

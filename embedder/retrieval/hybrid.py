@@ -12,7 +12,7 @@ import numpy as np
 from embedder.retrieval.bm25 import CaptionWords
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.ranking import Doubles, Ranking
-from index.vectors import Floats, Mask, Rows
+from index.vectors import Among, Floats, Mask, Rows, is_among
 
 if TYPE_CHECKING:
     from index.search import Index
@@ -43,7 +43,7 @@ class HybridRanker:
         queries: Floats,
         texts: Sequence[str],
         depth: int,
-        among: Mask | None,
+        among: Among | None,
         min_score: float | None,
     ) -> list[Ranking]:
         """Fuse the ranking of each query by vectors with its ranking by words.
@@ -53,7 +53,7 @@ class HybridRanker:
             queries: float32 (Q, E).
             texts: the same Q queries.
             depth: length of the ranking by words.
-            among: bool (vectors,), the rows allowed; by default all that are live.
+            among: the rows of vectors that are allowed; by default all that are live.
             min_score: the least cosine of either ranking's rows.
         """
         allowed = self._allowed(among)
@@ -62,11 +62,11 @@ class HybridRanker:
             for ranking, query, text in zip(rankings, queries, texts, strict=True)
         ]
 
-    def _allowed(self, among: Mask | None) -> Mask:
+    def _allowed(self, among: Among | None) -> Mask:
         """Mask of the rows of the table that are allowed."""
         allowed = self._vector_rows >= 0
         if among is not None:
-            allowed[allowed] = among[self._vector_rows[allowed]]
+            allowed[allowed] = is_among(among, self._vector_rows[allowed])
         return allowed
 
     def _fuse(self, ranking: Ranking, query: Floats, table_rows: Rows, min_score: float | None) -> Ranking:

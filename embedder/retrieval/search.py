@@ -12,7 +12,7 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ArrangedRanking, Ranking, Scored, deepen
 from embedder.retrieval.snapshot import RowMetadata, Snapshot
 from embedder.store.layout import SEARCHED_NAMES
-from index.vectors import Floats, Mask, Profile, Rows, check_vectors
+from index.vectors import Among, Floats, Profile, Rows, check_vectors, count_among, is_among
 
 # Grouping and folding leave fewer hits than rows, so they begin with more.
 SPARE_DEPTH = 4
@@ -54,7 +54,7 @@ class Searcher:
             RetrievalError: a vector is not one of the model, or the index is damaged or of another model.
         """
         among = self.snapshot.among(options.where)
-        num_rows = len(self.snapshot.vectors) if among is None else int(np.count_nonzero(among))
+        num_rows = len(self.snapshot.vectors) if among is None else count_among(among)
         if num_rows == 0:
             return [Hits(note=self._why_none(options)) for _ in queries]
         apart = [None] * len(queries) if away is None else away
@@ -117,7 +117,7 @@ class Searcher:
         return ranking.take(np.flatnonzero(is_apart(self.snapshot.vectors.vectors(ranking.rows), away)))
 
     def _describe(
-        self, query: Floats, arranged: ArrangedRanking, away: Floats | None, options: SearchOptions, among: Mask | None
+        self, query: Floats, arranged: ArrangedRanking, away: Floats | None, options: SearchOptions, among: Among | None
     ) -> Hits:
         """Build the first k hits, with their metadata."""
         snapshot = self.snapshot
@@ -135,11 +135,11 @@ class Searcher:
         return Hits(found if options.hybrid else sorted(found, key=lambda hit: -hit.score))
 
     def _segments(
-        self, query: Floats, row: int, away: Floats | None, options: SearchOptions, among: Mask | None
+        self, query: Floats, row: int, away: Floats | None, options: SearchOptions, among: Among | None
     ) -> Scored:
         """Other segments of a hit's video that are allowed."""
         rows = self.snapshot.items.others(row) if options.group else NO_ROWS[0]
-        rows = rows[(self.snapshot.vectors.is_live if among is None else among)[rows]]
+        rows = rows[is_among(self.snapshot.vectors.is_live if among is None else among, rows)]
         rows = rows if away is None else rows[is_apart(self.snapshot.vectors.vectors(rows), away)]
         if len(rows) == 0:
             return NO_ROWS

@@ -22,7 +22,7 @@ from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import open_version
 from index.errors import RetrievalError
-from index.vectors import Floats, Mask, Rows
+from index.vectors import Among, Floats, Mask, Rows
 
 if TYPE_CHECKING:
     from index.search import Index
@@ -180,11 +180,15 @@ class Snapshot:
         words = open_words(self._table, self.metadata.rows["caption"])
         return HybridRanker(words, self.vectors, self.metadata_rows, self.metadata.rows.num_rows)
 
-    def among(self, where: str | None) -> Mask | None:
-        """Mask of the vectors that fulfil a condition; bool (vectors,), or None for all that are live."""
+    def among(self, where: str | None) -> Among | None:
+        """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""
         if where is None:
             return None
-        fulfils = self.metadata.filter.matching(where)
+        passing = self.metadata.filter.passing(where)
+        if passing.dtype != np.bool_:
+            rows = np.sort(self.vector_rows[passing])
+            return rows[np.searchsorted(rows, 0) :]  # without the row -1
+        fulfils: Mask = passing.astype(np.bool_, copy=False)
         if not self._is_in_order:
             fulfils = np.append(fulfils, False)[self.metadata_rows]  # for the row -1
         among: Mask = fulfils & self.vectors.is_live

@@ -84,6 +84,9 @@ class Servable(ConfigSection):
     )
     """Keys that change no result; files count by their content."""
 
+    is_part: ClassVar[bool] = False
+    """Whether it computes some of what a servable does that is cut."""
+
     @model_validator(mode="after")
     def _endable(self) -> Self:
         for key in ("timeout_s", "load_timeout_s"):
@@ -124,6 +127,20 @@ class Servable(ConfigSection):
         Raises:
             ServableError: as `files`.
         """
+
+    def parts(self) -> "tuple[Servable, ...]":
+        """Servables that compute it one after the other, each in actors of its own; itself alone where it is whole.
+
+        The last one has its name and its outputs.
+
+        Raises:
+            ServableError: it can't be cut as asked.
+        """
+        return (self,)
+
+    def ended_columns(self) -> tuple[str, ...]:
+        """Columns of other servables that end with it."""
+        return ()
 
     def absolute(self) -> Self:
         """Return it with absolute paths: processes of a cluster have other working directories."""

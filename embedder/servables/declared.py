@@ -5,6 +5,7 @@ Their files are looked at without the framework: whether they are there, and of 
 
 import zipfile
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,6 +107,26 @@ def find_file(where: str, path: str, key: str) -> Path:
         return found.absolute()
     what = "this is a folder" if found.is_dir() else "there is no such file"
     raise ServableError(f"{where}: {key} = {path!r}: {what}; give the path of a local file, on each node the same")
+
+
+def find_module(where: str, name: str, instead: str) -> Path:
+    """Find the source of a module that can be imported here, without importing it.
+
+    Args:
+        where: the servable or step, for messages.
+        name: dotted name.
+        instead: how a file is named in its place, for messages.
+
+    Raises:
+        ServableError: there is none, or it has no source.
+    """
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise ServableError(f"{where}: there is no module {name!r} ({error}); install it") from None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise ServableError(f"{where}: there is no module {name!r}; install it, or {instead}")
+    return Path(spec.origin)
 
 
 def find_tokenizer(where: str, path: str) -> Path:

@@ -27,7 +27,7 @@ class ActorGroup:
 def pack_servables(ordered: Sequence[Servable], room_bytes: int) -> list[ActorGroup]:
     """Put servables that follow one another into one actor as long as they fit into its memory.
 
-    Only those with the same GPUs and the same number of replicas join.
+    Only those with the same GPUs and the same number of replicas join; each part of one that is cut stays alone.
 
     Args:
         ordered: as `embedder.servables.order.order_servables` gives them.
@@ -37,7 +37,7 @@ def pack_servables(ordered: Sequence[Servable], room_bytes: int) -> list[ActorGr
         ServableError: a file is missing.
     """
     groups: list[ActorGroup] = []
-    for servable in ordered:
+    for servable in (part for each in ordered for part in each.parts()):
         alone = ActorGroup((servable,), servable.size_bytes(), servable.num_cpus, servable.num_gpus, servable.replicas)
         last = groups[-1] if groups else None
         if last is not None and _may_join(last, alone, room_bytes):
@@ -55,7 +55,8 @@ def pack_servables(ordered: Sequence[Servable], room_bytes: int) -> list[ActorGr
 
 def _may_join(group: ActorGroup, alone: ActorGroup, room_bytes: int) -> bool:
     same = (group.num_gpus, group.replicas) == (alone.num_gpus, alone.replicas)
-    return same and group.memory_bytes + alone.memory_bytes <= room_bytes
+    is_cut = any(each.is_part for each in (*group.servables, *alone.servables))
+    return same and not is_cut and group.memory_bytes + alone.memory_bytes <= room_bytes
 
 
 def reserved_cpus(groups: Sequence[ActorGroup], num_cpus: float) -> tuple[float, list[float]]:

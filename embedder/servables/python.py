@@ -1,13 +1,12 @@
 """Kind `python`: a class of the user's own file or package."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from embedder.servables.base import absolute_path
-from embedder.servables.declared import DeclaredServable, find_file
+from embedder.servables.declared import DeclaredServable, find_file, find_module
 from embedder.servables.errors import ServableError
 from embedder.servables.program import FILE_SUFFIX, ServableProgram
 
@@ -47,13 +46,7 @@ class PythonServable(DeclaredServable):
             raise ServableError(
                 f"{self.where()}: python = {self.python!r} with a module, which can't be read here; name FILE.py:Class"
             )
-        try:
-            spec = find_spec(place)
-        except (ImportError, ValueError) as error:
-            raise ServableError(f"{self.where()}: there is no module {place!r} ({error}); install it") from None
-        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-            raise ServableError(f"{self.where()}: there is no module {place!r}; install it, or name its FILE.py:Class")
-        return [Path(spec.origin)]
+        return [find_module(self.where(), place, "name its FILE.py:Class")]
 
     def program(self) -> ServableProgram:
         """Return the class."""

@@ -76,7 +76,8 @@ class RunningServable:
         take = pa.array(places, mask=places < 0)
         for name, column in found.columns.items():
             table = table.append_column(f"{self.servable.name}.{name}", column.take(take))
-        return table.append_column(f"{self.servable.name}.{ERROR}", pa.array(problems, pa.string()))
+        table = table.append_column(f"{self.servable.name}.{ERROR}", pa.array(problems, pa.string()))
+        return table.drop_columns(list(self.servable.ended_columns()))
 
     def _input(self, table: pa.Table, declared: InputColumn, problems: list[str | None]) -> PreparedInput:
         """Take an input from what decode made, from the dataset, or make it from another servable's column."""
@@ -84,7 +85,9 @@ class RunningServable:
         if comes_from_servable(declared):
             giver = address.partition(".")[0]
             for row, failed in enumerate(table[f"{giver}.{ERROR}"].to_pylist()):
-                if failed and not declared.optional:
+                if failed and self.servable.is_part:
+                    problems[row] = failed
+                elif failed and not declared.optional:
                     problems[row] = f"{self.servable.where()}: no input, as {giver} failed on this row"
             column = _whole(table, address)
             if isinstance(declared, ColumnInput):

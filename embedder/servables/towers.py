@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,9 @@ class TowersServable(Servable):
         None, pattern=ADDRESS, description="column with the texts; left out: the item's caption"
     )
     dtype: Dtype = Field("float32", description="compute dtype; int8 holds for the weights alone")
+    stages: int = Field(1, ge=1, description="shards that the towers are cut into, each in actors of its own")
+
+    UNHASHED: ClassVar[frozenset[str]] = Servable.UNHASHED | {"stages"}
 
     @model_validator(mode="after")
     def _here(self) -> Self:
@@ -102,10 +105,26 @@ class TowersServable(Servable):
         parts = [model_fingerprint(self._folder).encode(), preprocess.encode(), tokenizer, sides.encode()]
         return short_hash(parts)
 
+    def parts(self) -> tuple[Servable, ...]:
+        """Return a part for each shard of the cut."""
+        if self.stages == 1:
+            return (self,)
+        from embedder.servables.tower_parts import cut_towers
+
+        return cut_towers(self, self._config, self._sides())
+
     def program(self) -> ServableProgram:
         """Return the program that runs the towers through `embedder.steps.stage`."""
-        settings = {"folder": str(self._folder), "sides": self._sides(), "dtype": self.dtype, "rows": self.batch_size}
-        return ServableProgram(__name__, "TowersProgram", settings)
+        return self.stage_program(whole_shard(self._config, self._sides()))
+
+    def stage_program(self, shard: ShardSpec) -> ServableProgram:
+        """Return the program that runs some of the layers.
+
+        Args:
+            shard: the layers.
+        """
+        settings = {"folder": str(self._folder), "shard": shard, "outputs": [*self.output_columns()]}
+        return ServableProgram(__name__, "TowersProgram", settings | {"dtype": self.dtype, "rows": self.batch_size})
 
 
 @lru_cache(maxsize=16)
@@ -119,18 +138,19 @@ def local_folder(uri: str) -> Path:
 
 
 class TowersProgram:
-    """Towers as one stage of a run holds them."""
+    """Towers, or some layers of them, as one stage of a run holds them."""
 
-    def __init__(self, folder: str, sides: list[Side], dtype: str, rows: int) -> None:
+    def __init__(self, folder: str, shard: ShardSpec, outputs: list[str], dtype: str, rows: int) -> None:
         """Note what to load.
 
         Args:
             folder: of the model.
-            sides: what is embedded.
+            shard: its layers.
+            outputs: columns that are returned: of the stage, or as they were given.
             dtype: compute dtype.
             rows: of a batch.
         """
-        self.folder, self.sides, self.dtype, self.rows = folder, sides, dtype, rows
+        self.folder, self.shard, self.outputs, self.dtype, self.rows = folder, shard, outputs, dtype, rows
 
     def load(self, device: str, num_threads: int) -> None:
         """Load the weights.
@@ -142,25 +162,28 @@ class TowersProgram:
         from embedder.steps.stage import Stage
         from embedder.steps.stage_actor import StageSpec
 
-        shard = _shard(load_model_config(self.folder), self.sides)
-        self._stage = Stage(StageSpec(0, self.folder, shard, self.dtype, device, num_threads, (self.rows,)))
+        self._stage = Stage(StageSpec(0, self.folder, self.shard, self.dtype, device, num_threads, (self.rows,)))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
-        """Embed a batch."""
-        columns: dict[str, Any] = {}
-        if "image" in self.sides:
-            columns["pixels"] = batch.column("pixels")
-            if "pixels" + GRID in batch.schema.names:
-                columns[IMAGE_GRID.name] = batch.column("pixels" + GRID)
-        if "text" in self.sides:
-            ids = batch.column("token_ids")
+        """Compute a batch."""
+        columns = {name: batch.column(name) for name in batch.schema.names if not name.endswith(GRID)}
+        if "pixels" + GRID in batch.schema.names:
+            columns[IMAGE_GRID.name] = batch.column("pixels" + GRID)
+        if "token_ids" in columns:
+            ids = columns["token_ids"]
             sizes_bytes = np.diff(ids.offsets.to_numpy()).astype(np.int64) * 4
             columns["token_ids"] = pack_flat(ids.flatten().to_numpy(), sizes_bytes)
         table = pa.table({**columns, "trace": pa.nulls(batch.num_rows, TRACE)})
-        return self._stage(table).select([f"{side}_embedding" for side in self.sides])
+        return self._stage(table).select(self.outputs)
 
 
-def _shard(config: ModelConfig, sides: list[Side]) -> ShardSpec:
+def whole_shard(config: ModelConfig, sides: list[Side]) -> ShardSpec:
+    """Make the shard with all layers of some sides.
+
+    Args:
+        config: of the model.
+        sides: that are embedded.
+    """
     if len(sides) == len(config.towers):
         return whole_model(config)
     return vision_only(config) if sides == ["image"] else text_only(config)

@@ -39,6 +39,12 @@ class Metrics:
         )
         self.refused = Counter("embedder_refused", "Requests refused as too much waited", ("queue",), registry=registry)
         self._queue_length = Gauge("embedder_queue_queries", "Queries that wait for a batch", registry=registry)
+        self.served_at = Gauge(
+            "embedder_served_timestamp_seconds", "When what is served was published, Unix time", registry=registry
+        )
+        self.recall = Gauge(
+            "embedder_served_index_recall", "Recall@10 of the index that is served, 0 to 1", registry=registry
+        )
         self.publication = Info("embedder_publication", "Publication that is served", registry=registry)
 
     def watch_queue(self, length: Callable[[], int]) -> None:

@@ -103,6 +103,12 @@ class ServedPublication:
         encoder = vars(self.store).get("encoder")
         return None if encoder is None else str(getattr(encoder, "kind", "torch"))
 
+    @property
+    def index_recall(self) -> float:
+        """Recall@10 of its index, as it was measured when it was made; 1 where search is exact."""
+        manifest = getattr(self.store.searcher.snapshot.vectors, "manifest", None)
+        return 1.0 if manifest is None else float(manifest.recall_at_10)
+
     def rows_of(self, item_id: str) -> Rows:
         """Rows of an item in the embeddings table without vectors (`Snapshot.metadata`)."""
         return self.store.searcher.snapshot.metadata.ids.rows(item_id)

@@ -81,6 +81,18 @@ def application(settings: ServeSettings, replicas: Replicas) -> Any:
     return QueryService.bind()  # type: ignore[attr-defined]  # Ray makes the class a deployment
 
 
+def application_of_manifest(arguments: dict[str, Any]) -> Any:
+    """Make the application of a RayService, whose `serveConfigV2` names this function and gives the arguments.
+
+    Args:
+        arguments: settings of `ServeSettings` by name; `replicas`, `max_replicas` and `num_cpus` beside them.
+    """
+    numbers = {"replicas": 1, "max_replicas": 1, "num_cpus": 1.0}
+    settings = ServeSettings.model_validate({name: each for name, each in arguments.items() if name not in numbers})
+    least, most, num_cpus = (arguments.get(name, default) for name, default in numbers.items())
+    return application(settings, Replicas(int(least), int(most), float(num_cpus)))
+
+
 async def status_of(app: ASGIApp, path: str) -> int:
     """Ask an application for a path, without a connection; returns the status of its answer.
 

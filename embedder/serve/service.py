@@ -152,6 +152,8 @@ class Service:
 
     def _show_publication(self, publication: ServedPublication) -> None:
         self.metrics.publication.info({"run_id": publication.run_id, "version": publication.version})
+        self.metrics.served_at.set(publication.store.current.published_at.timestamp())
+        self.metrics.recall.set(publication.index_recall)
 
     def _purge_thumbnails(self, publication: ServedPublication) -> None:
         if publication is self.publications.current:  # else the one after it does

@@ -31,6 +31,7 @@ def list_sources(
     left_out: LeftOut | None = None,
     web: WebConfig | None = None,
     joins: Sequence[JoinConfig] = (),
+    unique: bool = True,
 ) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
@@ -44,6 +45,7 @@ def list_sources(
         left_out: counts the files that are no items, while the tables are read.
         web: limits on addresses of the web, and whether they are asked; none: the defaults, which ask none.
         joins: tables whose rows are joined to the items.
+        unique: False: ids stay as they are, for `with_unique_ids`, and none of them is kept in memory.
 
     Returns:
         Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
@@ -55,7 +57,9 @@ def list_sources(
     listings = [(source, open_source(source, own, left_out)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
     opened = open_joins(joins, carried_schema(schema), left_out)
-    labelled = (table for source, listing in listings for table in _labelled(source.name, listing, schema))
+    labelled = (
+        table for source, listing in listings for table in _labelled(source.name, listing, schema, unique=unique)
+    )
     return rechunk(_completed(labelled, web, opened), rows_per_chunk)
 
 
@@ -155,11 +159,11 @@ def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list
     return [pa.field(CARRIED + field.name, field.type) for field, _ in fields.values()]
 
 
-def _labelled(name: str | None, listing: Listing, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Bring a source's tables to the common schema, with its name and with unique ids."""
+def _labelled(name: str | None, listing: Listing, schema: pa.Schema, *, unique: bool = True) -> Iterator[pa.Table]:
+    """Bring a source's tables to the common schema, with its name and, unless that is left, with unique ids."""
     seen: set[str] = set()
     for rows in listing.tables:
-        table = rows if listing.unique_ids else reject_duplicates(rows, seen)
+        table = reject_duplicates(rows, seen) if unique and not listing.unique_ids else rows
         columns = {column: table[column] for column in table.schema.names}
         columns["source"] = pa.repeat(pa.scalar(name or ""), table.num_rows)
         if name:
@@ -168,6 +172,12 @@ def _labelled(name: str | None, listing: Listing, schema: pa.Schema) -> Iterator
             columns[field.name] if field.name in columns else pa.nulls(table.num_rows, field.type) for field in schema
         ]
         yield pa.table(arrays, schema=schema)
+
+
+def with_unique_ids(listed: pa.Table) -> pa.Table:
+    """Make rejects of the listed items whose id an earlier one has; all items with such ids must be in the table."""
+    ids = listed["item_id"]
+    return listed if pc.count_distinct(ids).as_py() == len(ids) else reject_duplicates(listed, set())
 
 
 def reject_duplicates(rows: pa.Table, seen: set[str]) -> pa.Table:
@@ -190,11 +200,13 @@ def _free_id(item_id: str, seen: set[str]) -> str:
 
 def _with_rejects(rows: pa.Table, ids: list[str], replaced: dict[int, str]) -> pa.Table:
     types, errors = rows["error_type"].to_pylist(), rows["error"].to_pylist()
+    sources = rows["source"].to_pylist() if "source" in rows.schema.names else [""] * len(ids)
     new_ids = list(ids)
     for index, new_id in replaced.items():
         new_ids[index] = new_id
         types[index] = "DuplicateId"
-        errors[index] = f"the id {ids[index]!r} was listed before; ids must be unique in a source"
+        own_id = ids[index].removeprefix(f"{sources[index]}:") if sources[index] else ids[index]
+        errors[index] = f"the id {own_id!r} was listed before; ids must be unique in a source"
     for name, values in (("item_id", new_ids), ("error_type", types), ("error", errors)):
         rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.string()))
     return rows

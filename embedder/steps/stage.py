@@ -113,6 +113,8 @@ class Stage:
         if device_s is not None:  # calls overlap: all but what it computed is another call's time, too
             measurement.started_s += measurement.wall_s - device_s
             measurement.wall_s = device_s
+        if _is_cuda(self.spec):
+            measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)

@@ -4,10 +4,30 @@ A join would copy all columns of both sides: for a million items that is most of
 strings have 64 bits, as all ids together may pass 2 GiB.
 """
 
+from bisect import bisect_left, bisect_right
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 LARGE = pa.large_string()
+
+
+class SortedIds:
+    """Ids of items, sorted, of which those that a part file may hold are found by its statistics."""
+
+    def __init__(self, ids: pa.ChunkedArray) -> None:
+        """Sort the ids."""
+        whole = ids.combine_chunks()
+        self._ids = whole.take(pc.array_sort_indices(whole))
+
+    def between(self, bounds: tuple[str, str] | None) -> pa.Array:
+        """Ids from the least to the greatest one, both included; all of them where no bounds are known."""
+        if bounds is None:
+            return self._ids
+        places, (least, greatest) = range(len(self._ids)), bounds
+        start = bisect_left(places, least, key=lambda place: self._ids[place].as_py())
+        end = bisect_right(places, greatest, key=lambda place: self._ids[place].as_py())
+        return self._ids.slice(start, max(0, end - start))
 
 
 def positions(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:

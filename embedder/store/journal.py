@@ -1,5 +1,6 @@
 """Journal of a run: one small JSON file for each finished write task, and their sum."""
 
+import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,13 @@ class PartFile(BaseModel):
     session: str
     kept: bool = False  # item records whose published rows of embeddings stay as they are
 
+    @property
+    def id_range(self) -> tuple[str, str] | None:
+        """Least and greatest id of its rows, by its statistics; None where they don't tell."""
+        stats = json.loads(self.stats)
+        least, greatest = ((stats.get(name) or {}).get("item_id") for name in ("minValues", "maxValues"))
+        return None if least is None or greatest is None else (least, greatest)
+
 
 class JournalEntry(Record):
     """Record of one finished write task."""
@@ -39,6 +47,7 @@ class JournalEntry(Record):
     num_rejects: int
     num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
     trace: list[dict[str, Any]]
+    metrics: dict[str, Any] = Field({}, description="states of the part's rows, by the digest of each [[metric]]")
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 

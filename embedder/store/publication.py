@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.store.arrow_lookup import SortedIds
 from embedder.store.files import StoreFiles
 from embedder.store.journal import Finished, JournalEntry, PartFile, parts_of
 from embedder.store.layout import Kind, Record, StoreInfo
@@ -136,12 +137,14 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
     if table.name == "embeddings":  # an item without new rows keeps those that it had
         whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
         moves = work.moves
-    replaced = pa.chunked_array([*whole["item_id"].chunks, *work.retired.chunks], pa.string()).combine_chunks()
+    leaving = SortedIds(pa.chunked_array([*whole["item_id"].chunks, *work.retired.chunks], pa.string()))
+    moving = SortedIds(moves["item_id"])
     adds: list[PartFile] = []
     removes: list[str] = []
-    if not (len(replaced) or moves.num_rows):
-        return adds, removes
-    for path in table.paths():
+    for part in table.parts():
+        path, replaced = part.path, leaving.between(part.id_range)
+        if not (len(replaced) or len(moving.between(part.id_range))):
+            continue
         rows = table.read(["item_id", *moves.schema.names[1:]], [path])
         num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
         if not num_replaced and moved(rows, moves).equals(rows):

@@ -31,6 +31,7 @@ class Measurement:
     num_tokens: int = 0
     bytes_out: int = 0
     peak_rss_bytes: int = 0
+    peak_gpu_bytes: int = 0
 
 
 @contextmanager

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 
+ROWS_PER_PIECE = 100_000
+
+
 class RecordTable:
     """Delta table of the store."""
 
@@ -102,6 +105,25 @@ class RecordTable:
         if schema is None:
             return pa.table({name: pa.array([], pa.null()) for name in columns or []})
         return schema.empty_table().select(schema.names if columns is None else columns)
+
+    def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Read rows of this version, some hundred thousand at a time.
+
+        Args:
+            columns: names of columns.
+
+        Raises:
+            StoreError: a file of the table is missing or damaged.
+        """
+        paths, num_rows = list[str](), 0
+        for part in self.parts():
+            paths.append(part.path)
+            num_rows += part.num_rows
+            if num_rows >= ROWS_PER_PIECE:
+                yield self.read(columns, paths)
+                paths, num_rows = [], 0
+        if paths:
+            yield self.read(columns, paths)
 
     def _read_file(self, path: str, columns: list[str] | None) -> pa.Table:
         place = f"{self.name}/{path}"

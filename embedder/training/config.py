@@ -16,6 +16,7 @@ from embedder.config import (
 )
 from embedder.config_toml.load import load
 from embedder.config_toml.section import ConfigSection
+from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.config_toml.values import toml
 from embedder.training.tokenizer import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig
@@ -110,6 +111,7 @@ class TrainConfig(ConfigSection):
         300.0, gt=0, description="Ray: seconds after which a decode step that finishes nothing ends"
     )
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
+    tracker: TrackerConfig | None = Field(None, description="MLflow or Weights & Biases")
 
     @field_validator("train", mode="before")
     @classmethod

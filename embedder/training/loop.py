@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from embedder.engine.choose_engine import EngineChoice
 from embedder.errors import RunFailedError, SourceError
+from embedder.observability.trackers import NoTracker, Tracker
 from embedder.quantities import counted
 from embedder.training.config import TrainConfig
 from embedder.training.examples import ExampleSpec
@@ -74,6 +75,7 @@ class PreparedTraining:
         progress: so far.
         identity: what a resumption must have in common with it.
         choice: the engine that decodes.
+        tracker: is told what is logged.
     """
 
     config: TrainConfig
@@ -85,6 +87,7 @@ class PreparedTraining:
     progress: TrainProgress
     identity: dict[str, Any]
     choice: EngineChoice
+    tracker: Tracker = field(default_factory=NoTracker)
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,8 @@ class Loop:
     def _log(self, values: dict[str, object]) -> None:
         elapsed_s = round(time.monotonic() - self._began_s, 3)
         self.outputs.add_metrics({**values, "epoch": self.progress.epoch, "elapsed_s": elapsed_s})
+        numbers = {f"{values['kind']}/{key}": value for key, value in values.items() if isinstance(value, int | float)}
+        self.prepared.tracker.log(numbers, step=self.trainer.num_steps_done)
 
     def _measure(self) -> None:
         """Measure on held-out items, and keep the model where it is the best so far."""

@@ -9,6 +9,7 @@ curves.png        the same as a plot, from time to time
 rejects.jsonl     items that could not be trained on, and why
 tokenizer.json    of a fresh model
 report.json       figures of the run
+tracker.json      with [tracker]: the id that the tracker has given the run
 """
 
 import fcntl
@@ -43,6 +44,7 @@ class Outputs:
         self.rejects = self.root / "rejects.jsonl"
         self.tokenizer = self.root / "tokenizer.json"
         self.report = self.root / "report.json"
+        self.tracker = self.root / "tracker.json"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,6 +82,16 @@ class Outputs:
         """Write or replace one file."""
         with atomic_write(path) as file:
             file.write(text.encode())
+
+    def write_tracker(self, tracker_id: str) -> None:
+        """Write the id that the tracker has given the run."""
+        self.write_text(self.tracker, json.dumps({"id": tracker_id}) + "\n")
+
+    def tracked_files(self) -> dict[str, bytes]:
+        """Read the files that a tracker gets, those that are there."""
+        card = self.model / "config.json"
+        paths = [self.report, self.curves, self.metrics, card]
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
     def write_lines(self, path: Path, values: Iterable[dict[str, Any]]) -> None:
         """Write or replace a file of JSON lines."""

@@ -27,6 +27,7 @@ FREE_KEYS = {
     "checkpoint_every_s",
     "max_reject_fraction",
     "no_progress_timeout_s",
+    "tracker",
     "ray_address",
     "decode",
     "web",

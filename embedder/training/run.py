@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from embedder.engine.job import decode_spec
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError, check_argument
+from embedder.observability.run_tracking import parameters_of
+from embedder.observability.trackers import tracked
 from embedder.quantities import counted
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.training.backends import training_setup
@@ -107,9 +110,13 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
         prepared = _prepare(config, outputs, train_items, held_out, resume)
         LOG.info(f"{counted(len(train_items), 'item')} to train on, {len(held_out):,} held out")
         LOG.info(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
-        cache, device = _run(prepared, show_steps)
-        report = _report(prepared, cache, device, time.monotonic() - started_s)
-        outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
+        with tracked(config.tracker, "embedder train") as tracker:
+            name = f"train {outputs.root.name}"
+            tracker.begin(name, parameters_of(config), {"embedder.out": str(outputs.root)}, outputs.write_tracker)
+            cache, device = _run(replace(prepared, tracker=tracker), show_steps)
+            report = _report(prepared, cache, device, time.monotonic() - started_s)
+            outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
+            tracker.end(succeeded=True, files=outputs.tracked_files())
         return report
 
 

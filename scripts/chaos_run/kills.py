@@ -27,7 +27,7 @@ class Kill:
 
     Attributes:
         engine: of the run that is disturbed.
-        what: the process that dies: driver or decoding child; on Ray, a stage actor, a worker or the raylet too.
+        what: the process that dies: driver, decoding child, step's process; on Ray also a stage actor, worker, raylet.
         moment: what has just happened when it dies.
     """
 
@@ -61,10 +61,18 @@ RAY_PROCESSES = {
     "decoding child": "media/sandbox_main.py",
     "raylet": "raylet/raylet",
 }
+STEP_PROCESS = "step's process"
+TITLES = RAY_PROCESSES | {STEP_PROCESS: "servables/interpreter_child.py"}
 
 
-def plan_kills(num: int, rng: Random) -> list[Kill]:
-    """Every moment and every kind of process, as often as there is room; a fifth on Ray."""
+def plan_kills(num: int, rng: Random, *, has_step: bool = False) -> list[Kill]:
+    """Every moment and every kind of process, as often as there is room; a fifth on Ray.
+
+    Args:
+        num: how many.
+        rng: of their order.
+        has_step: whether there is a step, whose process may die.
+    """
     num_ray = min(max(num // 5, len(RAY_PROCESSES) if num >= 20 else 0), num)
     names = list(RAY_PROCESSES)
     ray = [
@@ -74,7 +82,8 @@ def plan_kills(num: int, rng: Random) -> list[Kill]:
     for number in range(num - num_ray):
         is_child = number % 10 == 9
         moment = AT_ONCE if is_child else list(MOMENTS)[number % len(MOMENTS)]
-        local.append(Kill("local", "decoding child" if is_child else "driver", moment))
+        child = STEP_PROCESS if has_step and number % 20 == 9 else "decoding child"
+        local.append(Kill("local", child if is_child else "driver", moment))
     plan = [*ray, *local]
     rng.shuffle(plan)
     return plan
@@ -122,7 +131,7 @@ class Victim:
             if reached():
                 known = {each.pid: each for each in descendants(process.pid)}
                 family.update(known)
-                named = (each.pid for each in known.values() if RAY_PROCESSES[kill.what] in title(each))
+                named = (each.pid for each in known.values() if TITLES[kill.what] in title(each))
                 pid = process.pid if kill.what == "driver" else next(named, None)
                 if pid is not None:
                     with contextlib.suppress(ProcessLookupError):

@@ -23,6 +23,7 @@ from index.versions import version_path
 
 MIN_COSINE = 0.9999
 EXACT = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
+OF_STEP = ("region", "side")  # columns, where runs have one
 ITEM_FACTS = ("content_version", "state", "size_bytes", "modified", "num_vectors")
 
 Fingerprint = frozenset[tuple[str, int, str]]
@@ -80,7 +81,7 @@ def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[d
 
 
 def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
-    if any(row[name] != other[name] for name in facts):
+    if any(row.get(name) != other.get(name) for name in (*facts, *OF_STEP)):
         return False
     return all(_same_vector(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding"))
 

@@ -34,14 +34,38 @@ TEXT = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
+STEP_FILE = "own_step.py"
+HALVES = """
+def halves(batch):
+    image = batch["image"][0].as_py()
+    half = image["width"] // 2
+    regions = [{"x": x, "y": 0, "width": half, "height": image["height"]} for x in (0, half)]
+    return {"region": regions, "side": ["left", "right"]}
+"""
+STEP = f"""[[step]]
+name = "halves"
+callable = "{STEP_FILE}:halves"
+inputs = ["image"]
+outputs = {{ region = "region", side = "string" }}
+one_to_many = true
+"""
 
 
 class World:
     """A folder that holds all of it."""
 
-    def __init__(self, root: Path, rng: Random, num_models: int = 1) -> None:
+    def __init__(self, root: Path, rng: Random, num_models: int = 1, has_step: bool = False) -> None:
+        """Note what there will be.
+
+        Args:
+            root: folder.
+            rng: of the changes.
+            num_models: that runs compute.
+            has_step: whether a step of one's own makes two rows of each image.
+        """
         self.root, self.source, self.rng, self.num_made = root, root / "source", rng, 0
         self.further = [f"other{number}" for number in range(1, num_models)]
+        self.has_step = has_step
 
     def build(self, num_images: int = NUM_ITEMS, vision: dict = VISION) -> None:
         """Make source and model.
@@ -57,6 +81,7 @@ class World:
             frames = [np.full((48, 48, 3), (9 * frame + 40 * number) % 256, np.uint8) for frame in range(24)]
             write_clip(self.source / f"clip{number}.mp4", frames)
         make_model(self.root / "model", vision, TEXT)
+        (self.root / STEP_FILE).write_text(HALVES)
         for number, name in enumerate(self.further, 1):  # of a size of its own, so that each image is decoded twice
             make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
 
@@ -69,11 +94,13 @@ class World:
             settings: other keys than `SETTINGS`, or other values.
         """
         path, settings = self.root / f"{store}-{engine}.toml", SETTINGS | {"engine": engine} | settings
+        write_config(path, self.root / "model", self.store(store), self.source, **settings)
+        if self.has_step:
+            path.write_text(f"{path.read_text()}\n{STEP}")
         if not self.further:
-            return write_config(path, self.root / "model", self.store(store), self.source, **settings)
+            return path
         models = [{"uri": str(self.root / "model")}]
         models += [{"name": name, "uri": str(self.root / name)} for name in self.further]
-        write_config(path, self.root / "model", self.store(store), self.source, **settings)
         _, _, others = path.read_text().partition("\n")  # its first line is the model
         tables = ["\n".join(["[[model]]", *(f"{key} = {json.dumps(each[key])}" for key in each)]) for each in models]
         path.write_text("\n".join([others, *tables, ""]))

@@ -95,8 +95,8 @@ def publish_names(config: Path) -> None:
     from embedder.ingest.inputs import open_inputs
 
     inputs = open_inputs(load_config(config))
-    rows, step = inputs.listing.num_rows, inputs.config.rows_per_part
-    slices = (inputs.listing.slice(start, step) for start in range(0, rows, step))
+    step = inputs.config.rows_per_part
+    slices = (rows.slice(start, step) for rows in inputs.listing.tables() for start in range(0, rows.num_rows, step))
     ones = pa.scalar([1.0], VECTOR)
     parts = (as_embedded(each, pa.repeat(ones, each.num_rows), "0" * 32) for each in slices)
     publish_rows(inputs.files, inputs.info, parts)

@@ -48,6 +48,26 @@ def reciprocal_ranks(ranks: Ints) -> NDArray[np.float64]:
     return 1 / (ranks.astype(np.float64) + 1)
 
 
+def score_ranks(ranks: Ints, metric: str) -> NDArray[np.float64]:
+    """Compute a metric of each query from the rank of its one right answer; float64 (Q,) in [0, 1].
+
+    Args:
+        ranks: int64 (Q,), number of wrong answers ranked before the right one.
+        metric: `R@k`, `MRR`, or `nDCG@k`, for any k.
+
+    Raises:
+        ValueError: there is no such metric.
+    """
+    name, _, depth = metric.partition("@")
+    if name == "MRR":
+        return reciprocal_ranks(ranks)
+    if name == "R":
+        return (ranks < int(depth)).astype(np.float64)
+    if name == "nDCG":
+        return np.where(ranks < int(depth), 1 / np.log2(ranks.astype(np.float64) + 2), 0.0)
+    raise ValueError(f"metric {metric!r}: there is no such metric")
+
+
 def best_ranks(queries: Floats, query_concepts: Ints, candidates: Floats, candidate_concepts: Ints) -> Ints:
     """Count, for each query, the candidates of other concepts that score at least as high as its own best one.
 

@@ -214,7 +214,7 @@ def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run
     # Parts of one build go from its own tasks into a folder of its own, and are read before anybody else could.
     assert {where.split(":")[0] for where in reading} == {"index/faiss_build.py", "index/faiss_merge.py"}
     callers = [where for where, _, _ in calls("faiss_build.read", "faiss_build.map_file")]
-    assert {where.split(":")[0] for where in callers} == {"index/version_files.py"}
+    assert {where.split(":")[0] for where in callers} == {"index/version_files.py", "index/disk_files.py"}
     config = make_run(samples.folder(tmp_path / "in"))
     embed(config)
     (path,) = (tmp_path / "store" / "index").rglob("*.faiss")

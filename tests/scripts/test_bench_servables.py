@@ -3,20 +3,20 @@
 import bench_servables
 import numpy as np
 import pytest
-from bench_servables import EAGER, KINDS, Alone, Passed
+from bench_servables import EAGER, FORMS, Alone, Passed
 from script_runs import found_by
 
 
 @pytest.mark.slow
 def test_all_forms_of_a_tiny_tower_go_through_the_pipeline_with_equal_vectors(starts_ray):
     found = found_by("bench_servables.py", "--quick", timeout_s=200)
-    assert [form["kind"] for form in found["forms"]] == list(KINDS)
+    assert [form["form"] for form in found["forms"]] == list(FORMS)
     assert found["is_equal"]
     for form in found["forms"]:
         assert form["cosine"] >= 0.9999, form
         assert form["centred_cosine"] >= 0.9999, form
         assert min(form["items_per_s"], form["cpu_ms"], form["gflop_per_s"]) > 0, form
-    (eager,) = (form for form in found["forms"] if form["kind"] == EAGER)
+    (eager,) = (form for form in found["forms"] if form["form"] == EAGER)
     assert (eager["ratio"], eager["alone_ratio"]) == (1, 1)
 
 
@@ -45,9 +45,9 @@ def test_starting_is_no_part_of_a_rate():
 
 
 def test_each_round_begins_with_another_form():
-    orders = [bench_servables.in_turn(KINDS, turn) for turn in range(6)]
-    assert [order[0] for order in orders] == [*KINDS, KINDS[0]]
-    assert all(sorted(order) == sorted(KINDS) for order in orders)
+    orders = [bench_servables.in_turn(FORMS, turn) for turn in range(len(FORMS) + 1)]
+    assert [order[0] for order in orders] == [*FORMS, FORMS[0]]
+    assert all(sorted(order) == sorted(FORMS) for order in orders)
 
 
 def test_too_few_images_are_refused(capsys):

@@ -1,7 +1,11 @@
 """The chaos script: whoever dies, whenever, nothing is lost, doubled or half published."""
 
+from random import Random
+
 import pytest
 from script_runs import last_json, run_script
+
+from chaos_run.kills import MOMENTS, RAY_PROCESSES, STEP_PROCESS, plan_kills
 
 
 def tally_of(*arguments, timeout_s):
@@ -18,7 +22,15 @@ def tally_of(*arguments, timeout_s):
 @pytest.mark.timeout(1800)
 def test_kills_at_several_steps_end_in_the_same_store():
     """Three kills; the thirty of the script, at every step and in every kind of process, take a quarter of an hour."""
-    tally = tally_of(3, 0, timeout_s=1700)
+    tally = tally_of(3, 0, "--models", 2, "--step", timeout_s=1700)
     assert tally["kills"] >= 2 and tally["comparisons"] >= 1
     assert len(tally["kills_by"]) >= 2
     assert tally["states_seen"] >= 2, "the reader saw the state before and the one after"
+
+
+def test_thirty_kills_meet_every_moment_and_every_kind_of_process():
+    plan = plan_kills(30, Random(0), has_step=True)
+    assert len(plan) == 30
+    assert {kill.moment for kill in plan} >= MOMENTS.keys()
+    assert {kill.what for kill in plan} == {*RAY_PROCESSES, STEP_PROCESS}
+    assert STEP_PROCESS not in {kill.what for kill in plan_kills(30, Random(0))}

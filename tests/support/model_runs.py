@@ -45,6 +45,52 @@ class Brightness:
 '''
 
 
+DETECTOR = '''
+import io
+import time
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+
+class Brightest:
+    """Finds the brighter half of an image: its box, and its pixels as a file."""
+
+    def __init__(self, pause_s=0.0):
+        self.pause_s = pause_s
+
+    def load(self, device):
+        pass
+
+    def __call__(self, batch):
+        time.sleep(self.pause_s)
+        boxes, crops = [], []
+        for pixels in batch.column("image").to_numpy_ndarray():
+            half = pixels.shape[1] // 2
+            x = half * int(pixels[:, half:].mean() > pixels[:, :half].mean())
+            boxes.append([float(x), 0.0, float(half), float(pixels.shape[0])])
+            buffer = io.BytesIO()
+            Image.fromarray(np.ascontiguousarray(pixels[:, x : x + half])).save(buffer, "PNG")
+            crops.append(buffer.getvalue())
+        return pa.table({"box": pa.array(boxes, pa.list_(pa.float32())), "crop": pa.array(crops, pa.large_binary())})
+'''
+
+
+def detector(folder: Path, name: str = "detector", **settings) -> dict:
+    """Section of a model that gives a box and a crop of each image."""
+    script = folder / "detector.py"
+    script.write_text(DETECTOR)
+    return {
+        "name": name,
+        "kind": "python",
+        "uri": f"{script}:Brightest",
+        "inputs": {"image": {"make": "pixels", "preprocess": {"image_size": 32, "resize": "squash"}}},
+        "outputs": {"box": {"type": "float32", "shape": [4]}, "crop": {"type": "binary"}},
+        "settings": settings,
+    }
+
+
 def classifier(folder: Path, name: str = "shades", *, side_px: int = 8, **settings) -> dict:
     """Section of a model without vectors: a string and a list of numbers for each image."""
     script = folder / "shades.py"

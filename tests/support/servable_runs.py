@@ -26,7 +26,7 @@ def run_servables(table: pa.Table, *servables, image: str = "image", caption: st
     ordered = order_servables([make_servable(each) for each in servables])
     decoded = decode_rows(table, servables=ordered, image=image, caption=caption, limits=DecodeLimits())
     found = pa.concat_tables(list(decoded))
-    for servable in ordered:
+    for servable in (part for each in ordered for part in each.parts()):
         running = RunningServable(servable)
         try:
             found = running(found)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from embedder.batch_schema import step_schema
 from embedder.config_toml.step_section import REPLACED, StepConfig
 from embedder.errors import EmbedderError
 from embedder.servables.base import file_digest
-from embedder.servables.declared import find_file
+from embedder.servables.declared import find_file, find_module
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from shards.fingerprint import short_hash
 
@@ -24,13 +23,8 @@ ENTRY_POINTS = "embedder.steps"
 FILE_SUFFIX = ".py"
 
 ROW_COLUMNS = {
-    "item_id": pa.string(),
-    "segment": pa.int32(),
-    "modality": pa.string(),
-    "uri": pa.string(),
-    "start_s": pa.float64(),
-    "end_s": pa.float64(),
-    "caption": pa.string(),
+    name: EMBEDDINGS.field(name).type
+    for name in ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")
 }
 """Columns that each step may take."""
 IMAGE = pa.struct({"pixels": pa.large_binary(), "height": pa.int32(), "width": pa.int32()})
@@ -107,7 +101,7 @@ def open_step(config: StepConfig) -> UserStep:
 
     Raises:
         StepError: it names no function that can be found here.
-        ServableError: a file is missing.
+        ServableError: a file or module is missing.
     """
     where = f"step {config.name} ({config.callable})"
     place, function = _named(where, config.callable)
@@ -239,10 +233,4 @@ def _file_of(where: str, place: str) -> Path:
     """Source of a function."""
     if place.endswith(FILE_SUFFIX):
         return find_file(where, place, "callable")
-    try:
-        spec = find_spec(place)
-    except (ImportError, ValueError) as error:
-        raise StepError(f"{where}: there is no module {place!r} ({error}); install it") from None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise StepError(f"{where}: there is no module {place!r}; install it, or write FILE.py:function")
-    return Path(spec.origin)
+    return find_module(where, place, "write FILE.py:function")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -88,7 +89,27 @@ class ExportedGraph(TorchGraph):
             from torch.export.passes import move_to_device_pass
 
             module = move_to_device_pass(program, self.device).module()
-        return module
+        rows = self.settings["compiled_rows"]
+        return module if rows is None else self._compiled(module, rows)
+
+    def _compiled(self, module: Any, rows: int) -> Any:
+        """Wrap the graph, whose first call then makes machine code for one number of rows.
+
+        Args:
+            module: the graph.
+            rows: of each call, or the most that the graph takes; short batches repeat their last row.
+
+        Raises:
+            ValueError: there is no compiler.
+        """
+        compilers = [os.environ.get("CXX") or "g++", "clang++"]
+        if self.device.type == "cpu" and not any(map(shutil.which, compilers)):
+            raise ValueError(
+                f"compiled = true needs a C++ compiler, and none of {', '.join(compilers)} is here; install g++, or "
+                "leave the key out"
+            )
+        self.least = self.most = rows if self.most is None else max(self.least, min(rows, self.most))
+        return self.torch.compile(module)
 
     def _read_rows(self, program: Any, first: str) -> None:
         """Note how many rows the graph takes: one number, or the range of a dynamic dimension."""

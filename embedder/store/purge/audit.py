@@ -31,7 +31,7 @@ RECORDS = (
 )
 """Files with fixed keys and no item's name or text; a word in them that equals an id is not the item."""
 
-NUMBERS = (".faiss", ".npy", ".npz")
+NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u32")
 """Index files of numbers only; the ids are in other files."""
 
 
@@ -40,7 +40,8 @@ def is_free_text(info: FileInfo) -> bool:
     name = info.path.rpartition("/")[2]
     if is_tower_file(info.path):
         return False
-    return f"/{LOG_FOLDER}/" not in info.path and not name.endswith((".parquet", ".faiss")) and name not in RECORDS
+    is_table = name.endswith((".parquet", ".arrow", *NUMBERS))
+    return f"/{LOG_FOLDER}/" not in info.path and not is_table and name not in RECORDS
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
         names: the items.
 
     Raises:
-        StoreError: it is no Parquet file, though its name says so.
+        StoreError: it is no Parquet or Arrow file, though its name says so.
     """
     name = info.path.rpartition("/")[2]
     if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path):
         return frozenset()
-    if name.endswith(".parquet"):
-        rows = _read_parquet(files, info)
+    if name.endswith((".parquet", ".arrow")):
+        rows = _read_rows(files, info)
         if "item_id" in rows.column_names:
             return frozenset(pc.unique(rows["item_id"].filter(is_among(rows["item_id"], names.ids))).to_pylist())
         values: Iterable[Any] = rows.to_pylist()
@@ -98,9 +99,11 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
     return frozenset().union(*map(names.found_in, values))
 
 
-def _read_parquet(files: StoreFiles, info: FileInfo) -> pa.Table:
-    """Read the ids of a Parquet file that has any, else all its rows (a checkpoint's)."""
+def _read_rows(files: StoreFiles, info: FileInfo) -> pa.Table:
+    """Read the ids of a Parquet or Arrow file that has any, else all its rows (a checkpoint's)."""
     try:
+        if info.path.endswith(".arrow"):
+            return pa.ipc.open_file(pa.BufferReader(files.read(info.path))).read_all()
         ids = files.read_table(info.path, ["item_id"])
         return ids if ids.column_names else files.read_table(info.path)
     except (OSError, pa.ArrowException) as error:

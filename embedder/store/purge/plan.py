@@ -283,9 +283,9 @@ def _indexes(
             if name == "embeddings"
         )
     )
-    found = [info for info in named if _is_index_file(info, "ids.parquet")]
+    found = [info for info in named if _is_index_file(info, r"ids\.parquet|ids-\d+\.arrow")]
     for info in infos if vectors else ():
-        if _is_index_file(info, "queries.npz"):
+        if _is_index_file(info, r"queries\.npz"):
             content = files.read(info.path)  # uncompressed: it contains the bytes of the vectors
             if any(vector in content for vector in vectors):
                 found.append(info)
@@ -294,7 +294,7 @@ def _indexes(
 
 def _is_index_file(info: FileInfo, name: str) -> bool:
     match = _INDEX.fullmatch(info.path)
-    return match is not None and match["file"] == name
+    return match is not None and re.fullmatch(name, match["file"]) is not None
 
 
 def _items(

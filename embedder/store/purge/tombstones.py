@@ -61,7 +61,16 @@ def without_purged(listing: pa.Table, files: StoreFiles) -> tuple[pa.Table, int]
         listing: listed items, with `item_id`.
         files: the store.
     """
-    known = read_purged(files)
+    return without_hashes(listing, read_purged(files))
+
+
+def without_hashes(listing: pa.Table, known: PurgedIds) -> tuple[pa.Table, int]:
+    """Listing without the items of a record, and the number of those.
+
+    Args:
+        listing: listed items, with `item_id`.
+        known: purged items.
+    """
     if not known.hashes:
         return listing, 0
     stays = [known.hash_of(item_id) not in known.hashes for item_id in listing["item_id"].to_pylist()]

@@ -25,7 +25,8 @@ def publish_as_listed(inputs):
     facts = ("uri", "size_bytes", "modified")
     rows = [
         store_samples.row(item["item_id"], **{name: item[name] for name in facts}, image_embedding=[0.1] * 24)
-        for item in inputs.listing.to_pylist()
+        for listed in inputs.listing.tables()
+        for item in listed.to_pylist()
     ]
     for start in range(0, NUM_ITEMS, ROWS_PER_PART):
         write_part(inputs.files, stamp, start // ROWS_PER_PART, table(*rows[start : start + ROWS_PER_PART]))

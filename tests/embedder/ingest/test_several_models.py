@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import samples
 from embedding_runs import embedded
-from model_runs import classifier, model_rows, other_towers, table_hashes
+from model_runs import classifier, detector, model_rows, other_towers, table_hashes
 from PIL import Image
 
 from embedder.config_toml.values import toml
@@ -76,7 +76,7 @@ def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_sepa
     counts["fetched"].clear()
     counts["decoded"].clear()
 
-    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second}, classifier(tmp_path)]
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 3}, classifier(tmp_path)]
     config = make_run(source, model=models, segment_s=1.0)
     report = embed(config)
 
@@ -299,8 +299,9 @@ def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp
 def test_on_ray_all_models_give_what_they_give_in_one_process(
     make_run, tmp_path, source, tiny_model, second, ray_cluster
 ):
-    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second}, classifier(tmp_path)]
-    here = make_run(source, model=models, segment_s=1.0, store=str(tmp_path / "here"))
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 2}, classifier(tmp_path)]
+    whole = [{key: value for key, value in model.items() if key != "stages"} for model in models]
+    here = make_run(source, model=whole, segment_s=1.0, store=str(tmp_path / "here"))
     embed(here)
     there = make_run(source, model=models[:1], segment_s=1.0, engine="ray", decode={"items_per_task": 4})
     embed(there)
@@ -317,6 +318,24 @@ def test_on_ray_all_models_give_what_they_give_in_one_process(
             assert {key: row["top"] for key, row in found.items()} == {k: row["top"] for k, row in expected.items()}
 
 
+def kill_when_three_parts_are_done(folder, models, store, source, journal, settings):
+    """Start a run in a process of its own, and kill it."""
+    file = folder / "run.toml"
+    tables = ["\n".join(["[[model]]", *(f"{key} = {toml(value)}" for key, value in each.items())]) for each in models]
+    top = [f"{key} = {value}" for key, value in settings.items()]
+    top += ['engine = "local"', f'store = "{store}"', "[[source]]", f'path = "{source}"']
+    file.write_text("\n".join([*top, *tables]))
+    with (folder / "log").open("wb") as log:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "embedder", "embed", "--config", str(file)], stdout=log, stderr=log
+        )
+        deadline_s = time.monotonic() + 120
+        while len(list(journal.glob("*/journal/*.json"))) < 3 and time.monotonic() < deadline_s and run.poll() is None:
+            time.sleep(0.005)
+        run.send_signal(signal.SIGKILL)
+        assert run.wait() == -signal.SIGKILL, (folder / "log").read_text()
+
+
 @pytest.mark.slow
 def test_a_killed_run_that_adds_a_model_goes_on_and_the_main_models_files_stay(make_run, tmp_path, tiny_model):
     source = samples.folder(tmp_path / "in", num_images=80)
@@ -326,22 +345,8 @@ def test_a_killed_run_that_adds_a_model_goes_on_and_the_main_models_files_stay(m
     before = table_hashes(config.store)
     section = classifier(tmp_path, calls=str(tmp_path / "calls"), pause_s=0.05)
     models = [{"uri": str(tiny_model)}, section]
-    file = tmp_path / "run.toml"
-    tables = ["\n".join(["[[model]]", *(f"{key} = {toml(value)}" for key, value in each.items())]) for each in models]
-    top = [f"{key} = {value}" for key, value in settings.items()]
-    top += ['engine = "local"', f'store = "{config.store}"', "[[source]]", f'path = "{source}"']
-    file.write_text("\n".join([*top, *tables]))
     journal = Path(config.store) / "models" / "shades" / "runs"
-
-    with (tmp_path / "log").open("wb") as log:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "embedder", "embed", "--config", str(file)], stdout=log, stderr=log
-        )
-        deadline_s = time.monotonic() + 120
-        while len(list(journal.glob("*/journal/*.json"))) < 3 and time.monotonic() < deadline_s and run.poll() is None:
-            time.sleep(0.005)
-        run.send_signal(signal.SIGKILL)
-        assert run.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+    kill_when_three_parts_are_done(tmp_path, models, config.store, source, journal, settings)
     num_done = 4 * len(list(journal.glob("*/journal/*.json")))
     calls = tmp_path / "calls"
     calls.write_text("")
@@ -351,3 +356,29 @@ def test_a_killed_run_that_adds_a_model_goes_on_and_the_main_models_files_stay(m
     assert len(calls.read_text().splitlines()) == 80 - num_done
     assert table_hashes(config.store) == before
     assert model_rows(config).keys() == model_rows(config, "shades").keys()
+
+
+@pytest.mark.slow
+def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_run, tmp_path, tiny_model, second):
+    source = samples.folder(tmp_path / "in", num_images=60)
+    settings = {"rows_per_part": 4, "batch_size": 4}
+    crops = {"name": "crops", "uri": second, "sides": ["image"], "image_of": "detector.crop", "stages": 2}
+    models = [{"uri": str(tiny_model)}, crops, detector(tmp_path, pause_s=0.05)]
+    undisturbed = make_run(source, model=models, store=str(tmp_path / "undisturbed"), **settings)
+    embed(undisturbed)
+    killed = make_run(source, model=models, store=str(tmp_path / "killed"), **settings)
+    journal = Path(killed.store) / "runs"
+    kill_when_three_parts_are_done(tmp_path, models, killed.store, source, journal, settings)
+    assert not (Path(killed.store) / "CURRENT.json").exists()
+    finished = set(journal.glob("*/journal/*.json"))
+    report = embed(killed)
+    assert report.published and finished <= set(journal.glob("*/journal/*.json"))
+    for name in ("", "crops", "detector"):
+        found, expected = model_rows(killed, name), model_rows(undisturbed, name)
+        assert_vectors_equal(found, expected)
+        if name == "detector":
+            facts = {key: (row["box"], row["crop"]) for key, row in expected.items()}
+            assert {key: (row["box"], row["crop"]) for key, row in found.items()} == facts
+    boxed = [row for row in model_rows(killed, "detector").values() if row["box"] is not None]
+    assert len(boxed) == 60
+    assert all(row["image_embedding"] for row in model_rows(killed, "crops").values())

@@ -121,6 +121,17 @@ def test_a_remembered_result_is_the_one_that_is_found(filters):
         mask[0] = True
 
 
+def test_few_rows_are_given_as_numbers_and_many_as_a_mask(filters):
+    few, many = filters.passing("segment % 1000 = 3"), filters.passing("segment % 3 = 0")
+    assert few.tolist() == list(range(3, 200_000, 1000))
+    assert few.dtype == np.int64
+    assert np.array_equal(many, np.arange(200_000) % 3 == 0)
+    assert np.array_equal(np.flatnonzero(filters.matching("segment % 1000 = 3")), few)
+    filters.remember("segment % 1000 = 3", 10.0)
+    assert np.array_equal(filters.passing("segment % 1000 = 3"), few)
+    assert filters.passing("segment < 0").tolist() == []
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr("embedder.retrieval.filters.MAX_REMEMBERED_BYTES", 0)
     few = RowFilter(pa.table({"segment": [0, 1, 2]}))

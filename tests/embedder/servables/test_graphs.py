@@ -222,6 +222,24 @@ def test_torch_load_is_as_before_after_an_export_was_read(folder):
     assert isinstance(torch.load(folder / "whole.pt", weights_only=False), torch.nn.Module)
 
 
+@pytest.mark.slow
+def test_a_compiled_program_gives_what_it_gives_as_it_is_in_calls_of_one_size(folder):
+    plain, compiled = (
+        servable("torch_export", folder / "tower.pt2", batch_size=4, compiled=value) for value in (False, True)
+    )
+    images = pa.table({"image": [png(number) for number in range(7)]})
+    expected, found = (run_servables(images, each)["s.image_embedding"].to_pylist() for each in (plain, compiled))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert plain.fingerprint() != compiled.fingerprint()
+
+
+def test_without_a_compiler_a_compiled_program_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "c++-of-another-machine")
+    message = refusal(servable("torch_export", folder / "tower.pt2", compiled=True))
+    assert "compiled = true needs a C++ compiler, and none of c++-of-another-machine, clang++ is here" in message
+
+
 @pytest.mark.parametrize(("kind", "said"), [("torch_export", "version"), ("torchscript", "version"), ("onnx", "IR")])
 def test_a_file_of_a_version_that_is_not_known_here_is_refused(folder, kind, said, tmp_path):
     def newer(name, content):

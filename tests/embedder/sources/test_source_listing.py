@@ -10,7 +10,7 @@ from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig, SourceKind
 from embedder.errors import SourceError
 from embedder.sources.kinds import KINDS, detect_kind
-from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates
+from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates, with_unique_ids
 from embedder.sources.listing_schema import Row, table_of_rows
 from embedder.sources.selection import take_all
 from embedder.store.schema import EMBEDDINGS
@@ -106,6 +106,18 @@ def test_duplicates_are_found_across_tables_of_one_source():
     first, second = (reject_duplicates(table_of_rows([Row("x", "u", 1, "m")]), seen) for _ in range(2))
     assert first["error_type"].to_pylist() == [None]
     assert second["item_id"].to_pylist() == ["x#duplicate-1"]
+
+
+def test_ids_that_are_made_unique_later_are_those_of_the_listing(tmp_path):
+    first = write_table(tmp_path / "t.parquet", id=["x", "y", "x", "x#duplicate-1"], cap=["a", "b", "c", "d"])
+    second = write_table(tmp_path / "u.parquet", id=["x", "y", "y"], cap=["e", "f", "g"])
+    for names in (("one", "two"), (None,)):
+        tables = zip(names, (first, second), strict=False)
+        sources = [table_source(path, name, id="id", caption="cap") for name, path in tables]
+        at_once = pa.concat_tables(list_sources(sources, rows_per_chunk=2))
+        later = with_unique_ids(pa.concat_tables(list_sources(sources, rows_per_chunk=2, unique=False)))
+        assert later.to_pylist() == at_once.to_pylist()
+        assert "DuplicateId" in later["error_type"].to_pylist()
 
 
 def test_chunks_have_one_size_and_columns_in_one_piece():

@@ -6,6 +6,7 @@ import numpy as np
 from index_stores import indexed_run, indexed_store, item
 from store_states import Killed, build_store_index, dying
 
+from embedder.config import IndexConfig
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.history import rollback
@@ -49,6 +50,18 @@ def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_s
     assert read_current(files).index > current.index
     assert len(open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 500)) == 199
     assert update_store_index(files) == read_current(files).index, "and holds what is published"
+
+
+def test_an_index_in_parts_goes_with_the_versions_that_share_a_part_with_it(tmp_path):
+    design = "IVF2,PQ8x4fs,Disk(SQ8)"
+    files = indexed_store(tmp_path / "store", kind=design)
+    indexed_run(files, item(300), config=IndexConfig(kind=design))
+    held = {path for path in traces(files, ITEM) if path.endswith(".arrow")}
+    assert held == {"index/000001/ids-000000.arrow", "index/000002/ids-000000.arrow"}
+    purge(files, ID)
+    assert traces(files, ITEM) == []
+    assert not [info.path for info in files.list("index") if info.path.endswith((".codes", ".arrow"))]
+    assert open_store(files.address).search(np.array(item(300)["image_embedding"], np.float32), 1)[0].item_id != ID
 
 
 def test_killed_between_any_two_steps_what_is_published_can_be_searched_and_the_same_command_ends_it(

@@ -1,0 +1,91 @@
+"""Configuration and plan as a cluster gets them: what they name is there on every node, and they hold no secret."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedder.config import RunConfig, load_config
+from embedder.config_paths import replace_paths
+from embedder.config_toml.read import ConfigFile, read_file
+from embedder.errors import ConfigError
+from embedder.redaction import mask
+from shards.plan import ShardPlan
+
+MAX_BYTES = 900_000  # of both files; a ConfigMap takes 1 MiB
+_ADDRESS = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, gs://, hf:
+
+
+@dataclass(frozen=True)
+class ShippedConfig:
+    """Files that a cluster gets.
+
+    Attributes:
+        config: the configuration.
+        file: its file.
+        plan: the plan.
+        plan_path: its file.
+        plan_text: what that holds.
+    """
+
+    config: RunConfig
+    file: ConfigFile
+    plan: ShardPlan
+    plan_path: Path
+    plan_text: str
+
+
+def read_files(config_path: Path, plan_path: Path | None) -> ShippedConfig:
+    """Read a configuration and its plan.
+
+    Args:
+        config_path: the configuration, a TOML file.
+        plan_path: the plan; None for that which the configuration names.
+
+    Raises:
+        ConfigError: a file is missing or wrong, there is no plan, or no source.
+        ModelError: the plan can't be read.
+    """
+    config = load_config(config_path)
+    chosen = plan_path or (Path(config.plan) if config.plan else None)
+    if chosen is None:
+        raise ConfigError(
+            "no plan, so nothing says which devices a cluster needs; give --plan PLAN.json, made by `embedder plan "
+            "--devices 2xL4,16xCPU --out PLAN.json`"
+        )
+    if not (config.required_store and config.required_model and config.source):
+        raise ConfigError(f"{config_path}: no [[source]], so a run would have nothing to embed; add one")
+    try:
+        plan_text = chosen.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"plan {chosen}: it can't be read ({error}); make it with `embedder plan --out`") from None
+    return ShippedConfig(config, read_file(config_path), ShardPlan.from_json(plan_text), chosen, plan_text)
+
+
+def check_shippable(shipped: ShippedConfig) -> None:
+    """Refuse files that a manifest can't hold, or that mean something else in a pod.
+
+    Raises:
+        ConfigError: they are too large or hold a secret, or the configuration names a path of this machine.
+    """
+    path, text = shipped.file.path, shipped.file.text
+    if mask(text) != text:
+        raise ConfigError(
+            f"{path}: it holds a secret (`embedder config {path}` masks it), which manifests would show; put it into a "
+            "Secret that `secrets` of [deploy] names, and take it out of the file"
+        )
+    if len((text + shipped.plan_text).encode()) > MAX_BYTES:
+        raise ConfigError(f"{path} and {shipped.plan_path}: more than {MAX_BYTES:,} bytes, which no ConfigMap holds")
+    mounted = [volume.path.rstrip("/") + "/" for volume in shipped.config.deploy.volume]
+
+    def check(key: str, value: str) -> str:
+        is_hub_id = key == "model" and shipped.config.main_model == value and not value.startswith(("/", "~"))
+        if key == "plan":  # goes along
+            return value
+        if not (_ADDRESS.match(value) or is_hub_id or any(f"{value}/".startswith(folder) for folder in mounted)):
+            raise ConfigError(
+                f"{path}: {key} = {value!r} is a path of this machine, whose disk pods don't see; write an address of "
+                "a bucket, or an absolute path below the `path` of a [[deploy.volume]]"
+            )
+        return value
+
+    replace_paths(shipped.file.tree, check)

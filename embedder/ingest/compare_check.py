@@ -1,0 +1,127 @@
+"""Comparison of a run's new vectors with the published ones of another model: the same captions asked of both.
+
+The sample is drawn from items of which both models have an image and the same caption; each model ranks the images of
+the sample by its own vectors.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.config_toml.compare_section import CompareConfig
+from embedder.ingest.retrieval_check import MIN_PAIRS, NUM_PAIRS, SPARE, sessions_of
+from embedder.ingest.run_result import RunResult
+from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
+from embedder.store.tables import RecordTable
+from shards.training.metrics import best_ranks, score_ranks
+from shards.training.paired import PairedDifference, Thresholds, members_of, paired_differences
+
+NO_GROUP = "(none)"
+_COLUMNS = ("item_id", "segment", "modality", "caption")
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Caption and vectors of one item by one model, and its group."""
+
+    caption: str
+    image: Any
+    text: Any
+    group: str = NO_GROUP
+
+
+def thresholds(config: CompareConfig) -> Thresholds:
+    """Rule of the verdict."""
+    return Thresholds(config.max_drop, config.confidence, config.prove)
+
+
+def lacks_group(result: RunResult, group: str | None) -> bool:
+    """Whether the published table has no column to group by."""
+    if group is None or result.published is None:
+        return False
+    schema = RecordTable(result.run.files, "embeddings", result.published.embeddings).schema
+    return schema is None or group not in schema.names
+
+
+def compare_with_published(result: RunResult, config: CompareConfig) -> list[PairedDifference]:
+    """Compare what would be published with what is, over all captions of the sample and in each group.
+
+    Args:
+        result: of a run with another model.
+        config: metric, groups and confidence.
+
+    Returns:
+        All queries first; none where there are too few, or nothing is published.
+    """
+    if result.published is None:
+        return []
+    files = result.run.files
+    new, old = list(journal_pieces(files, result.entries)), list(published_pieces(files, result.published.embeddings))
+    ids = list(lowest_keys((_pair_ids(piece) for piece in new), SPARE * NUM_PAIRS))
+    sessions = sessions_of(result, ids)
+    after = _read(new, {item_id: session for item_id, session in sessions.items() if session is not None}, None)
+    before = _read(old, dict.fromkeys(after), config.group)
+    shared = [each for each in sorted(after, key=hash_of) if before.get(each) and _is_same(before[each], after[each])]
+    shared = shared[:NUM_PAIRS]
+    if len(shared) < MIN_PAIRS:
+        return []
+    captions = [after[each].caption for each in shared]
+    _, first, concepts = np.unique(captions, return_index=True, return_inverse=True)
+    scores = [
+        score_ranks(_ranks([side[each] for each in shared], concepts.astype(np.int64), first), config.metric)
+        for side in (before, after)
+    ]
+    groups = {}
+    if config.group is not None:
+        groups = members_of([before[shared[number]].group for number in first], np.arange(len(first)))
+    return paired_differences(scores[0], scores[1], groups, thresholds(config))
+
+
+def _is_same(before: _Pair, after: _Pair) -> bool:
+    return before.caption == after.caption
+
+
+def _ranks(pairs: list[_Pair], concepts: Any, asked: Any) -> Any:
+    """Rank of the best right image of each different caption; int64 (Q,)."""
+    images, texts = np.stack([pair.image for pair in pairs]), np.stack([pair.text for pair in pairs])
+    return best_ranks(texts[asked], concepts[asked], images, concepts)
+
+
+def _pair_ids(piece: SampledPart) -> Iterator[str]:
+    """Find items that should have both vectors, by columns that are quick to read."""
+    rows = piece.read(list(_COLUMNS))
+    is_first = pc.and_(pc.equal(rows["segment"], 0), pc.not_equal(rows["modality"], "text"))
+    return iter(rows["item_id"].filter(pc.and_(is_first, pc.is_valid(rows["caption"]))).to_pylist())
+
+
+def _read(pieces: Iterable[SampledPart], wanted: dict[str, str | None], group: str | None) -> dict[str, _Pair]:
+    """Read the first segments of the wanted items that have both vectors, by item id.
+
+    Args:
+        pieces: part files.
+        wanted: session of the run whose row of an item counts; None for any.
+        group: column of the group, where there is one.
+    """
+    found: dict[str, _Pair] = {}
+    ids = pa.array(wanted, pa.string())
+    for piece in pieces:
+        columns = ["item_id", "segment", "caption", "image_embedding", "text_embedding"]
+        rows = piece.read([*columns, *({group} - set(columns) if group else ())])
+        is_wanted = pc.and_(pc.is_in(rows["item_id"], value_set=ids), pc.equal(rows["segment"], 0))
+        for name in columns[2:]:
+            is_wanted = pc.and_(is_wanted, pc.is_valid(rows[name]))
+        rows = rows.filter(is_wanted)
+        sessions = rows["session"].to_pylist() if "session" in rows.column_names else [None] * rows.num_rows
+        groups = rows[group].to_pylist() if group else [None] * rows.num_rows
+        images, texts = unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"])
+        facts = zip(rows["item_id"].to_pylist(), sessions, rows["caption"].to_pylist(), groups, strict=True)
+        for number, (item_id, session, caption, value) in enumerate(facts):
+            if wanted[item_id] == session:
+                name = NO_GROUP if value is None or value == "" else str(value)
+                found[item_id] = _Pair(caption, images[number], texts[number], name)
+    return found

@@ -1,0 +1,269 @@
+"""Rows of items in parts by the hash of their ids, on disk where they are many: what belongs together is in one part.
+
+A listing and a table of 20 million items are compared part by part, in the memory of one of them. Few rows stay in
+memory as they are, and are one part. More go to a temporary file without a name, which ends with the process however
+that ends: runs of `RUN_BYTES`, each sorted by part, so that a part is read as one piece of each run. Rows of a part
+keep their order, and their numbers bring what is chosen of all parts back into the order of the whole.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.errors import RunFailedError
+
+NUM_PARTS = 256
+MEMORY_BYTES = 128 << 20
+"""Rows that stay in memory: about half a million names."""
+RUN_BYTES = 32 << 20  # a piece of it, of one part, is read and decompressed by itself: some hundred rows
+ORDER_ROWS = 65_536  # put in order at once
+ALIGNMENT = 64  # of Arrow's buffers
+NUMBER = "row_number"
+"""Column with the number of a row among all, where they are in several parts."""
+DUPLICATE = "#duplicate-"
+"""Begins what is added to an id that was listed before: it lies in the part of the first one."""
+
+
+class InParts(Protocol):
+    """Rows that are in one part or in several."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that they are in."""
+
+
+class SpillFile:
+    """Temporary file with tables; it has no name, so that a kill leaves nothing behind."""
+
+    def __init__(self, compression: str | None = None) -> None:
+        """Make the file, in the folder for temporary files (TMPDIR).
+
+        Args:
+            compression: of the tables' buffers: `lz4`, or none, for those that are mapped into memory.
+        """
+        self._file = tempfile.TemporaryFile(prefix="embedder-rows-")  # noqa: SIM115 (it lives as long as its rows)
+        self._options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._end = 0
+
+    def append(self, tables: Iterable[pa.Table], schema: pa.Schema) -> tuple[int, int]:
+        """Write tables one after the other, as one; gives the place of its bytes: start and end.
+
+        Raises:
+            RunFailedError: the disk is full.
+        """
+        start = -(-self._end // ALIGNMENT) * ALIGNMENT
+        try:
+            self._file.seek(start)
+            with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), schema, options=self._options) as writer:
+                for table in tables:
+                    writer.write_table(table)
+            self._file.flush()
+        except OSError as error:
+            self._file.raw.close()  # what is left in its buffer can't be written either
+            raise RunFailedError(
+                f"{tempfile.gettempdir()}: the items to compare don't fit into the folder for temporary files "
+                f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
+            ) from None
+        self._end = self._file.tell()
+        return start, self._end
+
+    def read(self, start: int, end: int) -> pa.Table:
+        """Read the table at a place into memory."""
+        return pa.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
+
+    def map(self, start: int, end: int) -> pa.Table:
+        """Map the table at a place: its pages are read when they are looked at, and given up where memory is short."""
+        pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
+
+
+class HashedRows:
+    """Rows with an `item_id`, in one part or in `NUM_PARTS`."""
+
+    def __init__(self, tables: Iterable[pa.Table], schema: pa.Schema, *, memory_bytes: int | None = None) -> None:
+        """Take all rows.
+
+        Args:
+            tables: the rows, in their order.
+            schema: of the tables.
+            memory_bytes: of rows that stay in memory; none: `MEMORY_BYTES`.
+        """
+        limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
+        self.schema, self.num_rows = schema, 0
+        self._kept: list[pa.Table] = []
+        self._split: list[pa.Table] = []
+        self._file: SpillFile | None = None
+        self._places: list[list[tuple[int, int]]] = [[] for _ in range(NUM_PARTS)]
+        size_bytes = 0
+        for table in tables:
+            self._kept.append(table)
+            self.num_rows += table.num_rows
+            size_bytes += table.nbytes
+            if size_bytes > (limit if self._file is None else RUN_BYTES):
+                self._spill()
+                size_bytes = 0
+        if self.num_parts > 1:
+            self._spill()
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that they are in: one where they are in memory, which other rows may need to be in more."""
+        return 1 if self._file is None else NUM_PARTS
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield all rows, part by part."""
+        return (self.part(number, self.num_parts) for number in range(self.num_parts))
+
+    def part(self, number: int, num_parts: int) -> pa.Table:
+        """Read the rows of a part in their order; where there are several, with their numbers as the column `NUMBER`.
+
+        Args:
+            number: of the part.
+            num_parts: of all rows that are compared with these: of `common_parts`.
+        """
+        if num_parts == 1:
+            return self._in_memory()
+        if self._file is not None:
+            pieces = [self._file.read(*place) for place in self._places[number]]
+            return pa.concat_tables([self._numbered_schema.empty_table(), *pieces])
+        if not self._split:
+            rows = _numbered(self._in_memory(), 0)
+            self._split = list(_by_part(rows))
+        return self._split[number]
+
+    @property
+    def _numbered_schema(self) -> pa.Schema:
+        return self.schema.append(pa.field(NUMBER, pa.int64()))
+
+    def _in_memory(self) -> pa.Table:
+        if len(self._kept) != 1:
+            self._kept = [pa.concat_tables([self.schema.empty_table(), *self._kept])]
+        return self._kept[0]
+
+    def _spill(self) -> None:
+        """Write what is in memory to the file, sorted by part."""
+        if self._file is None:
+            self._file = SpillFile("lz4")
+        rows, self._kept = self._kept, []
+        number = self.num_rows - sum(table.num_rows for table in rows)
+        for run in _runs(rows):
+            for part, piece in enumerate(_by_part(_numbered(run, number))):
+                if piece.num_rows:
+                    self._places[part].append(self._file.append([piece], self._numbered_schema))
+            number += run.num_rows
+
+
+def common_parts(*rows: InParts) -> int:
+    """Number of parts that rows are compared in: one where all are in memory."""
+    return max(each.num_parts for each in rows)
+
+
+class RowsInOrder:
+    """Rows that are chosen of all parts, brought back into the order of the whole."""
+
+    def __init__(self, *, memory_bytes: int | None = None) -> None:
+        """Begin without any.
+
+        Args:
+            memory_bytes: of rows that stay in memory; none: `MEMORY_BYTES`. More are on disk, and mapped.
+        """
+        self._limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
+        self._chosen: list[pa.Table] = []
+        self._size_bytes = 0
+        self._file: SpillFile | None = None
+
+    def add(self, chosen: pa.Table) -> None:
+        """Add the rows that are chosen of one part, in their order."""
+        if self._chosen and not chosen.num_rows:
+            return
+        self._size_bytes += chosen.nbytes
+        if self._size_bytes > self._limit and NUMBER in chosen.schema.names:
+            if self._file is None:
+                self._file = SpillFile()
+                self._chosen = [_mapped(self._file, each) for each in self._chosen]
+            chosen = _mapped(self._file, chosen)
+        self._chosen.append(chosen)
+
+    def table(self) -> pa.Table:
+        """All of them in their order, without numbers; one part is as it was."""
+        first = self._chosen[0]
+        if NUMBER not in first.schema.names:
+            return pa.concat_tables(self._chosen) if len(self._chosen) > 1 else first
+        if self._file is None or not any(table.num_rows for table in self._chosen):
+            return _in_order(self._chosen)
+        schema = first.schema.remove(first.schema.get_field_index(NUMBER))
+        file = SpillFile()
+        return file.map(*file.append(_merged(self._chosen), schema))
+
+
+def _mapped(file: SpillFile, rows: pa.Table) -> pa.Table:
+    return file.map(*file.append([rows], rows.schema))
+
+
+def _merged(chosen: Sequence[pa.Table]) -> Iterator[pa.Table]:
+    """Merge tables, each in its order, window by window of their row numbers."""
+    numbers = [table[NUMBER].to_numpy() for table in chosen]
+    num_rows = sum(map(len, numbers))
+    last = max(int(each[-1]) for each in numbers if len(each))
+    width = max(1, (last + 1) * ORDER_ROWS // num_rows)
+    bounds = np.arange(0, last + 1 + width, width)
+    cuts = [np.searchsorted(each, bounds) for each in numbers]
+    for window in range(len(bounds) - 1):
+        places = [(table, *cut[window : window + 2]) for table, cut in zip(chosen, cuts, strict=True)]
+        pieces = [table.slice(start, end - start) for table, start, end in places if end > start]
+        if pieces:
+            yield _in_order(pieces)
+
+
+def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(tables)
+    return rows.take(pc.sort_indices(rows[NUMBER])).drop_columns([NUMBER])
+
+
+def _runs(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
+    """Gather tables into pieces of about `RUN_BYTES`; one that is larger is cut."""
+    waiting: list[pa.Table] = []
+    size_bytes = 0
+    for table in tables:
+        num_pieces = -(-table.nbytes // RUN_BYTES) or 1
+        step = -(-table.num_rows // num_pieces) or 1
+        for start in range(0, table.num_rows, step):
+            waiting.append(table.slice(start, step))
+            size_bytes += waiting[-1].nbytes
+            if size_bytes >= RUN_BYTES:
+                yield pa.concat_tables(waiting)
+                waiting, size_bytes = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _numbered(rows: pa.Table, first: int) -> pa.Table:
+    return rows.append_column(NUMBER, pa.array(np.arange(first, first + rows.num_rows, dtype=np.int64)))
+
+
+def _by_part(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of each part, in their order."""
+    parts = parts_of(rows["item_id"])
+    order = np.argsort(parts, kind="stable")
+    bounds = np.searchsorted(parts[order], np.arange(NUM_PARTS + 1))
+    rows = rows.take(pa.array(order))
+    return (rows.slice(start, end - start) for start, end in pairwise(bounds))
+
+
+def parts_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """Part of each id: uint8 (N,). An id and what a duplicate of it is named are in one part."""
+    import duckdb
+
+    if not len(ids):
+        return np.zeros(0, np.uint8)
+    with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
+        connection.register("ids", pa.table({"id": ids}))
+        query = f"SELECT (hash(split_part(id, '{DUPLICATE}', 1)) % {NUM_PARTS})::UTINYINT AS part FROM ids"
+        return connection.execute(query).fetchnumpy()["part"]

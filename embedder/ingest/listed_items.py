@@ -1,0 +1,77 @@
+"""Listing of a run: all items of all sources, each id once, in parts that are compared with the store's."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from embedder.ingest.hashed_rows import HashedRows
+from embedder.sources.listing import with_unique_ids
+from embedder.store.files import StoreFiles
+from embedder.store.purge.tombstones import PurgedIds, read_purged, without_hashes
+
+
+@dataclass(frozen=True)
+class ListedItems:
+    """Listed items, in memory or on disk.
+
+    Attributes:
+        rows: all that was listed; ids may stand twice.
+        purged: items that are left out.
+    """
+
+    rows: HashedRows
+    purged: PurgedIds | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the listing."""
+        return self.rows.schema
+
+    @property
+    def num_rows(self) -> int:
+        """Number of items, with those that were purged."""
+        return self.rows.num_rows
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts that they are in."""
+        return self.rows.num_parts
+
+    def part(self, number: int, num_parts: int) -> pa.Table:
+        """Read the items of a part; of several with one id the first is the item, the others are rejects.
+
+        Args:
+            number: of the part.
+            num_parts: of `embedder.ingest.hashed_rows.common_parts`.
+        """
+        items = with_unique_ids(self.rows.part(number, num_parts))
+        return items if self.purged is None else without_hashes(items, self.purged)[0]
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield all items, part by part."""
+        return (self.part(number, self.num_parts) for number in range(self.num_parts))
+
+    def without_purged(self, files: StoreFiles) -> "ListedItems":
+        """Leave out the items that were purged of a store."""
+        known = read_purged(files)
+        return replace(self, purged=known) if known.hashes else self
+
+
+def listed_items(tables: Iterable[pa.Table], schema: pa.Schema) -> ListedItems:
+    """Take the tables of a listing.
+
+    Args:
+        tables: of `embedder.sources.listing.list_sources`.
+        schema: their columns, where there is none.
+    """
+    tables = iter(tables)
+    first = next(tables, None)
+    if first is None:
+        return ListedItems(HashedRows((), schema))
+    return ListedItems(HashedRows(_all(first, tables), first.schema))
+
+
+def _all(first: pa.Table, others: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    yield first
+    yield from others

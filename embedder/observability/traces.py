@@ -1,0 +1,240 @@
+"""OpenTelemetry traces of a run: spans of its phases, and of a sample of each step's batches; the extra `otel`.
+
+    embed                                  the command
+      listing, comparison, embedding, publication
+        decode, stage 0, ..., write        batches, each on the node and process that computed it
+
+Batches are told by the journal, in which each has its begin and its length, so that no process of a step knows of
+traces. Nothing here fails a run: a collector that doesn't answer costs its spans.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from embedder.installation import require
+from embedder.redaction import mask
+from embedder.storage.printable import printable
+from embedder.storage.web_address import is_web
+from embedder.store.journal import JournalEntry
+from embedder.store.step_metrics import Measurement
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span, Tracer
+
+LOG = logging.getLogger(__name__)
+SERVICE = "embedder"
+NS_PER_S = 1_000_000_000
+ALL_OF = 100  # batches of a step of which each has a span; of the next 900 every tenth, then every hundredth
+COLLECTOR_TIMEOUT_S = 5.0
+TRACES_PATH = "/v1/traces"
+
+
+class RunTraces(Protocol):
+    """Traces of one run, or nothing."""
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Measure a phase of the run."""
+
+    def finished(self, entry: JournalEntry) -> None:
+        """Take the batches of a finished write task."""
+
+    def describe(self, **attributes: Any) -> None:
+        """Set attributes of the run; those that are None are left out."""
+
+
+class NoTraces:
+    """Traces of a run that asked for none."""
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Measure nothing."""
+        return nullcontext()
+
+    def finished(self, entry: JournalEntry) -> None:
+        """Take nothing."""
+
+    def describe(self, **attributes: Any) -> None:
+        """Set nothing."""
+
+
+class TracedRun:
+    """Spans of one run, below the span of its command."""
+
+    def __init__(self, tracer: "Tracer", root: "Span") -> None:
+        """Begin within the run's span.
+
+        Args:
+            tracer: makes spans.
+            root: of the command.
+        """
+        self._tracer, self._root, self._phase = tracer, root, root
+        self._num_batches: Counter[str] = Counter()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[object]:
+        """Measure a phase of the run; an error is noted by its type, as messages may hold names of files."""
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+        span, before = self._tracer.start_span(name, set_span_in_context(self._root)), self._phase
+        self._phase = span
+        try:
+            yield span
+        except BaseException as error:
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            raise
+        finally:
+            self._phase = before
+            span.end()
+
+    def finished(self, entry: JournalEntry) -> None:
+        """Make spans of a sample of a write task's batches."""
+        from opentelemetry.trace import set_span_in_context
+
+        inside = set_span_in_context(self._phase)
+        for call in (Measurement(**each) for each in entry.trace):
+            number = self._num_batches[call.step]
+            self._num_batches[call.step] += 1
+            if not is_sampled(number):
+                continue
+            span = self._tracer.start_span(call.step, inside, start_time=int(call.started_s * NS_PER_S))
+            for name, value in (
+                ("rows", call.num_rows),
+                ("cpu_s", call.cpu_s),
+                ("bytes_out", call.bytes_out),
+                ("node", call.node),
+                ("pid", call.pid),
+                ("batch", number),
+            ):
+                span.set_attribute(f"embedder.{name}", value)
+            span.end(int((call.started_s + call.wall_s) * NS_PER_S))
+
+    def describe(self, **attributes: Any) -> None:
+        """Set attributes of the run; those that are None are left out."""
+        for name, value in attributes.items():
+            if value is not None:
+                self._root.set_attribute(f"embedder.{name}", value)
+
+
+def is_sampled(number: int) -> bool:
+    """Whether the batch of a number from 0, counted for each step, has a span."""
+    every = 1 if number < ALL_OF else 10 if number < 10 * ALL_OF else 100
+    return number % every == 0
+
+
+@contextmanager
+def traced(target: str | None, kind: str, store: str | None) -> Iterator[RunTraces]:
+    """Trace the block, and send what is left when it ends.
+
+    Args:
+        target: address of a collector, or path of a file that gets one JSON line for each span; None traces nothing.
+        kind: embed, refresh.
+        store: its address.
+
+    Raises:
+        InstallationError: the extra `otel` is missing.
+    """
+    if target is None:
+        yield NoTraces()
+        return
+    require("otel", "traces")
+    try:
+        exporter = _exporter(target)
+    except OSError as error:
+        LOG.warning(f"traces {target}: can't be written ({error.strerror or error}); this run is not traced")
+        yield NoTraces()
+        return
+    with _told_once(target), exported(exporter, kind, store) as traces:
+        yield traces
+
+
+class _Problems(logging.Handler):
+    """Handler that keeps the last message of OpenTelemetry, which else prints each of its tries."""
+
+    last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+
+@contextmanager
+def _told_once(target: str) -> Iterator[None]:
+    """Tell in one line, after the block, that spans could not be sent."""
+    problems, theirs = _Problems(logging.WARNING), logging.getLogger("opentelemetry")
+    theirs.addHandler(problems)
+    try:
+        yield
+    finally:
+        theirs.removeHandler(problems)
+        if problems.last:
+            LOG.warning(f"traces {target}: spans were not sent ({problems.last}); check that a collector listens there")
+
+
+@contextmanager
+def exported(exporter: "SpanExporter", kind: str, store: str | None) -> Iterator[TracedRun]:
+    """Trace the block into an exporter, which is shut down at its end.
+
+    Args:
+        exporter: gets the spans.
+        kind: embed, refresh.
+        store: its address.
+    """
+    from opentelemetry.trace import Status, StatusCode
+
+    provider = _provider(exporter)
+    tracer = provider.get_tracer(SERVICE)
+    root = tracer.start_span(kind)
+    run = TracedRun(tracer, root)
+    run.describe(kind=kind, store=printable(mask(store)) if store else None)
+    try:
+        yield run
+    except BaseException as error:
+        root.set_status(Status(StatusCode.ERROR, type(error).__name__))
+        raise
+    finally:
+        root.end()
+        provider.shutdown()
+
+
+def _provider(exporter: "SpanExporter") -> "TracerProvider":
+    """Provider of this run alone: the program's own traces stay its own, and no environment is detected."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+    from embedder.version import __version__
+
+    resource = Resource.create({"service.name": SERVICE, "service.version": __version__})
+    provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _exporter(target: str) -> "SpanExporter":
+    """Exporter to a collector, or to a file.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    if is_web(target):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        endpoint = target if target.endswith(TRACES_PATH) else target.rstrip("/") + TRACES_PATH
+        return OTLPSpanExporter(endpoint=endpoint, timeout=COLLECTOR_TIMEOUT_S)
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+    path = Path(target).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8")
+
+    class FileSpanExporter(ConsoleSpanExporter):
+        def shutdown(self) -> None:
+            file.close()
+
+    return FileSpanExporter(out=file, formatter=lambda span: json.dumps(json.loads(span.to_json())) + "\n")

@@ -1,0 +1,113 @@
+"""Clients of MLflow and of Weights & Biases, as a tracker's thread calls them; the one home of both packages."""
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from embedder.config_toml.tracker_section import TrackerConfig
+
+MAX_CHARACTERS = 500  # of a parameter or tag, which all versions of MLflow take
+MAX_PARAMETERS = 100  # of one call of MLflow
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Settings of MLflow's client where the environment has none: by default it tries for minutes."""
+
+
+class TrackerClient(Protocol):
+    """Client of a tracker for one run; each call may raise whatever it likes."""
+
+    def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """Begin a run; give its id, or its address."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add values."""
+
+    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
+        """Add files and end the run."""
+
+
+def open_client(config: TrackerConfig) -> TrackerClient:
+    """Make the client that a configuration asks for; nothing is imported, nobody is asked yet."""
+    return MlflowClient(config) if config.kind == "mlflow" else WandbClient(config)
+
+
+class MlflowClient:
+    """Run of MLflow, by its client alone: no state of the process is touched, which may track runs of its own."""
+
+    def __init__(self, config: TrackerConfig) -> None:
+        self._config = config
+        self._client: Any = None
+        self._run_id = ""
+
+    def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """Begin a run in the experiment, which is made where there is none."""
+        for key, value in PATIENCE.items():
+            os.environ.setdefault(key, value)
+        make, entities = import_module("mlflow.tracking").MlflowClient, import_module("mlflow.entities")
+        self._client = make(tracking_uri=self._config.uri)
+        experiment = self._client.get_experiment_by_name(self._config.experiment)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(self._config.experiment)
+        self._run_id = self._client.create_run(number, run_name=name, tags=_short(tags)).info.run_id
+        given = [entities.Param(key, value) for key, value in _short(parameters).items()]
+        for begin in range(0, len(given), MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=given[begin : begin + MAX_PARAMETERS])
+        return self._run_id
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add values, at the time that it is now."""
+        make, now_ms = import_module("mlflow.entities").Metric, int(time.time() * 1000)
+        self._client.log_batch(self._run_id, metrics=[make(key, value, now_ms, step) for key, value in values.items()])
+
+    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
+        """Add files as artifacts, and end the run."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                path = Path(folder) / name
+                path.write_bytes(content)
+                self._client.log_artifact(self._run_id, str(path))
+        self._client.set_terminated(self._run_id, "FINISHED" if succeeded else "FAILED")
+
+
+class WandbClient:
+    """Run of Weights & Biases, with its network or without."""
+
+    def __init__(self, config: TrackerConfig) -> None:
+        self._config = config
+        self._run: Any = None
+
+    def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """Begin a run in the project."""
+        wandb = import_module("wandb")
+        folder = Path(self._config.folder).expanduser() if self._config.folder else Path.cwd()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=self._config.experiment,
+            name=name,
+            config={**parameters, **tags},
+            dir=str(folder),
+            mode="offline" if self._config.offline else "online",
+            reinit="create_new",
+            settings=wandb.Settings(base_url=self._config.uri, console="off", silent=True)
+            if self._config.uri
+            else wandb.Settings(console="off", silent=True),
+        )
+        return str(self._run.id)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add values; a step that was there already gets them, too."""
+        self._run.log(dict(values), step=step)
+
+    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
+        """Copy files beside the run's own, and end it."""
+        for name, content in files.items():
+            path = Path(self._run.dir) / name
+            path.write_bytes(content)
+            self._run.save(str(path), base_path=self._run.dir, policy="end")
+        self._run.finish(exit_code=0 if succeeded else 1)
+
+
+def _short(values: Mapping[str, str]) -> dict[str, str]:
+    return {key: value[:MAX_CHARACTERS] for key, value in values.items()}

@@ -1,0 +1,56 @@
+"""Towers that are cut: their parts give what the whole gives, each in an actor of its own, and hand on no more."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from servable_runs import png, run_servables
+
+from embedder.servables import make_servable
+from embedder.servables.errors import ServableError
+from embedder.servables.packing import pack_servables
+
+IMAGES = [png(seed) for seed in range(4)]
+CAPTIONS = ["a red car", "two cats", "fruit on a table", "rain"]
+ROWS = pa.table(
+    {"image": [*IMAGES, None, None, None], "caption": [CAPTIONS[0], None, CAPTIONS[2], "", *CAPTIONS[1:3], None]}
+)
+
+
+def towers(uri, **keys):
+    return make_servable({"name": "t", "uri": str(uri)} | keys)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_vectors_are_those_of_the_whole_and_no_column_of_a_part_is_left(tiny_model, stages):
+    whole, cut = (run_servables(ROWS, towers(tiny_model, batch_size=3, stages=each)) for each in (1, stages))
+    assert sorted(cut.column_names) == sorted(whole.column_names)
+    assert cut["t.error"].to_pylist() == whole["t.error"].to_pylist()
+    for name in ("t.image_embedding", "t.text_embedding"):
+        for found, expected in zip(cut[name].to_pylist(), whole[name].to_pylist(), strict=True):
+            assert (found is None) == (expected is None)
+            if expected is not None:
+                np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_one_side_alone_is_cut_into_its_own_layers(tiny_model, side):
+    whole, cut = (run_servables(ROWS, towers(tiny_model, sides=[side], stages=each)) for each in (1, 2))
+    for found, expected in zip(*(each[f"t.{side}_embedding"].to_pylist() for each in (cut, whole)), strict=True):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_each_part_is_alone_in_its_actors_whatever_room_there_is(tiny_model):
+    small = [towers(tiny_model, name=name) for name in ("a", "b")]
+    groups = pack_servables([small[0], towers(tiny_model, stages=3), small[1]], 1 << 40)
+    assert [[each.name for each in group.servables] for group in groups] == [["a"], ["t-0"], ["t-1"], ["t"], ["b"]]
+
+
+def test_a_cut_is_no_other_model(tiny_model):
+    assert towers(tiny_model).fingerprint() == towers(tiny_model, stages=3).fingerprint()
+
+
+def test_more_stages_than_layers_are_refused(tiny_model):
+    with pytest.raises(ServableError, match="servable t .*: stages = 99: .* each stage needs a layer"):
+        towers(tiny_model, stages=99).parts()
