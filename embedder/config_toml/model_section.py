@@ -25,11 +25,11 @@ class ModelConfig(ConfigSection):
     uri: str = Field(min_length=1, description="model folder or file; of the kind python, FILE.py:Class")
     kind: str = Field("towers", description="towers, hf, onnx, torch_export, torchscript, vllm or python")
     stages: int | None = Field(None, ge=1, description="shards that towers are cut into; of the first: `num_stages`")
-    plan: str | None = Field(None, description="of the first model: `plan`")
+    plan: str | None = Field(None, description="plan that says how towers are cut, and on what; of the first: `plan`")
 
     def settings(self) -> dict[str, Any]:
         """Return the section as `embedder.servables.make_servable` takes it."""
-        cut = {} if self.stages is None else {"stages": self.stages}
+        cut = {key: value for key in ("stages", "plan") if (value := getattr(self, key)) is not None}
         return {"name": self.name, "uri": self.uri, "kind": self.kind, **cut, **(self.model_extra or {})}
 
 
@@ -57,14 +57,12 @@ def check_models(models: tuple[ModelConfig, ...], given: Collection[str]) -> Non
             raise ValueError(f"the [[model]] of {model.uri} has no name; write one: its folder and columns bear it")
         if model.name in seen | {first.name}:
             raise ValueError(f'two models have the name "{model.name}" (the first one is `main`); write another')
-        if model.plan is not None:
-            raise ValueError(
-                f'model "{model.name}": a plan is for the first [[model]]; write stages, or that model first'
-            )
-        if model.stages is not None and model.kind != "towers":
-            raise ValueError(
-                f'model "{model.name}": stages = {model.stages}: of the kind towers alone; {model.kind} runs whole'
-            )
+        for key in ("stages", "plan"):
+            if getattr(model, key) is not None and model.kind != "towers":
+                raise ValueError(
+                    f'model "{model.name}": {key} = {getattr(model, key)}: of the kind towers alone; {model.kind} runs '
+                    "whole"
+                )
         seen.add(model.name)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,6 +20,7 @@ from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
 from embedder.quantities import counted
+from embedder.servables.tower_parts import read_plan
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_actor import StageSpec
 from embedder.store.accumulators.run_states import open_metrics
@@ -182,20 +182,7 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
     """
     if config.plan is None:
         return plan_shards(model.config, config.num_stages, dtype=config.dtype, model_fingerprint=model.fingerprint)
-    try:
-        plan = ShardPlan.from_json(Path(config.plan).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"plan {config.plan}: {error.strerror}; make one with `embedder plan --out`") from None
-    if plan.model_fingerprint not in (None, model.fingerprint):
-        raise ConfigError(
-            f"plan {config.plan}: made for model {plan.model_fingerprint}, and {model.folder} is {model.fingerprint}; "
-            "make a new one with `embedder plan --out`"
-        )
-    if plan.dtype not in (None, config.dtype):
-        raise ConfigError(
-            f"plan {config.plan}: made for {plan.dtype}, and the run computes in {config.dtype}; "
-            f"run with --dtype {plan.dtype}, or make a new one with `embedder plan --dtype {config.dtype} --out`"
-        )
+    plan = read_plan(config.plan, model.folder, model.fingerprint, config.dtype)
     check_plan(plan, model.config)
     if config.stage and len(config.stage) != len(plan.stages):
         raise ConfigError(

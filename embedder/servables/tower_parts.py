@@ -1,23 +1,26 @@
 """Parts of towers that are cut: a servable for each shard, which hands its activations to the next one."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from embedder.batch_schema import IMAGE_GRID
+from embedder.errors import ConfigError
 from embedder.servables.base import Servable
 from embedder.servables.columns import ColumnInput, InputColumn, OutputColumn, TowerPixelsInput
 from embedder.servables.errors import ServableError
 from embedder.servables.order import ERROR
 from embedder.servables.program import ServableProgram
-from embedder.servables.towers import INPUTS, TOWERS, Side, TowersServable
+from embedder.servables.towers import INPUTS, TOWERS, Side, TowersServable, local_folder
 from shards.config import ModelConfig
 from shards.errors import ModelError
-from shards.plan import plan_shards
+from shards.fingerprint import model_fingerprint
+from shards.plan import PlannedStage, ShardPlan, check_plan, plan_shards
 from shards.ranges import ShardSpec
 
 
 def cut_towers(whole: TowersServable, config: ModelConfig, sides: list[Side]) -> tuple[Servable, ...]:
-    """Cut towers into as many shards of equal work as they ask for.
+    """Cut towers as their plan says, or into as many shards of equal work as they ask for.
 
     Args:
         whole: the towers.
@@ -25,20 +28,70 @@ def cut_towers(whole: TowersServable, config: ModelConfig, sides: list[Side]) ->
         sides: that are embedded.
 
     Raises:
-        ServableError: there are fewer layers than stages.
+        ConfigError: the plan file is missing, or made for other weights.
+        ServableError: there are fewer layers than stages, or the plan doesn't fit.
     """
     left_out = {tower: None for side, tower in TOWERS.items() if side not in sides}
     try:
-        plan = plan_shards(config.model_copy(update=left_out), whole.stages, dtype=whole.dtype)
+        if whole.plan is None:
+            plan = plan_shards(config.model_copy(update=left_out), whole.stages, dtype=whole.dtype)
+        else:
+            folder = local_folder(whole.uri)
+            plan = read_plan(whole.plan, folder, model_fingerprint(folder), whole.dtype)
+            check_plan(plan, config)
+            if len(sides) < len(config.towers):
+                raise ServableError(f"{whole.where()}: plan {whole.plan} is for both towers; leave out sides, or plan")
     except ModelError as error:
-        raise ServableError(f"{whole.where()}: stages = {whole.stages}: {error}") from None
+        asked = f"stages = {whole.stages}" if whole.plan is None else f"plan {whole.plan}"
+        raise ServableError(f"{whole.where()}: {asked}: {error}") from None
     shards = tuple(stage.spec for stage in plan.stages)
-    settings = {key: getattr(whole, key) for key in whole.model_fields_set} | {"stages": 1}
+    settings = {key: getattr(whole, key) for key in whole.model_fields_set} | {"stages": 1, "plan": None}
     names = [*(f"{whole.name}-{number}" for number in range(len(shards) - 1)), whole.name]
+    settings |= {"memory_bytes": whole.size_bytes() // len(shards), "shards": shards, "of_model": whole.name}
     return tuple(
-        TowersPart(**settings | {"name": name, "number": number, "shards": shards, "of_model": whole.name})
-        for number, name in enumerate(names)
+        TowersPart(**settings | _resources(stage) | {"name": name, "number": number})
+        for number, (name, stage) in enumerate(zip(names, plan.stages, strict=True))
     )
+
+
+def _resources(stage: PlannedStage) -> dict[str, float]:
+    """What a stage of a plan for a fleet is given, in the keys of a servable; nothing where the plan says nothing."""
+    if stage.num_gpus is None:
+        return {}
+    found = {"replicas": stage.num_replicas, "num_gpus": stage.num_gpus, "memory_bytes": stage.memory_bytes}
+    if not stage.num_gpus:
+        found["num_cpus"] = stage.num_threads
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def read_plan(path: str, folder: Path, fingerprint: str, dtype: str) -> ShardPlan:
+    """Read the plan of a model.
+
+    Args:
+        path: of the file.
+        folder: of the model, for messages.
+        fingerprint: of its weights.
+        dtype: that it is computed in.
+
+    Raises:
+        ConfigError: the file is missing, or made for other weights or another dtype.
+        shards.ModelError: it is no plan.
+    """
+    try:
+        plan = ShardPlan.from_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"plan {path}: {error.strerror}; make one with `embedder plan --out`") from None
+    if plan.model_fingerprint not in (None, fingerprint):
+        raise ConfigError(
+            f"plan {path}: made for model {plan.model_fingerprint}, and {folder} is {fingerprint}; "
+            "make a new one with `embedder plan --out`"
+        )
+    if plan.dtype not in (None, dtype):
+        raise ConfigError(
+            f"plan {path}: made for {plan.dtype}, and the run computes in {dtype}; "
+            f"run with --dtype {plan.dtype}, or make a new one with `embedder plan --dtype {dtype} --out`"
+        )
+    return plan
 
 
 class TowersPart(TowersServable):
@@ -133,10 +186,6 @@ class TowersPart(TowersServable):
         taken = [each.of for each in self.input_columns().values() if isinstance(each, ColumnInput)]
         errors = [f"{self._part(number)}.{ERROR}" for number in range(self.number)] if self._is_last else []
         return (*taken, *errors)
-
-    def size_bytes(self) -> int:
-        """Memory of an equal part of the whole."""
-        return super().size_bytes() // len(self.shards)
 
     def parts(self) -> tuple[Servable, ...]:
         """Return itself."""

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from embedder.batch_schema import IMAGE_GRID, TRACE
 from embedder.config import Dtype
 from embedder.media.resize import ResizeSpec
-from embedder.servables.base import Servable
+from embedder.servables.base import Servable, absolute_path
 from embedder.servables.columns import ADDRESS, InputColumn, OutputColumn, TokensInput, TowerPixelsInput
 from embedder.servables.errors import ServableError
 from embedder.servables.prepare import GRID
@@ -42,14 +42,24 @@ class TowersServable(Servable):
     )
     dtype: Dtype = Field("float32", description="compute dtype; int8 holds for the weights alone")
     stages: int = Field(1, ge=1, description="shards that the towers are cut into, each in actors of its own")
+    plan: str | None = Field(
+        None, description="plan of `embedder plan --out` that says how, and on what, in place of it"
+    )
 
-    UNHASHED: ClassVar[frozenset[str]] = Servable.UNHASHED | {"stages"}
+    UNHASHED: ClassVar[frozenset[str]] = Servable.UNHASHED | {"stages", "plan"}
 
     @model_validator(mode="after")
     def _here(self) -> Self:
         if self.python is not None:
             raise ValueError("python is set; the kind towers runs in this interpreter alone, leave it out")
+        if self.plan is not None and self.stages != 1:
+            raise ValueError(f"plan and stages = {self.stages} both say how the towers are cut; write one")
         return self
+
+    def absolute(self) -> Self:
+        """Return it with absolute paths, of its plan, too."""
+        found = super().absolute()
+        return found if self.plan is None else found.model_copy(update={"plan": absolute_path(self.plan)})
 
     @property
     def _folder(self) -> Path:
@@ -107,7 +117,7 @@ class TowersServable(Servable):
 
     def parts(self) -> tuple[Servable, ...]:
         """Return a part for each shard of the cut."""
-        if self.stages == 1:
+        if self.stages == 1 and self.plan is None:
             return (self,)
         from embedder.servables.tower_parts import cut_towers
 

@@ -74,7 +74,10 @@ def test_the_effective_configuration_has_the_keys_of_each_kind(tmp_path):
         ('[[model]]\nuri = "towers"\n[[model]]\nname = "A-b"\nuri = "b"\n', "must be lower-case letters, digits and _"),
         ('[[model]]\nuri = "towers"\nkind = "hf"\n', 'the first [[model]] has kind = "hf"; it is the store'),
         ('[[model]]\nuri = "towers"\ntop_k = 2\n', "the first [[model]] has top_k"),
-        ('[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\nplan = "p.json"\n', 'model "a": a plan is for'),
+        (
+            '[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\nkind = "onnx"\nplan = "p.json"\n',
+            'model "a": plan = .*p.json: of the kind towers alone; onnx',
+        ),
         (
             '[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\nkind = "onnx"\nstages = 2\n',
             'model "a": stages = 2: of the kind towers alone; onnx runs whole',
