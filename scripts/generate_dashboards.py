@@ -109,6 +109,8 @@ FLEET = (
     Panel("Items a second of the last runs", {"{{store}}": f"embedder_run_items_per_second{OF}"}, "ops"),
     Panel("What the last runs found", {"{{store}} {{what}}": 'embedder_run_count{store=~"$store", what=~'
           '"new|changed|retired|rejected|left_out"}'}, "short"),
+    Panel("Figures of the last runs", {"{{store}} {{metric}}": f"embedder_run_metric{OF}"}, "short",
+          "Those of each `[[metric]]` of the configuration."),
     Panel("Guards", {"{{store}} {{guard}}": f"embedder_run_guard_passed{OF}"}, "bool", "0: it refused."),
     Panel("Memory of the last runs", {"{{store}}": f"embedder_run_peak_memory_bytes{OF}"}, "bytes"),
     Panel("Where the last runs' time went", {"{{store}} {{step}}": f"embedder_run_step_seconds{OF}"}, "s"),

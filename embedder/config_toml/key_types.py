@@ -18,6 +18,9 @@ RANGE = "[start, stop]"
 BOUNDS = (("ge", ">=", "at least"), ("gt", ">", "more than"), ("le", "<=", "at most"), ("lt", "<", "less than"))
 _ARTICLES = {"string": "a ", "number": "a ", "integer": "an ", "list": "a ", "table": "a "}
 
+MAX_NAMED = 6
+"""Most values that the type of a key names."""
+
 
 @dataclass(frozen=True)
 class KeyType:
@@ -74,7 +77,8 @@ def _read(annotation: Any) -> KeyType:
     if origin in (dict, tuple):
         return _table_of(arguments[1]) if origin is dict else _list_of(arguments)
     if origin is Literal:
-        return KeyType(" or ".join(map(json.dumps, arguments)), values=arguments)
+        named = len(arguments) <= MAX_NAMED  # more would leave a table no room for their meaning, which names them
+        return KeyType(" or ".join(map(json.dumps, arguments)) if named else "string", values=arguments)
     if is_dataclass(annotation):
         return KeyType(RANGE, is_range=True)
     is_table = isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -210,6 +210,7 @@ class NodeCluster:
         """Variables of Ray's processes and of drivers; 'ray start --head' wants a token."""
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token)}
         busy = {"RAY_raylet_start_wait_time_s": f"{START_S:g}"}  # Ray gives a node 30 s, also on a machine that is busy
+        busy["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # a run in this process may have set 0, for a Ray of its own
         return token | busy | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{BIN}:{os.environ['PATH']}"}
 
     def _start_node(self, number: int, cpus: float, options: Sequence[str], cores: float | None = None) -> None:

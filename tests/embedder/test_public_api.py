@@ -18,6 +18,7 @@ OFFERED = {
     "SearchOptions",
     "Store",
     "build_index",
+    "compare",
     "connect",
     "embed",
     "embed_dataset",

@@ -87,7 +87,7 @@ def test_a_command_that_fails_ends_the_measurement():
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_items_are_embedded_and_the_last_line_is_json():
-    found = found_by("measure_growth.py", 16, "--names", 20, "--timeout", 180, timeout_s=400)
+    found = found_by("measure_growth.py", 16, "--names", 20, "--compared", 50, "--timeout", 180, timeout_s=400)
     assert [run["num_items"] for run in found["items"]["runs"]] == [16]
     for run in found["items"]["runs"]:
         assert {"command", "stage 0", "stage 1", "stage 2", "tasks"} <= set(run["by_kind"])

@@ -93,7 +93,8 @@ def test_a_service_is_measured_beside_searches_in_process():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_replica_that_is_killed_under_load_costs_what_it_was_answering(tmp_path):
-    pytest.importorskip("grpc", reason="Ray Serve is not installed: pip install 'embedder[ray-serve]'")
+    for package in ("grpc", "watchfiles"):
+        pytest.importorskip(package, reason="Ray Serve is not installed: pip install 'embedder[ray-serve]'")
     from corpus import DEMO_MODEL
     from serve_bench.stores import make_store
 

@@ -62,6 +62,7 @@ class RayHead:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a run in this process may have set 0, for a Ray of its own
             "PYTHONPATH": os.pathsep.join(paths),
             "PATH": f"{RAY.parent}{os.pathsep}{os.environ['PATH']}",
         }

@@ -20,6 +20,7 @@ from ray_head import free_port
 from running_server import running
 
 import embedder
+from embedder.config_toml.metric_section import MetricConfig
 
 ROOT = Path(__file__).parents[3]
 GRAFANA, PROMETHEUS = ROOT / "scripts/grafana", ROOT / "scripts/prometheus"
@@ -170,7 +171,12 @@ def test_each_panel_finds_data_in_a_prometheus_that_scraped_a_run_its_file_and_t
     data.mkdir()
     source, port = tmp_path / "in", free_port()
     samples.folder(source / "first", num_images=24)
-    settings = {"num_stages": 1, "rows_per_part": 64, "decode": {"num_cpus": 0.5, "items_per_task": 16}}
+    settings = {
+        "metric": (MetricConfig(name="rows", kind="count"),),
+        "num_stages": 1,
+        "rows_per_part": 64,
+        "decode": {"num_cpus": 0.5, "items_per_task": 16},
+    }
     first = make_run(source, metrics_file=str(files / "metrics"), **settings)
     embedder.embed(first)
     samples.folder(source / "second", num_images=1500)

@@ -161,7 +161,7 @@ def test_the_first_example_runs_as_it_stands_on_the_store_of_the_demo(tmp_path):
     example = block_with("BatchPredictor").replace("embedder/demo_model", str(ROOT / "embedder/demo_model"))
     before = (
         "import io, ray\nfrom PIL import Image\nimport embedder\n"
-        "ray.init(num_cpus=2, include_dashboard=False)\n"
+        "ray.init('local', num_cpus=2, include_dashboard=False)\n"
         "picture = io.BytesIO()\nImage.new('RGB', (64, 64), 'red').save(picture, 'PNG')\n"
         "ray_dataset = ray.data.from_items([{'item_id': 'red', 'image': picture.getvalue(), 'price': 3}])\n"
     )
