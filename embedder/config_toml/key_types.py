@@ -18,7 +18,7 @@ RANGE = "[start, stop]"
 BOUNDS = (("ge", ">=", "at least"), ("gt", ">", "more than"), ("le", "<=", "at most"), ("lt", "<", "less than"))
 _ARTICLES = {"string": "a ", "number": "a ", "integer": "an ", "list": "a ", "table": "a "}
 
-MAX_NAMED = 6
+MAX_NAMED = 9
 """Most values that the type of a key names."""
 
 
