@@ -40,13 +40,15 @@ const hooksOf = (side) => ({
 const left = new Results(find("#left .results"), hooksOf(""));
 const right = new Results(find("#right .results"), hooksOf("right"));
 let served = "";
+/** @type {string[]} further models that can be searched by */
+let furtherModels = [];
 
 /** Body of the search that a state asks for. @param {import("./state.js").State} state */
 function requestOf(state) {
-  const { q, like, segment, image, hybrid, fold } = state;
+  const { q, like, segment, image, hybrid, fold, model } = state;
   const words = q.trim() || NEUTRAL_QUERY;
   const query = like ? { item: like, segment } : image ? { upload: "image" } : { text: words };
-  return { queries: [query], where: compose(state), hybrid: hybrid && "text" in query, fold };
+  return { queries: [query], model: model || null, where: compose(state), hybrid: hybrid && "text" in query, fold };
 }
 
 function show() {
@@ -83,6 +85,16 @@ function showOptions() {
   find("#fold-at").disabled = fold === null;
   find("#fold-at").value = String(fold ?? DEFAULT_FOLD);
   find("#fold-value").textContent = fold === null ? "" : fold.toFixed(2);
+  showModels();
+}
+
+/** Shows the choice of models, where there is one. */
+function showModels() {
+  const { model } = now();
+  const names = new Set(["", ...furtherModels, model]); // one that is not there is refused with a cure
+  find("#model-choice").hidden = names.size === 1;
+  find("#model").replaceChildren(...Array.from(names, (name) => h("option", { value: name }, name || "main")));
+  find("#model").value = model;
 }
 
 /** Says how many results there are, and how the sides differ. */
@@ -102,8 +114,10 @@ function showCount() {
 
 /** Looks for a new publication, and offers it quietly. */
 async function follow() {
-  const { version, name, num_items: items } = await status().catch(() => ({}));
+  const { version, name, num_items: items, models } = await status().catch(() => ({}));
   if (!version) return;
+  furtherModels = models.filter((each) => each.has_vectors).map((each) => each.name);
+  showModels();
   find("#store").textContent = [name, items === undefined ? null : `${items.toLocaleString("en")} items`]
     .filter(Boolean)
     .join(" · ");
@@ -127,6 +141,7 @@ async function refresh() {
 }
 
 function startOptions() {
+  find("#model").addEventListener("change", (event) => update({ model: event.target.value }));
   find("#hybrid").addEventListener("change", (event) => update({ hybrid: event.target.checked }));
   find("#fold").addEventListener("change", (event) =>
     update({ fold: event.target.checked ? Number(find("#fold-at").value) : null }),

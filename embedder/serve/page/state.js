@@ -11,6 +11,7 @@
  * @property {string} where own SQL condition
  * @property {boolean} hybrid rank by the caption's words, too
  * @property {number|null} fold cosine from which near-duplicates are one result
+ * @property {string} model further model to search by; empty for the main one
  * @property {string} version publication to search in; empty for the latest
  * @property {string} vs publication beside it; empty for none
  * @property {string} item id of the item that the panel shows
@@ -18,7 +19,7 @@
  * @property {number} at its segment
  */
 
-const TEXTS = ["q", "like", "image", "where", "version", "vs", "item", "side"];
+const TEXTS = ["q", "like", "image", "where", "model", "version", "vs", "item", "side"];
 const NUMBERS = ["segment", "at"];
 
 /** @type {Set<(now: State, before: State) => void>} */

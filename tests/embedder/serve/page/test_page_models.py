@@ -2,13 +2,16 @@
 
 import shutil
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
+import pyarrow as pa
 import pytest
 import samples
 from browser_waits import wait_for_answers
+from model_stores import add_model, label_row, vector_row
 from playwright.sync_api import expect
 from running_server import running
+from search_stores import picture, searchable, towards
 from tiny_models import tiny_config
 
 import embedder
@@ -110,4 +113,55 @@ def test_one_model_is_not_called_two(open_page, models_url, two_models):
     wait_for_answers(page, 2)
     expect(page.locator("#summary")).to_contain_text("on both sides")
     expect(page.locator("#summary")).not_to_contain_text("model")
+    page.goto("about:blank")
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory):
+    """Three pictures; the further model `clip` orders them the other way round, `labels` has no vectors."""
+    folder = tmp_path_factory.mktemp("further")
+    names = ["a.png", "b.png", "c.png"]
+    store = searchable(folder / "store", *(picture(name, 10 * n) for n, name in enumerate(names)), index=False)
+    add_model(store.files, "clip", *(vector_row(name, towards(20 - 10 * n)) for n, name in enumerate(names)))
+    add_model(store.files, "labels", *map(label_row, names), has_vectors=False, top=pa.array(["cat", "dog", "cat"]))
+    with running(store.files.address, cache_dir=folder / "cache") as url:
+        yield url
+
+
+def found_items(page):
+    tiles = page.locator("#left .grid .tile:not(.skeleton) .tile-link")
+    expect(tiles.first).to_be_visible()
+    expect(page.locator("#left .grid[aria-busy]")).to_have_count(0)
+    return [parse_qs(urlsplit(each.get_attribute("href")).query)["item"][0] for each in tiles.all()]
+
+
+def test_a_further_model_is_chosen_and_stands_in_the_address(open_page, further):
+    page = open_page(f"{further}/?like=a.png")
+    wait_for_answers(page, 1)
+    choice = page.get_by_label("Model")
+    expect(choice.locator("option")).to_have_text(["main", "clip"])  # not the one without vectors
+    by_main = found_items(page)
+    with page.expect_response(lambda answer: answer.url.endswith("/search")) as asked:
+        choice.select_option("clip")
+    assert asked.value.json()["version"].endswith("/clip exact")
+    assert "model=clip" in page.url
+    assert sorted(found_items(page)) == sorted(by_main)
+    page.go_back()
+    expect(choice).to_have_value("")
+    page.goto("about:blank")
+
+
+def test_a_model_that_is_not_there_is_told_and_another_can_be_chosen(open_page, further):
+    page = open_page(f"{further}/?like=a.png&model=clp")
+    expect(page.locator("#left .results")).to_contain_text("no model 'clp'")
+    page.get_by_label("Model").select_option("clip")
+    expect(page.locator("#left .grid .tile-link").first).to_be_visible()
+    page.goto("about:blank")
+
+
+def test_a_store_of_one_model_offers_no_choice(open_page, models_url):
+    page = open_page(f"{models_url}/?q=car")
+    wait_for_answers(page, 1)
+    expect(page.locator("#store")).to_contain_text("items")
+    expect(page.get_by_label("Model")).to_be_hidden()
     page.goto("about:blank")
