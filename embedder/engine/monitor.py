@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -15,8 +15,8 @@ from embedder.engine.fleet_watch import FleetWatch
 from embedder.engine.progress import show_entry, show_operators
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
-from embedder.store.journal import read_entry
-from embedder.store.layout import journal_folder
+from embedder.store.journal import JournalEntry, read_entry
+from embedder.store.layout import journal_folder, read_record
 from embedder.store.runs import Run
 
 LOG = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ class RunMonitor:
         on_progress: OnProgress,
         operators: OperatorHistory | None = None,
         fleet: FleetWatch | None = None,
+        further: Sequence[Run] = (),
     ) -> None:
         """Make a monitor that waits.
 
@@ -113,11 +114,12 @@ class RunMonitor:
             on_progress: display; of the operators too, if it is an `OperatorDisplay`.
             operators: samples of a run on Ray.
             fleet: events of a run on Ray, which are told as they come.
+            further: the run of each further model.
         """
         self.peak_memory = PeakMemory()
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
-        self._operators, self._fleet = operators, fleet
+        self._operators, self._fleet, self._further = operators, fleet, further
         self._num_told = 0
         self._seen: dict[str, int] = {}
         self._next_journal_s = self._next_processes_s = self._next_operators_s = 0.0
@@ -172,13 +174,15 @@ class RunMonitor:
             show_operators(self._on_progress, view)
 
     def _look_at_journal(self) -> None:
+        """Count what is finished; of a task, by the model that needed most of its items. The main model's entry is last."""
         folder = journal_folder(self._run.run_id)
         paths = (info.path for info in self._run.files.list(folder))
         mine = [path for path in paths if self._run.session in path and path.endswith(".json")]
         new = [path for path in mine if path not in self._seen]
         for path in new:
             entry = read_entry(self._run.files, path)
-            self._seen[path] = entry.num_items
+            others = (read_record(each.files, path, JournalEntry) for each in self._further)
+            self._seen[path] = max(each.num_items for each in (entry, *others) if each is not None)
             show_entry(self._on_progress, entry)
         if new:
             self._on_progress(sum(self._seen.values()))

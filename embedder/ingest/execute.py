@@ -120,7 +120,7 @@ def execute(
             stop_at(stop.request_stop, stop_at_s) as time_up,
             show_progress(to_embed.num_rows) as on_progress,
             fleet,
-            RunMonitor(run, on_progress, operators, fleet) as monitor,
+            RunMonitor(run, on_progress, operators, fleet, [each.run for each in further]) as monitor,
         ):
             if to_embed.num_rows:
                 engine.run([to_embed], job, stop, _listener(operators, fleet))

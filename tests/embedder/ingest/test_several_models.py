@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -109,10 +110,13 @@ def test_a_model_added_to_a_store_leaves_the_others_to_the_byte_and_computes_alo
     embed(config)
     before, others = table_hashes(config.store), table_hashes(config.store, "other")
     counts["decoded"].clear()
+    done: list[int] = []
+    changed = make_run(source, model=[main, {"name": "other", "uri": second}, classifier(tmp_path)])
 
-    report = embed(make_run(source, model=[main, {"name": "other", "uri": second}, classifier(tmp_path)]))
+    report = embed(changed, show_progress=lambda num_items: nullcontext(done.append))
 
     assert report.published
+    assert done[-1] == 13, "the progress counts what the added model did"
     assert set(counts["decoded"]) == {8}
     assert (table_hashes(config.store), table_hashes(config.store, "other")) == (before, others)
     assert {name: each.num_items for name, each in report.models.items()} == {"other": 0, "shades": 13}
