@@ -174,7 +174,7 @@ class RunMonitor:
             show_operators(self._on_progress, view)
 
     def _look_at_journal(self) -> None:
-        """Count what is finished; of a task, by the model that needed most of its items. The main model's entry is last."""
+        """Count what is finished; of a task, by the model that needed most of its items. The main entry is its last."""
         folder = journal_folder(self._run.run_id)
         paths = (info.path for info in self._run.files.list(folder))
         mine = [path for path in paths if self._run.session in path and path.endswith(".json")]
