@@ -30,6 +30,7 @@ def servables(sections):
     return [make_servable(section | {"name": kind, "batch_size": 3}) for kind, section in sections.items()]
 
 
+@pytest.mark.slow  # half a minute: torch.compile
 def test_all_kinds_agree_and_share_one_decode(servables):
     assert len(item_inputs(servables)) == 1
     table = pa.table({"image": [png(seed, size) for seed, size in enumerate(SIZES)]})
