@@ -87,14 +87,24 @@ class Table:
             text_columns: names of ids, URIs and captions.
         """
         for file in self.files:
-            stored = pa.schema(field for field in wanted if field.name not in file.constants)
-            shared = [field for field in wanted if field.name in file.constants]
-            for chunk in FORMATS[self.suffix].chunks(file.uri, stored, text_columns, self.schema is not None):
-                constants = {
-                    field.name: pa.array([file.constants[field.name]] * chunk.num_rows).cast(field.type)
-                    for field in shared
-                }
-                yield file, chunk._replace(columns=chunk.columns | constants)
+            for chunk in self.chunks_of(file, wanted, text_columns):
+                yield file, chunk
+
+    def chunks_of(self, file: TableFile, wanted: pa.Schema, text_columns: frozenset[str]) -> Iterator[Chunk]:
+        """Read the wanted columns of one file.
+
+        Args:
+            file: of the table.
+            wanted: names and types.
+            text_columns: names of ids, URIs and captions.
+        """
+        stored = pa.schema(field for field in wanted if field.name not in file.constants)
+        shared = [field for field in wanted if field.name in file.constants]
+        for chunk in FORMATS[self.suffix].chunks(file.uri, stored, text_columns, self.schema is not None):
+            constants = {
+                field.name: pa.array([file.constants[field.name]] * chunk.num_rows).cast(field.type) for field in shared
+            }
+            yield chunk._replace(columns=chunk.columns | constants)
 
 
 def find_table(path: str, selection: Selection | None = None) -> Table:

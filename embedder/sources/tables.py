@@ -2,18 +2,22 @@
 
 import os
 import posixpath
-from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from embedder.batch_schema import CARRIED
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, assigned
 from embedder.sources.columns import is_list
-from embedder.sources.listing_schema import Listing, Row, table_of_rows, time_text
+from embedder.sources.listing_schema import ROW_SCHEMA, Listing, Row, table_of_rows, time_text
+from embedder.sources.read_ahead import read_ahead
 from embedder.sources.row_ids import ContentIds
 from embedder.sources.selection import Selection
 from embedder.sources.table_files import Table, TableFile, find_table
@@ -55,7 +59,7 @@ def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing
 def _tables(
     table: Table, plan: TablePlan, text_columns: frozenset[str], hashes: ContentIds | None
 ) -> Iterator[pa.Table]:
-    """Rows of the files in order.
+    """Rows of the files in order; several files are read at once, unless hashes of their content give the ids.
 
     Args:
         table: its files.
@@ -63,14 +67,80 @@ def _tables(
         text_columns: names of ids, URIs and captions.
         hashes: gives the ids where they are hashes; closed at the end.
     """
-    with nullcontext() if hashes is None else closing(hashes):
+    if hashes is None:
+
+        def tables_of(file: TableFile) -> Generator[pa.Table]:
+            for chunk in table.chunks_of(file, plan.read, text_columns):
+                carried = _carried(chunk, plan)
+                plain = _plain_rows(chunk, plan, file, carried)
+                yield table_of_rows(list(_rows(chunk, plan, file, table.folder)), carried) if plain is None else plain
+
+        yield from read_ahead(partial(tables_of, file) for file in table.files)
+        return
+    with closing(hashes):
         for file, chunk in table.chunks(plan.read, text_columns):
-            rows: list[Row | None] = list(_rows(chunk, plan, file, table.folder))
-            if hashes is not None:
-                rows = [hashes.identify(row, _place(file, chunk, index)) for index, row in enumerate(rows) if row]
+            rows = [
+                hashes.identify(row, _place(file, chunk, index))
+                for index, row in enumerate(_rows(chunk, plan, file, table.folder))
+            ]
             kept = pa.array([row is not None for row in rows], pa.bool_())
-            carried = {field.name: chunk.columns[field.name].cast(field.type).filter(kept) for field in plan.carryover}
+            carried = {name: column.filter(kept) for name, column in _carried(chunk, plan).items()}
             yield table_of_rows([row for row in rows if row is not None], carried)
+
+
+def _carried(chunk: Chunk, plan: TablePlan) -> dict[str, pa.Array]:
+    return {field.name: chunk.columns[field.name].cast(field.type) for field in plan.carryover}
+
+
+def _plain_rows(
+    chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[str, pa.Array]
+) -> pa.Table | None:
+    """Make the rows of `_rows` column by column, which takes a third of its time.
+
+    Args:
+        chunk: of a file.
+        plan: use of its columns.
+        file: of the table.
+        carried: columns behind the rows.
+
+    Returns:
+        The rows; None where one of them names a file, lacks an id, or is a reject.
+    """
+    cells, names, start = plan.cells, plan.columns, chunk.start
+    if cells is None:
+        images = names.image
+    else:
+        images = cells.references if chunk.null_counts.get(cells.bytes_leaf) != 0 else None
+    if images is not None and chunk.columns[images].null_count < chunk.num_rows:
+        return None
+    numbers = pa.array(range(start, start + chunk.num_rows), pa.int64())
+    if plan.ids == "column" and names.id is not None:
+        ids = chunk.columns[names.id].cast(pa.string())
+        if ids.null_count or pc.any(pc.equal(ids, "")).as_py():
+            return None
+    elif plan.ids == "file+row":
+        ids = _joined(f"{file.name}#", numbers)
+    else:
+        return None
+    captions = [text if text and not text.isspace() else None for text in _captions(chunk, names.caption, file)]
+    if cells is None and None in captions:
+        return None
+    if cells is None:
+        uris, modified = _joined(row_uri(file.uri, start).removesuffix(str(start)), numbers), pa.array(map(_digest, captions), pa.string())
+    else:
+        in_group = pc.add(numbers, chunk.start_in_group - start)
+        uris = _joined(cell_prefix(file.uri, cells.name, chunk.row_group), in_group)
+        modified = pa.repeat(pa.scalar(file.modified), chunk.num_rows)
+    columns = {"item_id": ids, "uri": uris, "modified": modified, "caption": pa.array(captions, pa.string())}
+    columns["is_media"] = pa.repeat(pa.scalar(True), chunk.num_rows)
+    filled = (
+        columns[field.name] if field.name in columns else pa.nulls(chunk.num_rows, field.type) for field in ROW_SCHEMA
+    )
+    return pa.table(dict(zip(ROW_SCHEMA.names, filled, strict=True)) | {CARRIED + name: carried[name] for name in carried})
+
+
+def _joined(prefix: str, numbers: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(prefix, numbers.cast(pa.string()), "")
 
 
 def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterator[Row]:
@@ -139,7 +209,7 @@ def _modified_beside(file: TableFile, reference: str) -> str:
 def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
     """Put the id on a row; a row without one is a reject named by its place."""
     if item_id:
-        return row._replace(item_id=item_id)
+        return Row(item_id, *row[1:])  # a fifth of the time of `_replace`
     return row._replace(
         item_id=place, error_type="NullId", error=f"column {column!r}, which gives ids, is empty in this row"
     )

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
 from embedder.config import WebConfig
@@ -25,6 +26,8 @@ def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
         listing: `uri`, `modified`, `caption`, `error_type` and carried columns.
         settings: `revalidate`, and the limits of the requests.
     """
+    if not pc.any(pc.match_substring_regex(listing["uri"], "^https?://", ignore_case=True)).as_py():
+        return listing
     uris, errors, modified = (listing[name].to_pylist() for name in ("uri", "error_type", "modified"))
     is_asked = (
         error is None and not (version or "").startswith(HASHED)

@@ -384,3 +384,47 @@ def test_the_emoji_table_lists_and_fetches(list_items, pytestconfig):
             listed = rows[row["item_id"]]
             assert listed["caption"] == row["caption"]
             assert fetcher.fetch(listed["uri"], max_bytes=1 << 20).data == row["image"]
+
+
+def listed_row_by_row(list_items, monkeypatch, *arguments, **settings):
+    with monkeypatch.context() as patch:
+        patch.setattr("embedder.sources.tables._plain_rows", lambda *_: None)
+        return list_items(*arguments, **settings)
+
+
+@pytest.mark.parametrize("ids", ["id", "file+row"])
+@pytest.mark.parametrize("odd", [None, "caption", "id"])
+def test_rows_are_the_same_column_by_column_and_one_by_one(tmp_path, list_items, monkeypatch, ids, odd):
+    captions = [f"a picture of {number} {'ü' * (number % 3)}" for number in range(50)]
+    names = [f"n{number}" for number in range(50)]
+    if odd == "caption":
+        captions[17] = " \u2003\n"
+    if odd == "id":
+        names[17], names[18] = None, ""
+    images = pa.array([b"%d" % number for number in range(50)])
+    table = pa.table({"id": names, "cap": captions, "photo": images, "price": range(50)})
+    (tmp_path / "t").mkdir()
+    for number in range(3):  # ids stand in each of them: all but the first are duplicates
+        pq.write_table(table, tmp_path / "t" / f"{number}.parquet", row_group_size=7)
+    for image in (None, "photo"):
+        settings = {"columns": {"id": ids, "caption": "cap"} | ({"image": image} if image else {})}
+        rows = list_items(tmp_path / "t", carryover=("price",), **settings)
+        assert rows == listed_row_by_row(list_items, monkeypatch, tmp_path / "t", carryover=("price",), **settings)
+        assert len(rows) == 150 and [row["price"] for row in rows.values()] == [*range(50)] * 3
+
+
+def test_files_of_a_table_are_read_at_once_and_listed_in_order(tmp_path, list_items, monkeypatch):
+    import threading
+
+    from embedder.sources.table_formats import FORMATS
+
+    for number in range(4):
+        pq.write_table(pa.table({"id": [f"{number}"], "cap": ["x"]}), tmp_path / f"{number}.parquet")
+    together, chunks = threading.Barrier(4, timeout=60), FORMATS[".parquet"].chunks
+
+    def waiting(uri, *others):
+        together.wait()  # opened only once all four are being read
+        return chunks(uri, *others)
+
+    monkeypatch.setattr(FORMATS[".parquet"], "chunks", waiting, raising=False)
+    assert list(list_items(tmp_path, columns={"id": "id", "caption": "cap"})) == ["0", "1", "2", "3"]
