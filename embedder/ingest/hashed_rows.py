@@ -6,9 +6,6 @@ that ends: runs of `RUN_BYTES`, each sorted by part, so that a part is read as o
 keep their order, and their numbers bring what is chosen of all parts back into the order of the whole.
 """
 
-import mmap
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -17,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.errors import RunFailedError
+from embedder.storage.spill_file import SpillFile
 
 NUM_PARTS = 256
 MEMORY_BYTES = 128 << 20
 """Rows that stay in memory: about half a million names."""
 RUN_BYTES = 32 << 20  # a piece of it, of one part, is read and decompressed by itself: some hundred rows
 ORDER_ROWS = 65_536  # put in order at once
-ALIGNMENT = 64  # of Arrow's buffers
 NUMBER = "row_number"
 """Column with the number of a row among all, where they are in several parts."""
 DUPLICATE = "#duplicate-"
@@ -37,51 +33,6 @@ class InParts(Protocol):
     @property
     def num_parts(self) -> int:
         """Number of parts that they are in."""
-
-
-class SpillFile:
-    """Temporary file with tables; it has no name, so that a kill leaves nothing behind."""
-
-    def __init__(self, compression: str | None = None) -> None:
-        """Make the file, in the folder for temporary files (TMPDIR).
-
-        Args:
-            compression: of the tables' buffers: `lz4`, or none, for those that are mapped into memory.
-        """
-        self._file = tempfile.TemporaryFile(prefix="embedder-rows-")  # noqa: SIM115 (it lives as long as its rows)
-        self._options = pa.ipc.IpcWriteOptions(compression=compression)
-        self._end = 0
-
-    def append(self, tables: Iterable[pa.Table], schema: pa.Schema) -> tuple[int, int]:
-        """Write tables one after the other, as one; gives the place of its bytes: start and end.
-
-        Raises:
-            RunFailedError: the disk is full.
-        """
-        start = -(-self._end // ALIGNMENT) * ALIGNMENT
-        try:
-            self._file.seek(start)
-            with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), schema, options=self._options) as writer:
-                for table in tables:
-                    writer.write_table(table)
-            self._file.flush()
-        except OSError as error:
-            self._file.raw.close()  # what is left in its buffer can't be written either
-            raise RunFailedError(
-                f"{tempfile.gettempdir()}: the items to compare don't fit into the folder for temporary files "
-                f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
-            ) from None
-        self._end = self._file.tell()
-        return start, self._end
-
-    def read(self, start: int, end: int) -> pa.Table:
-        """Read the table at a place into memory."""
-        return pa.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
-
-    def map(self, start: int, end: int) -> pa.Table:
-        """Map the table at a place: its pages are read when they are looked at, and given up where memory is short."""
-        pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
 
 
 class HashedRows:

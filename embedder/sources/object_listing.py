@@ -1,6 +1,7 @@
 """Sources in object stores; `embedder.storage.object_stores` has their clients, credentials and errors."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -11,10 +12,16 @@ import pyarrow.compute as pc
 
 from embedder.sources.errors import FetchError
 from embedder.sources.local_listing import Entry
+from embedder.sources.read_ahead import NUM_AHEAD, Begin, read_ahead
+from embedder.sources.sorted_tables import SortedTables
 from embedder.sources.uris import looks_like_part
 from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_version
 from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 from embedder.store.schema import MARKS
+
+PAGE_NAMES = 1000  # that one request lists
+CHUNK_NAMES = 10_000  # of a folder, together
+MAX_FOLDERS = 8  # of a page, if each is to be listed by itself: more than a hundred names each
 
 
 def open_object(uri: str) -> ObjectRanges:
@@ -53,38 +60,105 @@ def stream_names(uri: str) -> Iterator[str]:
 def walk_objects(uri: str) -> Iterator[Entry]:
     """Yield every object below a folder, with objects of one stem side by side.
 
-    The names are held in Arrow while they are sorted: about 150 bytes an object.
+    Folders of many objects are listed at once. Up to 64 MiB of names are in memory; more are on disk, at
+    about 100 bytes an object.
 
     Raises:
         FetchError: the bucket can't be listed.
     """
     store, key = _locate(uri)
+    marks = _Marks(key)
     with _named_errors(uri):
-        pages = [pa.record_batch(page) for page in store.list(key or None, chunk_size=10_000, return_arrow=True)]
-    if not pages:
+        pages = (marks.note(_named(page)) for page in read_ahead(_folders_to_list(store, key)))
+        names = SortedTables(pages, ("stem", "path"))
+    marks.look(names)
+    for piece in names.pieces():
+        yield from _entries(marks.without_stores(piece), key, uri, marks.folders)
+
+
+def _named(page: pa.Table) -> pa.Table:
+    table = page.select(["path", "size", "e_tag", "last_modified"])
+    return table.append_column("stem", pc.replace_substring_regex(table["path"], r"\.[^./]*$", ""))
+
+
+def _folders_to_list(store: Any, key: str) -> Iterator[Begin[pa.Table]]:
+    """Find folders that are better listed at once; each is listed by pages, one request after the other.
+
+    A folder is taken apart where its first page shows few folders, none of which is small, and few objects beside
+    them; and further, as long as that gives few parts.
+    """
+    pages = iter(store.list(key or None, chunk_size=PAGE_NAMES, return_arrow=True))
+    first = next(pages, None)
+    if first is None:
         return
-    table = pa.Table.from_batches(pages).select(["path", "size", "e_tag", "last_modified"])
-    table = _without_stores(table, key)
-    stems = pc.replace_substring_regex(table["path"], r"\.[^./]*$", "")
-    table = table.append_column("stem", stems).sort_by([("stem", "ascending"), ("path", "ascending")])
-    folders = _folders(table["path"])
-    for batch in table.to_batches(max_chunksize=10_000):
-        yield from _entries(batch, key, uri, folders)
+    first = pa.table(first)
+    if not _is_worth_parts(first["path"].to_pylist(), key):
+        yield lambda: _tables(chain([first], pages))
+        return
+    found = store.list_with_delimiter(key or None, return_arrow=True)
+    yield lambda: _tables([found["objects"]])
+    folders = found["common_prefixes"]
+    for folder in folders:
+        if len(folders) < NUM_AHEAD:
+            yield from _folders_to_list(store, folder)
+        else:
+            yield lambda folder=folder: _tables(store.list(folder, chunk_size=CHUNK_NAMES, return_arrow=True))
 
 
-def _without_stores(table: pa.Table, key: str) -> pa.Table:
-    """Leave out the stores of embeddings below a folder, of this run or of any other."""
-    record, runs = MARKS
-    paths = table["path"]
-    for path in paths.filter(pc.ends_with(paths, f"/{record}")).to_pylist():
-        store = path.removesuffix(f"/{record}")
-        if store != key and pc.any(pc.starts_with(paths, f"{store}/{runs}/")).as_py():
-            table = table.filter(pc.invert(pc.starts_with(table["path"], f"{store}/")))
-    return table
+def _is_worth_parts(names: Sequence[str], key: str) -> bool:
+    """Whether the folders of a page's names are worth a request each, and the names beside them are few; pure."""
+    inside = [_relative(name, key).partition("/") for name in names]
+    folders = Counter(folder for folder, slash, _ in inside if slash)
+    return len(names) >= PAGE_NAMES and 2 * folders.total() > len(names) and len(folders) <= MAX_FOLDERS
 
 
-def _entries(batch: pa.RecordBatch, key: str, uri: str, folders: set[str]) -> Iterator[Entry]:
-    columns = (batch[name].to_pylist() for name in ("path", "size", "e_tag", "last_modified"))
+def _tables(pages: Iterable[Any]) -> Generator[pa.Table]:
+    yield from map(pa.table, pages)
+
+
+class _Marks:
+    """Names of a listing by which others are left out: records of stores, and empty objects.
+
+    Attributes:
+        folders: folders of which there is an empty object, too: consoles draw folders by such.
+    """
+
+    def __init__(self, key: str) -> None:
+        """Begin a listing below a key."""
+        self._key = key
+        self.folders: set[str] = set()
+        self._records: list[str] = []
+        self._stores: list[str] = []
+
+    def note(self, page: pa.Table) -> pa.Table:
+        """Note the marks of a page; gives it."""
+        record, _ = MARKS
+        paths = page["path"]
+        self.folders.update(paths.filter(pc.equal(page["size"], 0)).to_pylist())
+        self._records += paths.filter(pc.ends_with(paths, f"/{record}")).to_pylist()
+        return page
+
+    def look(self, names: SortedTables) -> None:
+        """Find out which of the marks mean something, once all names are known."""
+        record, runs = MARKS
+        stores = {f"{store}/{runs}": store for path in self._records if (store := path.removesuffix(f"/{record}"))}
+        wanted = {*self.folders, *stores}
+        found = set[str]()
+        if wanted:
+            for piece in names.pieces():
+                found |= wanted & _folders(piece["path"])
+        self.folders &= found
+        self._stores = [store for folder, store in stores.items() if folder in found and store != self._key]
+
+    def without_stores(self, names: pa.Table) -> pa.Table:
+        """Leave out the stores of embeddings below the folder, of this run or of any other."""
+        for store in self._stores:
+            names = names.filter(pc.invert(pc.starts_with(names["path"], f"{store}/")))
+        return names
+
+
+def _entries(names: pa.Table, key: str, uri: str, folders: set[str]) -> Iterator[Entry]:
+    columns = (names[name].to_pylist() for name in ("path", "size", "e_tag", "last_modified"))
     for path, size, etag, moment in zip(*columns, strict=True):
         if size == 0 and path in folders:
             continue  # the empty object by which consoles draw a folder

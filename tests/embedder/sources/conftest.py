@@ -85,6 +85,7 @@ class _Bucket(BaseHTTPRequestHandler):
     objects: ClassVar[dict[str, bytes]] = {}
     log: ClassVar[list[str]] = []
     forbidden: ClassVar[set[str]] = set()
+    listed: ClassVar[list[tuple[str, str]]] = []
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -125,7 +126,14 @@ class _Bucket(BaseHTTPRequestHandler):
     def _page(self, query: dict[str, list[str]]) -> bytes:
         prefix = query.get("prefix", [""])[0]
         after = query.get("continuation-token", [""])[0]
-        keys = [key for key in sorted(self.objects) if key.startswith(prefix) and key > after]
+        delimiter = query.get("delimiter", [""])[0]
+        keys = [key for key in sorted(self.objects) if key.startswith(prefix)]
+        folders = []
+        if delimiter:
+            inside = [key for key in keys if delimiter in key[len(prefix) :]]
+            folders = sorted({prefix + key[len(prefix) :].partition(delimiter)[0] + delimiter for key in inside})
+            keys = [key for key in keys if key not in inside]
+        keys = [key for key in keys if key > after]
         page, rest = keys[:3], keys[3:]
         contents = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>"
@@ -133,6 +141,8 @@ class _Bucket(BaseHTTPRequestHandler):
             f"<Size>{len(self.objects[key])}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for key in page
         )
+        contents += "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
+        self.listed.append((prefix, delimiter))
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if rest else ""
         return (
             f"<ListBucketResult><Name>team</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
@@ -158,7 +168,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Bucket]]:
     """An empty bucket `s3://team` behind a real S3 client."""
     from embedder.sources import object_listing
 
-    handler = type("Bucket", (_Bucket,), {"objects": {}, "log": [], "forbidden": set()})
+    handler = type("Bucket", (_Bucket,), {"objects": {}, "log": [], "forbidden": set(), "listed": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name in [name for name in os.environ if name.startswith("AWS_")]:

@@ -218,3 +218,53 @@ def test_a_delta_table_in_a_bucket(bucket, list_items, tmp_path):
 def test_wildcards_of_object_names_read_like_those_of_files(pattern, matching, other):
     matcher = glob_regex(pattern)
     assert [name for name in matching + other if matcher.match(name)] == matching
+
+
+def many_objects(bucket):
+    """Objects whose stems are apart in the order of keys, in folders of two levels, with a store and a drawn folder."""
+    names = [f"d/{year}/{month}/{number:02d}{suffix}" for year in range(3) for month in range(4) for number in range(5)
+             for suffix in (".jpg", "-1.jpg", ".txt")]  # fmt: skip
+    names += ["d/a.jpg", "d/a.txt", "d/0/1/", "d/0/9/", "d/2/store/store.json", "d/2/store/runs/x.parquet"]
+    bucket.objects.update({name: b"" if name.endswith("/") else name.encode() for name in names})
+
+
+def test_folders_of_a_bucket_that_are_listed_at_once_give_the_rows_of_one_listing(bucket, list_items, monkeypatch):
+    many_objects(bucket)
+    plain = list_items("s3://team/d")
+    assert not any(delimiter for _, delimiter in bucket.listed), "few objects are listed in one go"
+    assert len(plain) == 3 * 4 * 5 * 2 + 2 and plain["a.jpg"]["caption_uri"] == "s3://team/d/a.txt"
+    assert plain["0/1/03.jpg"]["caption_uri"] == "s3://team/d/0/1/03.txt"
+    assert [name for name in plain if "store" in name or name.startswith("0/9")] == ["0/9"]
+    bucket.listed.clear()
+    monkeypatch.setattr(object_listing, "PAGE_NAMES", 3)  # as the server's pages are
+    assert list_items("s3://team/d") == plain
+    with_parts = {prefix for prefix, delimiter in bucket.listed if delimiter}
+    assert with_parts >= {"d/", "d/0/", "d/1/", "d/2/"}
+    assert list(list_items("s3://team/d")) == list(plain), "in the same order"
+
+
+def test_names_of_a_bucket_that_do_not_fit_into_memory_are_sorted_on_disk(bucket, list_items, monkeypatch):
+    many_objects(bucket)
+    plain = list_items("s3://team")
+    monkeypatch.setattr("embedder.sources.sorted_tables.RUN_BYTES", 1)
+    monkeypatch.setattr("embedder.sources.sorted_tables.PIECE_ROWS", 2)
+    monkeypatch.setattr(object_listing, "PAGE_NAMES", 3)
+    monkeypatch.setattr(object_listing, "CHUNK_NAMES", 4)
+    rows = list_items("s3://team")
+    assert rows == plain and list(rows) == list(plain)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_worth"),
+    [
+        ([f"k/f/{number}" for number in range(1000)], True),
+        ([f"k/f/{number}" for number in range(999)], False),  # that is all there is
+        ([f"k/{number}" for number in range(1000)], False),
+        ([f"k/{number // 100}/{number}" for number in range(1000)], False),  # folders of a hundred
+        ([f"k/{number // 200}/{number}" for number in range(1000)], True),
+        ([f"k/{number}" for number in range(500)] + [f"k/x/{number}" for number in range(500)], False),
+    ],
+)
+def test_folders_are_worth_a_request_each_where_they_are_few_and_full(names, is_worth):
+    assert object_listing._is_worth_parts(names, "k") == is_worth
+    assert object_listing._is_worth_parts([name[2:] for name in names], "") == is_worth

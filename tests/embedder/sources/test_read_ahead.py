@@ -23,7 +23,7 @@ def test_values_come_in_the_order_of_the_sequences_however_late_the_first_ones_a
         second_has_come.set()
         yield 4
 
-    assert list(read_ahead([first, second, lambda: of(5), lambda: of()])) == [1, 2, 3, 4, 5]
+    assert list(read_ahead([first, second, lambda: of(5), of])) == [1, 2, 3, 4, 5]
 
 
 def test_an_error_comes_after_what_was_read_before_it():

@@ -1,0 +1,96 @@
+"""Tables of any number of rows in the order of some columns: sorted in memory, or in runs on disk that are merged."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from embedder.storage.spill_file import SpillFile
+
+RUN_BYTES = 64 << 20
+"""Rows that are sorted at once: about 400,000 names. Fewer stay in memory."""
+PIECE_ROWS = 4096  # of each run, in memory while the runs are merged
+
+
+class SortedTables:
+    """Rows in the order of columns of strings; of more than one run, all but a piece of each is on disk."""
+
+    def __init__(self, tables: Iterable[pa.Table], by: Sequence[str], *, run_bytes: int | None = None) -> None:
+        """Take all rows.
+
+        Args:
+            tables: of one schema.
+            by: names of the columns; none of them has nulls.
+            run_bytes: size of a run; none: `RUN_BYTES`.
+        """
+        self._by, self._file = by, SpillFile("lz4")
+        self._runs: list[list[tuple[int, int]]] = []
+        self._kept: pa.Table | None = None
+        limit, waiting, size_bytes = RUN_BYTES if run_bytes is None else run_bytes, list[pa.Table](), 0
+        for table in tables:
+            waiting.append(table)
+            size_bytes += table.nbytes
+            if size_bytes >= limit:
+                self._spill(waiting)
+                waiting, size_bytes = [], 0
+        if waiting and self._runs:
+            self._spill(waiting)
+        elif waiting:
+            self._kept = self._sorted(waiting)
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """Yield all rows in their order; as often as they are asked for."""
+        if self._kept is not None:
+            starts = range(0, self._kept.num_rows, PIECE_ROWS)
+            yield from (self._kept.slice(start, PIECE_ROWS) for start in starts)
+            return
+        left = [_Run(self._file, run) for run in self._runs]
+        while left := [run for run in left if run.load()]:
+            bounds = [self._key(run.rows, run.rows.num_rows - 1) for run in left if run.has_more]
+            taken = [run.take(self._num_within(run.rows, min(bounds)) if bounds else None) for run in left]
+            yield self._sorted(taken)
+
+    def _sorted(self, tables: Sequence[pa.Table]) -> pa.Table:
+        rows = pa.concat_tables(tables)
+        return rows.sort_by([(name, "ascending") for name in self._by]) if rows.num_rows else rows
+
+    def _spill(self, tables: Sequence[pa.Table]) -> None:
+        rows = self._sorted(tables)
+        starts = range(0, rows.num_rows, PIECE_ROWS)
+        self._runs.append([self._file.append([rows.slice(start, PIECE_ROWS)], rows.schema) for start in starts])
+
+    def _key(self, rows: pa.Table, row: int) -> tuple[Any, ...]:
+        return tuple(rows[name][row].as_py() for name in self._by)  # code points are in the order of their UTF-8
+
+    def _num_within(self, rows: pa.Table, bound: tuple[Any, ...]) -> int:
+        """Count the rows up to a bound: no row that is still on disk comes before those."""
+        return bisect_right(range(rows.num_rows), bound, key=lambda row: self._key(rows, row))
+
+
+class _Run:
+    """Sorted run of which one piece is in memory."""
+
+    def __init__(self, file: SpillFile, places: Sequence[tuple[int, int]]) -> None:
+        self._file, self._places = file, iter(places)
+        self._next = next(self._places, None)
+        self.rows: pa.Table | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a part of it is still on disk."""
+        return self._next is not None
+
+    def load(self) -> bool:
+        """Have a row in memory, if there is one left."""
+        while (self.rows is None or not self.rows.num_rows) and self._next is not None:
+            self.rows, self._next = self._file.read(*self._next), next(self._places, None)
+        return self.rows is not None and self.rows.num_rows > 0
+
+    def take(self, num_rows: int | None) -> pa.Table:
+        """Take the first rows of those in memory; none: all."""
+        if self.rows is None:
+            raise ValueError("nothing is loaded")
+        taken = self.rows if num_rows is None else self.rows.slice(0, num_rows)
+        self.rows = self.rows.slice(taken.num_rows)
+        return taken

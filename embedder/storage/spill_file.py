@@ -1,0 +1,57 @@
+"""Tables on disk while they are worked with: in a file without a name, in the folder for temporary files."""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from embedder.errors import RunFailedError
+
+ALIGNMENT = 64  # of Arrow's buffers
+
+
+class SpillFile:
+    """Temporary file with tables; it has no name, so that a kill leaves nothing behind."""
+
+    def __init__(self, compression: str | None = None) -> None:
+        """Make the file, in the folder for temporary files (TMPDIR).
+
+        Args:
+            compression: of the tables' buffers: `lz4`, or none, for those that are mapped into memory.
+        """
+        self._file = tempfile.TemporaryFile(prefix="embedder-rows-")  # noqa: SIM115 (it lives as long as its rows)
+        self._options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._end = 0
+
+    def append(self, tables: Iterable[pa.Table], schema: pa.Schema) -> tuple[int, int]:
+        """Write tables one after the other, as one; gives the place of its bytes: start and end.
+
+        Raises:
+            RunFailedError: the disk is full.
+        """
+        start = -(-self._end // ALIGNMENT) * ALIGNMENT
+        try:
+            self._file.seek(start)
+            with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), schema, options=self._options) as writer:
+                for table in tables:
+                    writer.write_table(table)
+            self._file.flush()
+        except OSError as error:
+            self._file.raw.close()  # what is left in its buffer can't be written either
+            raise RunFailedError(
+                f"{tempfile.gettempdir()}: the listed items don't fit into the folder for temporary files "
+                f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
+            ) from None
+        self._end = self._file.tell()
+        return start, self._end
+
+    def read(self, start: int, end: int) -> pa.Table:
+        """Read the table at a place into memory."""
+        return pa.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
+
+    def map(self, start: int, end: int) -> pa.Table:
+        """Map the table at a place: its pages are read when they are looked at, and given up where memory is short."""
+        pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
