@@ -86,18 +86,21 @@ def write_clip(path: Path, frames: Sequence[np.ndarray], codec: str = "mpeg4", k
         container.mux(stream.encode())
 
 
-def write_config(path: Path, model: Path, store: Path, source: Path, **settings: object) -> Path:
+def write_config(path: Path, model: Path, store: Path, source: Path | str, **settings: object) -> Path:
     """Write the configuration file of a run over one source; values are written as JSON, which TOML reads.
 
     Args:
         path: of the file.
         model: model folder.
         store: folder of the store.
-        source: folder of the items.
-        settings: other keys.
+        source: folder of the items, or its URI.
+        settings: other keys; a dictionary is a section.
     """
     settings = {"model": str(model), "store": str(store), **settings}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for name in settings.keys() - plain.keys():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in settings[name].items())]
     path.write_text("\n".join([*lines, "[[source]]", f"path = {json.dumps(str(source))}", ""]))
     return path
 

@@ -2,7 +2,7 @@
 
     python scripts/measure_growth.py                        # 1,000, 10,000 and 100,000 items, then 1,000,000 names
     python scripts/measure_growth.py 2000 10000             # other numbers of items
-    python scripts/measure_growth.py --only names --names 5000000
+    python scripts/measure_growth.py --only names --names 2000000
     python scripts/measure_growth.py --only comparison --compared 2000000 20000000
 
 The default takes half an hour on two cores, nearly all of it for the 100,000 items.
@@ -13,13 +13,14 @@ steady, from a quarter of all items to three quarters. Memory is the proportiona
 counted once; it is bounded by the processes themselves (three times torch, about 0.7 GiB each) and by what Ray lets
 wait between the steps. A process that leaks holds more late in the run than early.
 
-Names are links to tiny files. They are listed and compared with a store by `embedder refresh`: all new, unchanged,
-and with 1 % changed. What bounds that is one look at each file, and a few hundred bytes of memory a name. No model sees
-them: they are published as if one had, which is measured, too.
+Names are links to tiny files, and then as many objects of a bucket on this machine (`growth.bucket`), each of whose
+answers takes 20 ms. They are listed and compared with a store by `embedder refresh`: all new, unchanged, and with 1 %
+changed. What bounds that is one look at each file, or a request for a thousand objects, and CPU a name.
 
 The comparison is of captions in Parquet files with a store of as many items: an idle night, 1 % changed and 0.5 % gone,
-scattered and side by side. What bounds it is CPU a row; memory is that of one part (`embedder.ingest.hashed_rows`). The
-bytes written are told beside those of the changed rows. The last line is one JSON document.
+scattered, the same 1 % again, and side by side. What bounds it is CPU a row; memory is that of one part
+(`embedder.ingest.hashed_rows`). The bytes written are told beside those of the changed rows. The last line is one JSON
+document.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from growth.bucket import measure_bucket
 from growth.comparison import measure_comparison, show_comparison
 from growth.embedding import embed_items, show_costs, show_kinds
 from growth.names import measure_names, show_names
@@ -81,6 +83,7 @@ def measure_listing(root: Path, num_names: int) -> list[dict]:
     """List and compare a tenth of the names, then all, and show what it took."""
     numbers = (max(num_names // FIRST_SHARE, 1), num_names)
     taken = [each for number in numbers for each in measure_names(root / f"{number}-names", number)]
+    taken += [each for number in numbers for each in measure_bucket(root / f"{number}-objects", number)]
     print()
     show_names(taken)
     return taken

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from corpus import DEMO_MODEL, write_config
@@ -19,6 +20,8 @@ from harness import EMBEDDER, MIB, CommandFailedError, show
 
 ROWS_PER_FILE = 500_000
 CHANGED_EVERY, GONE_EVERY = 100, 200  # 1 %, and 0.5 %
+PATTERNS = ("scattered", "the same again", "clustered")
+SEEN = ("seen once", "seen again", "seen a third time")
 COLUMNS = {
     "names": "{num_names:,}",
     "what": "{what}",
@@ -47,9 +50,10 @@ def measure_comparison(root: Path, num_names: int) -> list[dict[str, Any]]:
     """
     source, store = root / "names", root / "store"
     root.mkdir()
-    config = write_config(root / "nightly.toml", DEMO_MODEL, store, source, max_retire_fraction=0.1)
+    settings = {"max_retire_fraction": 0.1, "index": {"build": False}}
+    config = write_config(root / "nightly.toml", DEMO_MODEL, store, source, **settings)
     with config.open("a") as file:
-        file.write('[source.columns]\nid = "id"\ncaption = "caption"\n[index]\nbuild = false\n')
+        file.write('[source.columns]\nid = "id"\ncaption = "caption"\n')
     own = (sys.executable, "-m", "growth.made_up")
     taken: list[dict[str, Any]] = []
 
@@ -71,31 +75,33 @@ def measure_comparison(root: Path, num_names: int) -> list[dict[str, Any]]:
     write_listing(source, num_names)
     run("make the store", *own, "make")
     expect(run("idle night", *EMBEDDER, "refresh"), outcome="nothing to do", num_unchanged=num_names)
-    again, there = choose(num_names, "")
-    for pattern in ("scattered", "clustered"):
-        changed, left = choose(num_names, pattern)
+    before, there = choose(num_names, "")
+    for pattern in PATTERNS:
+        now, left = choose(num_names, pattern)
         write_listing(source, num_names, pattern)
-        differs, gone = (changed ^ again) & left & there, int((there & ~left).sum())
-        reasons = {"content changed": int(differs.sum()), "new": int((left & ~there).sum())}
+        gone = int((there & ~left).sum())
+        reasons = {"content changed": int(((now != before) & left & there).sum()), "new": int((left & ~there).sum())}
         reasons = {reason: number for reason, number in reasons.items() if number}
         found = run(f"{pattern}, --dry-run", *EMBEDDER, "refresh", "--dry-run")
         if {each["reason"]: each["num_items"] for each in found["reasons"]} != reasons or found["num_retired"] != gone:
             raise CommandFailedError(f"{pattern}: the dry run finds {found}, and there are {reasons}, {gone} gone")
         found = run(f"{pattern}, published", *own, "refresh", num_changed=sum(reasons.values()) + gone)
         expect(found, reasons=reasons, num_retired=gone, published=True)
-        again, there = changed, left
+        before, there = now, left
     return taken
 
 
 def choose(num_names: int, pattern: str) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the names that change, and those that stay; bool (N,) each."""
-    numbers = np.arange(num_names)
-    if pattern == "scattered":
-        return numbers % CHANGED_EVERY == 1, numbers % GONE_EVERY != 0
+    """Choose the captions of the names, by their place in `SEEN`, and the names that stay; uint8 and bool (N,)."""
+    numbers, first = np.arange(num_names), max(num_names // CHANGED_EVERY, 1)
+    if pattern in ("scattered", "the same again"):
+        seen = np.where(numbers % CHANGED_EVERY == 1, 1 if pattern == "scattered" else 2, 0)
+        return seen.astype(np.uint8), numbers % GONE_EVERY != 0
     if pattern == "clustered":
-        first = num_names // CHANGED_EVERY
-        return numbers < first, numbers < num_names - num_names // GONE_EVERY
-    return numbers < 0, numbers >= 0
+        seen = np.where((numbers > 0) & (numbers <= first), 1, np.where(numbers % CHANGED_EVERY == 1, 2, 0))
+        is_last = numbers >= num_names - num_names // GONE_EVERY
+        return seen.astype(np.uint8), (numbers % GONE_EVERY != 0) & ~is_last
+    return np.zeros(num_names, np.uint8), numbers >= 0
 
 
 def write_listing(folder: Path, num_names: int, pattern: str = "") -> None:
@@ -108,14 +114,20 @@ def write_listing(folder: Path, num_names: int, pattern: str = "") -> None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    changed, left = choose(num_names, pattern)
+    now, left = choose(num_names, pattern)
     for start in range(0, num_names, ROWS_PER_FILE):
-        here = range(start, min(start + ROWS_PER_FILE, num_names))
-        names = [number for number in here if left[number]]
-        captions = [f"picture {number}, seen {'again' if changed[number] else 'once'}" for number in names]
-        # The order of the names is not the order of the ids: hashes and UUIDs are usual.
-        ids = [f"{number * 2_654_435_761 % (1 << 32):08x}-{number:09d}" for number in names]
-        pq.write_table(pa.table({"id": ids, "caption": captions}), folder / f"{start:012d}.parquet")
+        numbers = np.arange(start, min(start + ROWS_PER_FILE, num_names))[left[start : start + ROWS_PER_FILE]]
+        seen = pa.array(SEEN).take(pa.array(now[numbers]))
+        captions = pc.binary_join_element_wise("picture", pa.array(numbers).cast(pa.string()), seen, " ")
+        pq.write_table(pa.table({"id": ids_of(numbers), "caption": captions}), folder / f"{start:012d}.parquet")
+
+
+def ids_of(numbers: np.ndarray) -> pa.Array:
+    """Ids of names, whose order is not the order of the names: hashes and UUIDs are usual."""
+    parts = ((numbers * 2_654_435_761) % (1 << 32), 10), (numbers, 9)
+    return pc.binary_join_element_wise(
+        *(pc.utf8_lpad(pa.array(each).cast(pa.string()), width, "0") for each, width in parts), "-"
+    )
 
 
 def part_files(store: Path) -> dict[Path, int]:

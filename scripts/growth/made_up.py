@@ -65,7 +65,7 @@ def make_store(config_path: Path) -> None:
     prints = info.model_fingerprint, info.preprocess_fingerprint
     metadata = RunMetadata(run.run_id, run.session, *prints, pa.schema([]))
     parts: dict[str, list] = {name: [] for name in TABLES}
-    for task, rows in enumerate(list_sources(config.source, rows_per_chunk=ROWS_PER_PART)):
+    for task, rows in enumerate(list_sources(config.source, rows_per_chunk=ROWS_PER_PART, unique=False)):
         for part in write_part(files, metadata, task, as_embedded(rows, task)).parts:
             parts[part.table].append(part)
     versions = {name: RecordTable(files, name).commit(run.run_id, parts[name], [], TABLES[name]) for name in TABLES}

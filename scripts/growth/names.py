@@ -1,7 +1,6 @@
 """What listing many names and comparing them with a store takes: the commands that do it, each in its own process.
 
-The store has all names published, although no model ever saw them: `python -m growth.names CONFIG` publishes what the
-configuration lists.
+The store has all names published, although no model ever saw them (`growth.made_up`).
 """
 
 import json
@@ -11,16 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from corpus import DEMO_MODEL, write_config
-from embedder.batch_schema import VECTOR
-from embedder.config import load_config
 from harness import EMBEDDER, MIB, CommandFailedError, environment, peak_rss_bytes, show
 
 PER_FOLDER = 1000
@@ -39,7 +34,7 @@ COLUMNS = {
 
 
 def measure_names(root: Path, num_names: int) -> list[dict[str, Any]]:
-    """List names that are all new, publish them, list them unchanged, and with 1 % changed.
+    """List files that are all new, make the store of them, list them unchanged, and with 1 % changed.
 
     Returns:
         What each command took: wall and CPU seconds, and the most memory that it held (resident set size).
@@ -49,7 +44,7 @@ def measure_names(root: Path, num_names: int) -> list[dict[str, Any]]:
     """
     source = root / "names"
     write_names(source, num_names)
-    config = write_config(root / "nightly.toml", DEMO_MODEL, root / "store", source)
+    config = write_config(root / "nightly.toml", DEMO_MODEL, root / "store", source, index={"build": False})
     refresh = [*EMBEDDER, "refresh", str(config), "--json"]
     taken = []
 
@@ -59,7 +54,7 @@ def measure_names(root: Path, num_names: int) -> list[dict[str, Any]]:
         return found
 
     check(to_embed(run("all new, --dry-run", [*refresh, "--dry-run"])) == {"new": num_names}, "all names are new")
-    run("publish", [sys.executable, "-m", "growth.names", str(config)])
+    run("make the store", [sys.executable, "-m", "growth.made_up", "make", str(config)])
     check(run("unchanged", refresh)["num_unchanged"] == num_names, "nothing has changed")
     num_changed = change_names(source, CHANGED_EVERY)
     found = run("1 % changed, --dry-run", [*refresh, "--dry-run"])
@@ -88,29 +83,19 @@ def change_names(folder: Path, every: int) -> int:
     return len(changed)
 
 
-def publish_names(config: Path) -> None:
-    """Publish what is listed as if it had been embedded: parts as small as a run makes them, vectors of one number."""
-    from published_rows import as_embedded, publish_rows
-
-    from embedder.ingest.inputs import open_inputs
-
-    inputs = open_inputs(load_config(config))
-    step = inputs.config.rows_per_part
-    slices = (rows.slice(start, step) for rows in inputs.listing.tables() for start in range(0, rows.num_rows, step))
-    ones = pa.scalar([1.0], VECTOR)
-    parts = (as_embedded(each, pa.repeat(ones, each.num_rows), "0" * 32) for each in slices)
-    publish_rows(inputs.files, inputs.info, parts)
-
-
-def take(command: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
+def take(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[dict[str, float], dict[str, Any]]:
     """Run a command to its end, and ask the kernel what it took; gives the JSON of its last line, too.
+
+    Args:
+        command: its command line.
+        variables: of its environment, beside those of `harness.environment`.
 
     Raises:
         CommandFailedError: it failed.
     """
     before_s, started_s, peak_bytes = children_cpu_s(), time.perf_counter(), 0
     with tempfile.TemporaryFile("w+") as printed:
-        process = subprocess.Popen(command, stdout=printed, text=True, env=environment())
+        process = subprocess.Popen(command, stdout=printed, text=True, env=environment() | dict(variables or {}))
         while process.poll() is None:
             # `ru_maxrss` is no less than the memory of this process, of which that one is a copy at first.
             peak_bytes = max(peak_bytes, peak_rss_bytes(process.pid))
@@ -144,7 +129,3 @@ def show_names(taken: Sequence[dict[str, Any]]) -> None:
     """Print one line for each command over each number of names."""
     rows = [row | {"us": 1e6 * row["cpu_s"] / row["num_names"], "mib": row["peak_bytes"] / MIB} for row in taken]
     show(rows, COLUMNS)
-
-
-if __name__ == "__main__":
-    publish_names(Path(sys.argv[1]))

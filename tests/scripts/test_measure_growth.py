@@ -64,12 +64,38 @@ def test_memory_of_each_process_is_kept_and_one_that_has_ended_is_left_out():
     assert memory.num_bytes == max(sum(both.values()), sum(one.values())) > 0
 
 
+WHAT = ["all new, --dry-run", "make the store", "unchanged", "1 % changed, --dry-run"]
+
+
+@pytest.mark.slow
+def test_objects_of_a_bucket_are_listed_and_compared(tmp_path):
+    from growth.bucket import measure_bucket
+
+    taken = measure_bucket(tmp_path / "bucket", 25_678)  # three folders, which are listed at once
+    assert [each["what"] for each in taken] == [f"bucket: {what}" for what in WHAT]
+    assert all(each["cpu_s"] > 0 and each["num_names"] == 25_678 for each in taken)
+
+
+def test_pages_of_the_made_up_bucket_are_cut_as_those_of_a_bucket():
+    from growth.bucket import ManyObjects
+
+    server = ManyObjects.__new__(ManyObjects)
+    server.num_objects, server.changed_every = 10_500, 0
+    assert server.page("pictures/", "/", None).count("<CommonPrefixes>") == 2
+    last = server.page("pictures/000001/", None, None)
+    assert last.count("<Contents>") == 500 and "pictures/000001/000010000.jpg" in last and "Token" not in last
+    first = server.page("pictures/", None, None)
+    assert first.count("<Contents>") == 1000 and "<NextContinuationToken>1000<" in first
+    server.changed_every = 100
+    assert server.page("pictures/", None, "1000").count("f&quot;") == 10
+
+
 @pytest.mark.slow
 def test_names_are_listed_published_and_compared(tmp_path, capsys):
     from growth.names import measure_names, show_names
 
     taken = measure_names(tmp_path, 1234)  # it checks what each command finds
-    assert [each["what"] for each in taken] == ["all new, --dry-run", "publish", "unchanged", "1 % changed, --dry-run"]
+    assert [each["what"] for each in taken] == WHAT
     assert all(each["peak_bytes"] > 2**24 and each["cpu_s"] > 0 and each["num_names"] == 1234 for each in taken)
     assert sum(path.stat().st_size == 2 for path in (tmp_path / "names").rglob("*.png")) == 13, "1 % changed"
     show_names(taken)
@@ -92,4 +118,4 @@ def test_items_are_embedded_and_the_last_line_is_json():
     for run in found["items"]["runs"]:
         assert {"command", "stage 0", "stage 1", "stage 2", "tasks"} <= set(run["by_kind"])
         assert run["peak_bytes"] > max(kind["peak"] for kind in run["by_kind"].values())
-    assert [each["num_names"] for each in found["names"]] == [2] * 4 + [20] * 4
+    assert [each["num_names"] for each in found["names"]] == ([2] * 4 + [20] * 4) * 2
