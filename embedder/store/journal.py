@@ -33,8 +33,18 @@ class PartFile(BaseModel):
     @property
     def id_range(self) -> tuple[str, str] | None:
         """Least and greatest id of its rows, by its statistics; None where they don't tell."""
+        return self._bounds("item_id")
+
+    @property
+    def state(self) -> str | None:
+        """State that all items of a file of records are in, by its statistics; None where they don't tell."""
+        bounds = self._bounds("state")
+        return None if bounds is None or bounds[0] != bounds[1] else bounds[0]
+
+    def _bounds(self, column: str) -> tuple[str, str] | None:
+        """Least and greatest value of a column that is never null."""
         stats = json.loads(self.stats)
-        least, greatest = ((stats.get(name) or {}).get("item_id") for name in ("minValues", "maxValues"))
+        least, greatest = ((stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         return None if least is None or greatest is None else (least, greatest)
 
 

@@ -29,6 +29,8 @@ from embedder.store.step_metrics import measure
 
 LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
 NO_COLUMNS = pa.schema([])
+BOUNDED = ("item_id", "state")
+"""Columns, none of which is ever null, of which a log tells the least and the greatest value of each file."""
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
 """Files of a write task: vectors, records of items with new rows, and of those whose published rows stay."""
@@ -295,13 +297,14 @@ def encode_part(
 
 
 def _delta_stats(content: pa.Table) -> str:
-    """Statistics of a file for Delta: row count, and the range of ids, by which readers skip files."""
-    ids = pc.min_max(content["item_id"]).as_py()
+    """Statistics of a file for Delta: row count, and the range of ids and states, by which readers skip files."""
+    names = [name for name in BOUNDED if name in content.schema.names]
+    bounds = {name: pc.min_max(content[name]).as_py() for name in names if content.num_rows}
     return json.dumps(
         {
             "numRecords": content.num_rows,
-            "minValues": {"item_id": ids["min"]} if content.num_rows else {},
-            "maxValues": {"item_id": ids["max"]} if content.num_rows else {},
-            "nullCount": {"item_id": 0},
+            "minValues": {name: own["min"] for name, own in bounds.items()},
+            "maxValues": {name: own["max"] for name, own in bounds.items()},
+            "nullCount": dict.fromkeys(names, 0),
         }
     )

@@ -109,7 +109,8 @@ def _unpublished_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
 
 def _in_table(files: StoreFiles, version: Current) -> pa.Table:
     table = RecordTable(files, "items", version.items)
-    tables = [_not_embedded(table.read(paths=[path])) for path in table.paths()]
+    parts = [part for part in table.parts() if part.state != "embedded"]
+    tables = [_not_embedded(table.read(paths=[part.path])) for part in parts]
     return pa.concat_tables(tables) if tables else ITEMS.empty_table()
 
 

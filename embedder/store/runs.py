@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.store.files import StoreFiles
+from embedder.store.files import NUM_RECORD_READERS, StoreFiles
 from embedder.store.journal import JournalEntry, read_entries, read_finished
 from embedder.store.layout import (
+    RUNS_FOLDER,
     Kind,
     RunInfo,
     StoreInfo,
@@ -173,23 +174,30 @@ def run_time(run_id: str) -> datetime | None:
 def unfinished_runs(files: StoreFiles) -> list[RunInfo]:
     """Embedding runs that have not published, and that a later command may resume, oldest first."""
     current = read_current(files)
-    runs = (run for run in all_runs(files) if run.kind not in OPERATIONS)
-    return [run for run in runs if current is None or run.run_id > current.run_id]
+    after = "" if current is None else current.run_id
+    return [run for run in all_runs(files, after) if run.kind not in OPERATIONS]
 
 
-def all_runs(files: StoreFiles) -> list[RunInfo]:
-    """Read all runs of the store, oldest first."""
-    infos = files.each(lambda path: read_record(files, path, RunInfo), _run_paths(files))
+def all_runs(files: StoreFiles, after: str = "") -> list[RunInfo]:
+    """Read all runs of the store, oldest first.
+
+    Args:
+        files: the store.
+        after: of those alone whose id sorts after this one.
+    """
+    run_ids = [run_id for run_id in files.folders(RUNS_FOLDER) if run_id > after]
+    infos = files.each(lambda run_id: _run_info(files, run_id), run_ids, NUM_RECORD_READERS)
     return [info for info in infos if info is not None]
 
 
 def last_run(files: StoreFiles) -> RunInfo | None:
-    """Read the newest run alone."""
-    return next((read_record(files, path, RunInfo) for path in _run_paths(files)[-1:]), None)
+    """Read the newest run alone; folders of interim publications hold no record of a run."""
+    found = (_run_info(files, run_id) for run_id in reversed(files.folders(RUNS_FOLDER)))
+    return next((info for info in found if info is not None), None)
 
 
-def _run_paths(files: StoreFiles) -> list[str]:
-    return sorted(info.path for info in files.list("runs") if info.path.endswith(f"/{RUN_FILE}"))
+def _run_info(files: StoreFiles, run_id: str) -> RunInfo | None:
+    return read_record(files, run_file(run_id, RUN_FILE), RunInfo)
 
 
 def is_published(files: StoreFiles, run: RunInfo) -> bool:
