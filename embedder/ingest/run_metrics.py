@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 
 from embedder.ingest.run_result import RunResult
 from embedder.store.accumulators.base import Figures, State
-from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, merge_states, states_of
+from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, StateSum, states_of
 from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.hash_sample import hash_of
 from embedder.store.history import latest_publications
-from embedder.store.journal import JournalEntry, parts_of, read_keys
+from embedder.store.journal import JournalEntry, parts_of, read_keys, stream_entries
 from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.schema import EMBEDDINGS, with_nulls
 from shards.training.metrics import best_ranks, recall_at
@@ -68,22 +68,28 @@ def _states(result: RunResult, metrics: Sequence[Metric], keys: pa.Table) -> dic
     """State of each metric over all rows that count, by its digest."""
     counts = keys.group_by("path").aggregate([("item_id", "count")])
     num_counted = dict(zip(counts["path"].to_pylist(), counts["item_id_count"].to_pylist(), strict=True))
-    found: dict[str, list[State]] = {metric.digest: [] for metric in metrics}
-    for entry in result.entries:
+    sums = {metric.digest: StateSum(metric) for metric in metrics}
+    files, run_id, counting = result.run.files, result.run.run_id, {entry.name for entry in result.entries}
+    for entry in stream_entries(files, run_id):
+        if entry.name not in counting:
+            continue
         parts = [part for part in entry.parts if part.table == "embeddings" and part.path in num_counted]
         if not parts:
             continue
         is_whole = sum(part.num_rows for part in parts) == sum(num_counted[part.path] for part in parts)
         again = [metric for metric in metrics if not is_whole or metric.digest not in entry.metrics]
-        states = entry.metrics | (states_of(again, _rows(result.run.files, entry, keys, again)) if again else {})
-        for digest, own in found.items():
-            own.append(states[digest])
+        states = entry.metrics | (states_of(again, _rows(files, entry, keys, again)) if again else {})
+        for digest, own in sums.items():
+            own.add(states[digest])
     empty = EMBEDDINGS.empty_table()
+    states = {}
     for metric in metrics:
-        if not found[metric.digest]:
+        total = sums[metric.digest].total()
+        if total is None:
             nothing = with_nulls(empty, pa.schema([(name, pa.float64()) for name in metric.accumulator.columns]))
-            found[metric.digest] = [metric.accumulator.add(nothing)]
-    return {metric.digest: merge_states(metric, found[metric.digest]) for metric in metrics}
+            total = metric.accumulator.add(nothing)
+        states[metric.digest] = total
+    return states
 
 
 def _rows(files: StoreFiles, entry: JournalEntry, keys: pa.Table, metrics: Iterable[Metric]) -> pa.Table:

@@ -22,6 +22,7 @@ from embedder.store.arrow_lookup import without_items
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
 from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_name, entry_path
+from embedder.store.journal_segments import find_entry
 from embedder.store.layout import utc_now, write_record
 from embedder.store.metadata_updates import MOVED, moves_file
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
@@ -156,7 +157,7 @@ def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path
         yield
     except Exception:
         with suppress(OSError, BaseError, StoreError):
-            if not files.exists(entry_path(metadata.run_id, name)):
+            if find_entry(files, metadata.run_id, name) is None:
                 for table, suffix in PART_FILES:
                     files.delete(f"{table}/{path}{suffix}")
                 files.delete(moves_file(metadata.run_id, name))
