@@ -4,6 +4,7 @@
     python scripts/measure_growth.py 2000 10000             # other numbers of items
     python scripts/measure_growth.py --only names --names 2000000
     python scripts/measure_growth.py --only comparison --compared 2000000 20000000
+    python scripts/measure_growth.py --only log --versions 1000 10000
 
 The default takes half an hour on two cores, nearly all of it for the 100,000 items.
 
@@ -31,9 +32,11 @@ from pathlib import Path
 from growth.bucket import measure_bucket
 from growth.comparison import measure_comparison, show_comparison
 from growth.embedding import embed_items, show_costs, show_kinds
+from growth.log import measure_log, show_log
 from growth.names import measure_names, show_names
 
 NUM_ITEMS = (1000, 10_000, 100_000)
+PARTS_PER_VERSION = 10
 FIRST_SHARE = 10  # names are also measured by a tenth of their number, which shows what does not grow
 
 
@@ -41,8 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
     parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
-    parser.add_argument("--only", choices=("items", "names", "comparison"), help="leave the others out")
+    parser.add_argument("--only", choices=("items", "names", "comparison", "log"), help="leave the others out")
     parser.add_argument("--compared", type=int, nargs="+", default=(200_000, 2_000_000), help="numbers of captions")
+    parser.add_argument("--versions", type=int, nargs="+", default=(100, 1000), help="numbers of publications")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     options = parser.parse_args()
@@ -59,6 +63,14 @@ def main() -> None:
             ]
             print()
             show_comparison(found["comparison"])
+        if options.only in (None, "log"):
+            found["log"] = [
+                each
+                for number in options.versions
+                for each in measure_log(root / f"{number}-versions", number, PARTS_PER_VERSION)
+            ]
+            print()
+            show_log(found["log"])
     print(json.dumps(found))
 
 

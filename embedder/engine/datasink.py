@@ -20,7 +20,8 @@ from embedder.errors import RunFailedError
 from embedder.quantities import counted
 from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry, entry_name, entry_names, entry_path
+from embedder.store.journal import JournalEntry, entry_name, entry_names
+from embedder.store.journal_segments import find_entry
 from embedder.store.model_parts import ModelPart, write_parts
 from embedder.store.part_writer import RunMetadata
 
@@ -77,7 +78,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
         with limit_deaths(lambda: f"write task {ctx.task_idx}", WRITE_CURE):
             name = entry_name(self.stamp.session, ctx.task_idx)
             attempt = attempt_number()
-            if attempt == 0 or not self.files.exists(entry_path(self.stamp.run_id, name)):
+            if attempt == 0 or find_entry(self.files, self.stamp.run_id, name) is None:
                 rows = self.before_write(self.carried.join(pa.concat_tables(tables)))
                 count_part(write_parts(self.files, self.stamp, self.models, ctx.task_idx, rows, attempt=attempt))
         return WrittenPart(name, platform.node())

@@ -16,7 +16,8 @@ from embedder.engine.progress import show_entry, show_operators
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal import JournalEntry, read_entry
-from embedder.store.layout import journal_folder, read_record
+from embedder.store.journal_segments import MIN_ENTRIES, list_journal, seal
+from embedder.store.layout import read_record
 from embedder.store.runs import Run
 
 LOG = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ class RunMonitor:
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
         self._operators, self._fleet, self._further = operators, fleet, further
-        self._num_told = 0
-        self._seen: dict[str, int] = {}
+        self._num_told = self._num_items = 0
+        self._done = bytearray()  # by the number of a write task, whether it has finished
         self._next_journal_s = self._next_processes_s = self._next_operators_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
@@ -175,14 +176,27 @@ class RunMonitor:
 
     def _look_at_journal(self) -> None:
         """Count what is finished; of a task, by the model that needed most of its items. The main entry is its last."""
-        folder = journal_folder(self._run.run_id)
-        paths = (info.path for info in self._run.files.list(folder))
-        mine = [path for path in paths if self._run.session in path and path.endswith(".json")]
-        new = [path for path in mine if path not in self._seen]
-        for path in new:
-            entry = read_entry(self._run.files, path)
+        files, run_id, session = self._run.files, self._run.run_id, f"{self._run.session}-"
+        mine = {name: path for name, path in list_journal(files, run_id).entries.items() if name.startswith(session)}
+        new = [(name, path) for name, path in mine.items() if not self._is_done(_task(name))]
+        entries = files.stream(lambda path: read_entry(files, path), [path for _, path in new])
+        for (name, path), entry in zip(new, entries, strict=True):
             others = (read_record(each.files, path, JournalEntry) for each in self._further)
-            self._seen[path] = max(each.num_items for each in (entry, *others) if each is not None)
+            self._num_items += max(each.num_items for each in (entry, *others) if each is not None)
+            self._done[_task(name)] = True
             show_entry(self._on_progress, entry)
         if new:
-            self._on_progress(sum(self._seen.values()))
+            self._on_progress(self._num_items)
+        if len(mine) >= MIN_ENTRIES and not self._run.is_lost:
+            for run in (self._run, *self._further):
+                seal(run.files, run_id, mine)
+
+    def _is_done(self, task: int) -> bool:
+        """Whether a write task was counted; one that is begun again, after its entry was sealed, writes another."""
+        self._done.extend(bytes(max(0, task + 1 - len(self._done))))
+        return bool(self._done[task])
+
+
+def _task(name: str) -> int:
+    """Number of the write task of a journal entry."""
+    return int(name.rpartition("-")[2])

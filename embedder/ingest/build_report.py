@@ -22,7 +22,7 @@ from embedder.report.plan_review import review_run
 from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
 from embedder.report.step_sums import cores_beside_steps, split_loads, steady_part, step_reports
 from embedder.sources.selection import LeftOut
-from embedder.store.journal import read_keys
+from embedder.store.journal import read_keys, stream_entries
 from embedder.store.layout import Kind, utc_now
 from embedder.store.step_metrics import Measurement
 
@@ -57,7 +57,8 @@ def build_report(
     """
     job, difference, is_published = outcome.job, work.difference, not_published is None
     reasons = difference.reasons
-    session = [entry for entry in result.entries if entry.name.startswith(job.run.session)]
+    run, names = result.run, {entry.name for entry in result.entries if not entry.name.startswith(job.run.session)}
+    session = stream_entries(run.files, run.run_id, names)
     measurements = [Measurement(**call) for entry in session for call in entry.trace]
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}

@@ -5,7 +5,8 @@ changed between two sessions, and a row's item may have left the sources since: 
 are of another definition, the rows that count are read and described again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +14,19 @@ import pyarrow.compute as pc
 
 from embedder.ingest.run_result import RunResult
 from embedder.store.accumulators.base import Figures, State
-from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, merge_states, states_of
+from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, StateSum, states_of
 from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.hash_sample import hash_of
-from embedder.store.history import publications
-from embedder.store.journal import JournalEntry, parts_of, read_keys
+from embedder.store.history import latest_publications
+from embedder.store.journal import JournalEntry, parts_of, read_keys, stream_entries
 from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.schema import EMBEDDINGS, with_nulls
 from shards.training.metrics import best_ranks, recall_at
 
 KS = (1, 5, 10)
+MAX_EARLIER = 1000  # publications that are looked at for one to compare with
 
 
 def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str, Figures]:
@@ -43,7 +45,6 @@ def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str,
     keys = _counted_keys(result)
     states = _states(result, metrics, keys)
     fingerprint = result.run.info.model_fingerprint
-    earlier = _earlier(files, run_id, fingerprint) if any(each.config.kind == "drift" for each in metrics) else []
     figures = {}
     for metric in metrics:
         state = states[metric.digest]
@@ -51,7 +52,7 @@ def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str,
         if metric.config.kind == "recall":
             figures[metric.config.name] |= _recall(files, result.entries, keys, state)
         elif metric.config.kind == "drift":
-            figures[metric.config.name] |= _drift(metric, state, earlier)
+            figures[metric.config.name] |= _drift(metric, state, _earlier(files, run_id, fingerprint))
     record = RunMetrics(model_fingerprint=fingerprint, states=states, figures=figures)
     write_record(files, run_file(run_id, METRICS_FILE), record)
     return figures
@@ -67,22 +68,28 @@ def _states(result: RunResult, metrics: Sequence[Metric], keys: pa.Table) -> dic
     """State of each metric over all rows that count, by its digest."""
     counts = keys.group_by("path").aggregate([("item_id", "count")])
     num_counted = dict(zip(counts["path"].to_pylist(), counts["item_id_count"].to_pylist(), strict=True))
-    found: dict[str, list[State]] = {metric.digest: [] for metric in metrics}
-    for entry in result.entries:
+    sums = {metric.digest: StateSum(metric) for metric in metrics}
+    files, run_id, counting = result.run.files, result.run.run_id, {entry.name for entry in result.entries}
+    for entry in stream_entries(files, run_id):
+        if entry.name not in counting:
+            continue
         parts = [part for part in entry.parts if part.table == "embeddings" and part.path in num_counted]
         if not parts:
             continue
         is_whole = sum(part.num_rows for part in parts) == sum(num_counted[part.path] for part in parts)
         again = [metric for metric in metrics if not is_whole or metric.digest not in entry.metrics]
-        states = entry.metrics | (states_of(again, _rows(result.run.files, entry, keys, again)) if again else {})
-        for digest, own in found.items():
-            own.append(states[digest])
+        states = entry.metrics | (states_of(again, _rows(files, entry, keys, again)) if again else {})
+        for digest, own in sums.items():
+            own.add(states[digest])
     empty = EMBEDDINGS.empty_table()
+    states = {}
     for metric in metrics:
-        if not found[metric.digest]:
+        total = sums[metric.digest].total()
+        if total is None:
             nothing = with_nulls(empty, pa.schema([(name, pa.float64()) for name in metric.accumulator.columns]))
-            found[metric.digest] = [metric.accumulator.add(nothing)]
-    return {metric.digest: merge_states(metric, found[metric.digest]) for metric in metrics}
+            total = metric.accumulator.add(nothing)
+        states[metric.digest] = total
+    return states
 
 
 def _rows(files: StoreFiles, entry: JournalEntry, keys: pa.Table, metrics: Iterable[Metric]) -> pa.Table:
@@ -121,18 +128,16 @@ def _recall(files: StoreFiles, entries: Sequence[JournalEntry], keys: pa.Table, 
     return {f"recall_at_{k}": recall_at(ranks, k) for k in KS}
 
 
-def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> list[tuple[str, RunMetrics]]:
-    """Metrics of earlier publications by the same model, the newest first."""
-    found = []
-    for record in reversed(publications(files)):
+def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> Iterator[tuple[str, RunMetrics]]:
+    """Metrics of earlier publications by the same model, the newest first, each read when it is asked for."""
+    for record in islice(latest_publications(files), MAX_EARLIER):
         own_id = record.interim_of or record.run_id
         kept = read_record(files, run_file(own_id, METRICS_FILE), RunMetrics) if own_id != run_id else None
         if kept is not None and kept.model_fingerprint == fingerprint:
-            found.append((own_id, kept))
-    return found
+            yield own_id, kept
 
 
-def _drift(metric: Metric, state: State, earlier: Sequence[tuple[str, RunMetrics]]) -> Figures:
+def _drift(metric: Metric, state: State, earlier: Iterable[tuple[str, RunMetrics]]) -> Figures:
     """Difference to the last publication that has vectors of this metric; empty where there is none."""
     for run_id, kept in earlier:
         before = kept.states.get(metric.digest)

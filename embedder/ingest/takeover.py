@@ -17,7 +17,7 @@ from embedder.batch_schema import CARRIED, carried_schema, step_schema
 from embedder.errors import StoreError
 from embedder.ingest.diff import same_values
 from embedder.ingest.known_items import whole_contents
-from embedder.store.arrow_lookup import positions, take_or_null, without_items
+from embedder.store.arrow_lookup import SortedIds, positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
 from embedder.store.history import readable
 from embedder.store.journal import read_finished
@@ -158,8 +158,10 @@ def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) ->
 def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[str]) -> pa.Table:
     """Read the records of some items in a publication, from part files that no newer one had."""
     table = RecordTable(files, "items", version.items)
-    paths = [path for path in table.paths() if path not in read]
-    read.update(paths)
+    wanted = SortedIds(ids.cast(pa.string()))
+    parts = [part for part in table.parts() if part.path not in read]
+    read.update(part.path for part in parts)
+    paths = [part.path for part in parts if len(wanted.between(part.id_range))]
     tables = [ITEMS.empty_table()]
     for path in paths:
         try:
@@ -195,7 +197,8 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
     """Read the rows of the items, one table for each part file, with their present place and carried columns."""
     table = RecordTable(files, "embeddings", held.version.embeddings)
     schema = with_carryover(EMBEDDINGS, stamp.columns)
-    for path in table.paths():
+    wanted = SortedIds(held.records["item_id"])
+    for path in [part.path for part in table.parts() if len(wanted.between(part.id_range))]:
         try:
             is_theirs = pc.is_valid(positions(table.read(["item_id"], [path])["item_id"], held.records["item_id"]))
             if not pc.any(is_theirs).as_py():

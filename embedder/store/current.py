@@ -90,8 +90,9 @@ def publish_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hol
         previous = before.run_id if before.run_id != current.run_id else before.previous
         hold = None if ends_hold else current.hold or _hold_after(before.hold, kind)
         current = current.model_copy(update={"previous": previous, "hold": hold})
-    fields = current.model_dump(exclude={"hold"}) | count_rows(files, current, {})
-    record = Published(**fields, kind=kind, model_counts=_count_models(files, current, before))
+    last = None if before is None else read_record(files, run_file(before.run_id, PUBLISHED_FILE), Published)
+    fields = current.model_dump(exclude={"hold"}) | _count_since(files, current, last)
+    record = Published(**fields, kind=kind, model_counts=_count_models(files, current, last))
     files.confirm_lease()
     write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
     write_current(files, current)
@@ -185,12 +186,11 @@ def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[st
         states: part file -> number of items by state, where known already; results are added.
     """
     items = RecordTable(files, "items", version.items)
-    paths = items.paths()
-    for path in paths:
-        if path not in states:
-            counts = pc.value_counts(items.read(["state"], [path])["state"]).to_pylist()
-            states[path] = Counter({each["values"]: each["counts"] for each in counts})
-    total = sum((states[path] for path in paths), Counter[str]())
+    total = Counter[str]()
+    for part in items.parts():
+        if part.path not in states:
+            states[part.path] = count_states(items, part)
+        total.update(states[part.path])
     return {
         "num_items": total.total() - total["left_out"],
         "num_vectors": RecordTable(files, "embeddings", version.embeddings).num_rows(),
@@ -229,19 +229,53 @@ def model_folder(model: str) -> str:
     return f"{MODELS_FOLDER}/{model}/" if model else ""
 
 
-def _count_models(files: StoreFiles, current: Current, before: Current | None) -> dict[str, dict[str, int]]:
+def _count_models(files: StoreFiles, current: Current, last: Published | None) -> dict[str, dict[str, int]]:
     """Row counts of the further models; those of a model that has not changed are taken from the last record."""
-    last = None
-    if before is not None and current.models:
-        last = read_record(files, run_file(before.run_id, PUBLISHED_FILE), Published)
-    known = {} if last is None else {name: (each.items, each.embeddings) for name, each in last.models.items()}
     counts = {}
     for name, own in current.models.items():
-        if last is not None and known.get(name) == (own.items, own.embeddings) and name in last.model_counts:
-            counts[name] = last.model_counts[name]
+        record = record_of(last, name)
+        if last is not None and record is not None and name in last.model_counts:
+            is_same = (record.items, record.embeddings) == (own.items, own.embeddings)
+            known = last.model_counts[name]
+            counts[name] = known if is_same else _count_since(model_files(files, name), own, record)
         else:
             counts[name] = count_rows(model_files(files, name), own, {})
     return counts
+
+
+def _count_since(files: StoreFiles, version: Current, last: Published | None) -> dict[str, int]:
+    """Row counts of a publication, by those of the last one and the files in which they differ, where these are fewer.
+
+    Args:
+        files: the store, or the view of a further model.
+        version: the publication.
+        last: record of the one before, or that model's part of it; None where there is none.
+    """
+    if last is None:
+        return count_rows(files, version, {})
+    items, before = (RecordTable(files, "items", each.items) for each in (version, last))
+    held, was = ({part.path: part for part in each.parts()} for each in (items, before))
+    added, gone = ([part for path, part in one.items() if path not in two] for one, two in ((held, was), (was, held)))
+    if len(added) + len(gone) >= len(held):
+        return count_rows(files, version, {})
+    change = Counter[str]()
+    for part in added:
+        change.update(count_states(items, part))
+    for part in gone:
+        change.subtract(count_states(before, part))
+    return {
+        "num_items": last.num_items + change.total() - change["left_out"],
+        "num_vectors": RecordTable(files, "embeddings", version.embeddings).num_rows(),
+        "num_rejected": last.num_rejected + change["rejected"],
+    }
+
+
+def count_states(items: RecordTable, part: PartFile) -> Counter[str]:
+    """Count the items of a part file by state: by its statistics where they tell, else it is read."""
+    if part.state is not None:
+        return Counter({part.state: part.num_rows})
+    counts = pc.value_counts(items.read(["state"], [part.path])["state"]).to_pylist()
+    return Counter({each["values"]: each["counts"] for each in counts})
 
 
 def parts_at(files: StoreFiles, version: Current) -> dict[str, dict[str, list[PartFile]]]:

@@ -18,13 +18,16 @@ Action = dict[str, Any]
 """Line of a log entry, or row of a checkpoint, in which all kinds but its own are null."""
 
 
-def replay(files: StoreFiles, table: str, wanted: Collection[int]) -> Iterator[tuple[int, set[str]]] | None:
+def replay(
+    files: StoreFiles, table: str, wanted: Collection[int], without: Collection[str] = ()
+) -> Iterator[tuple[int, set[str]]] | None:
     """Replay the log for some versions of a table; opening each separately would replay it for each.
 
     Args:
         files: the store.
         table: its name.
         wanted: the versions.
+        without: part files that are left out, relative to the table's folder.
 
     Returns:
         Each version and the part files that it holds, relative to the table's folder, in a set that changes with the
@@ -33,17 +36,30 @@ def replay(files: StoreFiles, table: str, wanted: Collection[int]) -> Iterator[t
     entries = [f"{table}/{LOG_FOLDER}/{number:020d}.json" for number in range(max(wanted, default=-1) + 1)]
     if not {info.path for info in files.list(f"{table}/{LOG_FOLDER}")}.issuperset(entries):
         return None
-    return _replayed(files, entries, wanted)
+    return _replayed(files, entries, wanted, without)
 
 
-def _replayed(files: StoreFiles, entries: Sequence[str], wanted: Collection[int]) -> Iterator[tuple[int, set[str]]]:
+def _replayed(
+    files: StoreFiles, entries: Sequence[str], wanted: Collection[int], without: Collection[str]
+) -> Iterator[tuple[int, set[str]]]:
     held: set[str] = set()
-    for number, path in enumerate(entries):
-        actions = list(read_actions(files, path)[0])
-        held -= {action["remove"]["path"] for action in actions if "remove" in action}
-        held |= {action["add"]["path"] for action in actions if "add" in action}
+    for number, changes in enumerate(files.stream(lambda path: _changes(files, path), entries)):
+        added, removed = changes
+        held.difference_update(removed)
+        held.update(path for path in added if path not in without)
         if number in wanted:
             yield number, held
+
+
+def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
+    """Part files that an entry adds, and those that it removes."""
+    added, removed = [], []
+    for action in read_actions(files, path)[0]:
+        if "add" in action:
+            added.append(action["add"]["path"])
+        elif "remove" in action:
+            removed.append(action["remove"]["path"])
+    return added, removed
 
 
 def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:

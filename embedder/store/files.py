@@ -5,8 +5,9 @@ The only access to a store, on a disk or in a bucket: nothing else knows its pla
 """
 
 import hashlib
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from embedder.store.lock import Lease
 
 NUM_READERS = 16
+NUM_RECORD_READERS = 64  # of small files, each of which is one request: 10,000 of 20 ms are read in 3 s
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -182,12 +184,29 @@ class StoreFiles:
     def _ranges(self, path: str) -> ObjectRanges:
         return ObjectRanges(self._store, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
 
-    def each(self, read: Callable[[T], S], of: Iterable[T]) -> list[S]:
-        """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer."""
+    def each(self, read: Callable[[T], S], of: Iterable[T], num_readers: int = NUM_READERS) -> list[S]:
+        """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer.
+
+        Args:
+            read: of one file.
+            of: the files.
+            num_readers: how many are read at once.
+        """
         if self.folder is not None:
             return [read(each) for each in of]
-        with ThreadPoolExecutor(NUM_READERS) as pool:
+        with ThreadPoolExecutor(num_readers) as pool:
             return list(pool.map(read, of))
+
+    def stream(self, read: Callable[[T], S], of: Sequence[T], num_ahead: int = NUM_RECORD_READERS) -> Iterator[S]:
+        """Apply `read` to each file, in order, as `each`, while no more than a few results wait to be taken.
+
+        Args:
+            read: of one file.
+            of: the files.
+            num_ahead: how many are read at once, and may wait.
+        """
+        for start in range(0, len(of), num_ahead):
+            yield from self.each(read, of[start : start + num_ahead], num_ahead)
 
     def read(self, path: str) -> bytes:
         """Read the file.
@@ -285,6 +304,15 @@ class StoreFiles:
                 return tag
         raise WriteConflictError(path)
 
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders directly in `folder`, sorted; what is in them is not listed."""
+        with self._named_errors(folder):
+            if self.folder is not None:
+                place = self.folder / folder
+                return sorted(entry.name for entry in os.scandir(place) if entry.is_dir()) if place.is_dir() else []
+            found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+
     def list(self, folder: str) -> Iterator[FileInfo]:
         """Yield all files below `folder`, at any depth; none where there is no such folder."""
         if self.folder is not None and not self.folder.exists():
@@ -301,6 +329,15 @@ class StoreFiles:
                 (self.folder / path).unlink(missing_ok=True)
             else:
                 self._store.delete(path)
+
+    def delete_each(self, paths: Iterable[str]) -> None:
+        """Delete files in any order; of a bucket, many by one request."""
+        if self.folder is not None:
+            for path in paths:
+                self.delete(path)
+        elif paths := [*paths]:
+            with self._named_errors(paths[0]):
+                obstore.delete(self._store, paths)
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:

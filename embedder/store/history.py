@@ -1,7 +1,7 @@
 """History of a store: its publications from first to last, those that can be read, and rollback to one of them."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,8 +18,18 @@ from embedder.store.current import (
     write_current,
 )
 from embedder.store.delta_log import replay
-from embedder.store.files import StoreFiles
-from embedder.store.layout import PUBLISHED_FILE, Current, Hold, Published, read_current, read_record, utc_now
+from embedder.store.files import NUM_RECORD_READERS, StoreFiles
+from embedder.store.layout import (
+    PUBLISHED_FILE,
+    RUNS_FOLDER,
+    Current,
+    Hold,
+    Published,
+    read_current,
+    read_record,
+    run_file,
+    utc_now,
+)
 from embedder.store.runs import all_runs, run_time, unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
@@ -57,10 +67,25 @@ def publications(files: StoreFiles) -> list[Published]:
     current = read_current(files.main)
     if current is None:
         return []
-    paths = [info.path for info in files.main.list("runs") if info.path.endswith(f"/{PUBLISHED_FILE}")]
-    records = files.main.each(lambda path: read_record(files.main, path, Published), paths)
+    main, run_ids = files.main, files.main.folders(RUNS_FOLDER)
+    records = main.each(lambda run_id: _record(main, run_id), run_ids, NUM_RECORD_READERS)
     chain = published_chain(current.run_id, [record for record in records if record is not None])
     return [own for record in chain if (own := record_of(record, files.model)) is not None]
+
+
+def latest_publications(files: StoreFiles) -> Iterator[Published]:
+    """Records of all publications, newest first, each read when it is asked for: for those who need the last few."""
+    current = read_current(files.main)
+    run_id, seen = None if current is None else current.run_id, set[str]()
+    while run_id is not None and run_id not in seen and (record := _record(files.main, run_id)) is not None:
+        seen.add(run_id)
+        if (own := record_of(record, files.model)) is not None:
+            yield own
+        run_id = record.previous
+
+
+def _record(files: StoreFiles, run_id: str) -> Published | None:
+    return read_record(files, run_file(run_id, PUBLISHED_FILE), Published)
 
 
 def published_chain(current_id: str, records: Iterable[Published]) -> list[Published]:
@@ -146,10 +171,10 @@ def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str], fold
     """Versions of a table that can be read; `folder` is where it lies in the store whose files are gone."""
     there = {path for path in part_files(files, name) if f"{folder}{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
-    versions = replay(files, name, numbers - never)
+    versions = replay(files, name, numbers - never, without=there)
     if versions is None:
         return never | {number for number in numbers - never if _is_whole(files, name, number, there)}
-    return never | {number for number, held in versions if held <= there}
+    return never | {number for number, lacking in versions if not lacking}
 
 
 def _is_whole(files: StoreFiles, name: str, number: int, there: set[str]) -> bool:
@@ -205,23 +230,20 @@ def one_before(history: list[Published]) -> Published | None:
     return history[number - 1] if number > 0 else None
 
 
-def same_rows(history: list[Published]) -> set[int]:
+def same_rows(latest: Iterable[Published]) -> set[int]:
     """Versions of embeddings that hold the published rows, so that their indexes fit; pure.
 
     Args:
-        history: publications, oldest first; the last is the current one.
+        latest: publications, newest first, of which no more than needed are taken.
     """
-    place = {record.run_id: number for number, record in enumerate(history)}
     versions: set[int] = set()
-    number = len(history) - 1
-    while number >= 0:
-        record = history[number]
+    restored = None
+    for record in latest:
+        if restored is not None and record.run_id != restored:
+            continue
         versions.add(record.embeddings)
-        if record.restores in place:
-            number = place[record.restores]
-        elif record.kind in SAME_ROWS:
-            number -= 1
-        else:
+        restored = record.restores
+        if restored is None and record.kind not in SAME_ROWS:
             break
     return versions
 

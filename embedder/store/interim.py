@@ -180,7 +180,7 @@ class UnpublishedWork:
 
     def next(self) -> InterimBatch:
         """Choose what can be published now; what was chosen before, and not published, is part of it."""
-        new = read_entries(self._run.files, self._run.run_id, self._seen)
+        new = read_entries(self._run.files, self._run.run_id, self._seen, is_light=True)
         if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
             new = [entry for entry in new if entry.name.startswith(self._run.session)]
         entries = [*self._again, *new]

@@ -1,4 +1,7 @@
-"""Journal of a run: one small JSON file for each finished write task, and their sum."""
+"""Journal of a run: an entry for each finished write task, and their sum.
+
+Each is a small JSON file at first; while the run goes on they are joined (`embedder.store.journal_segments`).
+"""
 
 import json
 from collections.abc import Collection, Iterable, Iterator
@@ -11,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Record, journal_folder, read_record
+from embedder.store.journal_segments import find_entry, names_in_journal, read_lines
+from embedder.store.layout import Record, journal_folder, parse_record, read_record
 from embedder.store.schema import TABLES, with_nulls
 
+WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}
 TASK_DIGITS = 6  # of a write task's number, in file names
 
 
@@ -33,8 +38,18 @@ class PartFile(BaseModel):
     @property
     def id_range(self) -> tuple[str, str] | None:
         """Least and greatest id of its rows, by its statistics; None where they don't tell."""
+        return self._bounds("item_id")
+
+    @property
+    def state(self) -> str | None:
+        """State that all items of a file of records are in, by its statistics; None where they don't tell."""
+        bounds = self._bounds("state")
+        return None if bounds is None or bounds[0] != bounds[1] else bounds[0]
+
+    def _bounds(self, column: str) -> tuple[str, str] | None:
+        """Least and greatest value of a column that is never null."""
         stats = json.loads(self.stats)
-        least, greatest = ((stats.get(name) or {}).get("item_id") for name in ("minValues", "maxValues"))
+        least, greatest = ((stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         return None if least is None or greatest is None else (least, greatest)
 
 
@@ -61,29 +76,42 @@ def entry_path(run_id: str, name: str) -> str:
     return f"{journal_folder(run_id)}/{name}.json"
 
 
-def read_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> list[JournalEntry]:
+def read_entries(
+    files: StoreFiles, run_id: str, but: Collection[str] = (), *, is_light: bool = False
+) -> list[JournalEntry]:
     """Read all entries of a run, in the order of their names.
 
     Args:
         files: the store.
         run_id: id of the run.
         but: names of entries that are left out.
+        is_light: without `trace` and `metrics`, which are most of an entry.
     """
-    left_out = {entry_path(run_id, name) for name in but}
-    paths = sorted({info.path for info in files.list(journal_folder(run_id))} - left_out)
-    return files.each(lambda path: read_entry(files, path), [path for path in paths if path.endswith(".json")])
+    found = stream_entries(files, run_id, but)
+    entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def stream_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[JournalEntry]:
+    """Read all entries of a run, in no order; few are in memory at once.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        but: names of entries that are left out.
+    """
+    return (parse_record(files, path, data, JournalEntry) for _, path, data in read_lines(files, run_id, but))
 
 
 def entry_names(files: StoreFiles, run_id: str, session: str) -> set[str]:
-    """Return the names of the entries that a session of a run has written; one listing, nothing is read.
+    """Return the names of the entries that a session of a run has written.
 
     Args:
         files: the store.
         run_id: of the run.
         session: that wrote them, as their names begin.
     """
-    names = (info.path.rpartition("/")[2] for info in files.list(journal_folder(run_id)))
-    return {name.removesuffix(".json") for name in names if name.startswith(f"{session}-") and name.endswith(".json")}
+    return {name for name in names_in_journal(files, run_id) if name.startswith(f"{session}-")}
 
 
 def read_entry(files: StoreFiles, path: str) -> JournalEntry:
@@ -137,14 +165,15 @@ def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Tabl
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
             f"{files.uri(path)}: a part file that a run had finished is missing or damaged ({error}); delete "
-            f"{files.uri(_entry_of(part))}, and the same command embeds its items again"
+            f"{files.uri(_entry_of(files, part))}, and the same command embeds its items again"
         ) from None
 
 
-def _entry_of(part: PartFile) -> str:
-    """Path of the journal entry that names a part file, by the part file's name."""
+def _entry_of(files: StoreFiles, part: PartFile) -> str:
+    """Path of the file that holds the journal entry of a part file, by the part file's name."""
     run_part, _, task = part.path.partition(f"-{part.session}-")
-    return entry_path(run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}")
+    run_id, name = run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}"
+    return find_entry(files, run_id, name) or entry_path(run_id, name)
 
 
 @dataclass(frozen=True)

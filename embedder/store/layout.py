@@ -165,9 +165,26 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
         StoreError: the file is damaged, or of a format that this version does not know.
     """
     try:
-        record = kind.model_validate_json(files.read(path))
+        data = files.read(path)
     except FileNotFoundError:
         return None
+    return parse_record(files, path, data, kind)
+
+
+def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT]) -> RecordT:
+    """Parse one record.
+
+    Args:
+        files: the store.
+        path: of the file that holds it.
+        data: its JSON.
+        kind: class of the record.
+
+    Raises:
+        StoreError: it is damaged, or of a format that this version does not know.
+    """
+    try:
+        record = kind.model_validate_json(data)
     except ValidationError as error:
         raise StoreError(
             f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]} "

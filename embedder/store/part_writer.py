@@ -22,6 +22,7 @@ from embedder.store.arrow_lookup import without_items
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
 from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_name, entry_path
+from embedder.store.journal_segments import find_entry
 from embedder.store.layout import utc_now, write_record
 from embedder.store.metadata_updates import MOVED, moves_file
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
@@ -29,6 +30,8 @@ from embedder.store.step_metrics import measure
 
 LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
 NO_COLUMNS = pa.schema([])
+BOUNDED = ("item_id", "state")
+"""Columns, none of which is ever null, of which a log tells the least and the greatest value of each file."""
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
 """Files of a write task: vectors, records of items with new rows, and of those whose published rows stay."""
@@ -154,7 +157,7 @@ def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path
         yield
     except Exception:
         with suppress(OSError, BaseError, StoreError):
-            if not files.exists(entry_path(metadata.run_id, name)):
+            if find_entry(files, metadata.run_id, name) is None:
                 for table, suffix in PART_FILES:
                     files.delete(f"{table}/{path}{suffix}")
                 files.delete(moves_file(metadata.run_id, name))
@@ -295,13 +298,14 @@ def encode_part(
 
 
 def _delta_stats(content: pa.Table) -> str:
-    """Statistics of a file for Delta: row count, and the range of ids, by which readers skip files."""
-    ids = pc.min_max(content["item_id"]).as_py()
+    """Statistics of a file for Delta: row count, and the range of ids and states, by which readers skip files."""
+    names = [name for name in BOUNDED if name in content.schema.names]
+    bounds = {name: pc.min_max(content[name]).as_py() for name in names if content.num_rows}
     return json.dumps(
         {
             "numRecords": content.num_rows,
-            "minValues": {"item_id": ids["min"]} if content.num_rows else {},
-            "maxValues": {"item_id": ids["max"]} if content.num_rows else {},
-            "nullCount": {"item_id": 0},
+            "minValues": {name: own["min"] for name, own in bounds.items()},
+            "maxValues": {name: own["max"] for name, own in bounds.items()},
+            "nullCount": dict.fromkeys(names, 0),
         }
     )

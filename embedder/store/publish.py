@@ -250,7 +250,8 @@ def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None 
         )
     retired = pq.read_table(BytesIO(files.read(run_file(run_id, RETIRED_FILE))))["item_id"]
     if entries is None:
-        entries = [entry for entry in read_entries(files, run_id) if entry.name in set(intent.entries)]
+        counting = set(intent.entries)
+        entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
     before = interim_state(files, run_id)
     batch = choose_batch(files, entries, before)
     whole = without_items(batch.whole, retired)

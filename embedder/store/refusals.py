@@ -10,7 +10,7 @@ from obstore.exceptions import BaseError
 
 from embedder.errors import USER_MISTAKES, StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.journal import read_entries
+from embedder.store.journal_segments import names_in_journal
 from embedder.store.layout import RUNS_FOLDER, STORE_FILE
 from embedder.store.lock import LOCK_FILE
 from embedder.store.runs import last_run
@@ -51,7 +51,7 @@ def taken_back(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
 def _take_back(files: StoreFiles, before: StoreBefore) -> None:
     last = last_run(files)
     if last is not None and last.run_id != before.last_run:
-        if read_entries(files, last.run_id):
+        if names_in_journal(files, last.run_id):
             return
         folder = f"{RUNS_FOLDER}/{last.run_id}"
         for info in list(files.list(folder)):

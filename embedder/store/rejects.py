@@ -104,12 +104,13 @@ def _of_published(files: StoreFiles) -> Rejects:
 
 def _unpublished_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
     published_names = interim_state(files, run_id).names
-    return [entry for entry in read_entries(files, run_id) if entry.name not in published_names]
+    return [entry for entry in read_entries(files, run_id, is_light=True) if entry.name not in published_names]
 
 
 def _in_table(files: StoreFiles, version: Current) -> pa.Table:
     table = RecordTable(files, "items", version.items)
-    tables = [_not_embedded(table.read(paths=[path])) for path in table.paths()]
+    parts = [part for part in table.parts() if part.state != "embedded"]
+    tables = [_not_embedded(table.read(paths=[part.path])) for part in parts]
     return pa.concat_tables(tables) if tables else ITEMS.empty_table()
 
 
@@ -125,7 +126,7 @@ def _of_run(files: StoreFiles, run_id: str) -> Rejects:
         raise StoreError(
             f"store {files.address}: no run {run_id}; the folders in {files.uri('runs')} name those that there are"
         )
-    return Rejects(_in_journal(files, read_entries(files, run_id)), run_id, is_published(files, info))
+    return Rejects(_in_journal(files, read_entries(files, run_id, is_light=True)), run_id, is_published(files, info))
 
 
 def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:

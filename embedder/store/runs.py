@@ -1,16 +1,18 @@
 """Runs of a store: start, resumption after a crash, and which of them are published."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
-from embedder.store.files import StoreFiles
+from embedder.store.files import NUM_RECORD_READERS, StoreFiles
 from embedder.store.journal import JournalEntry, read_entries, read_finished
+from embedder.store.journal_segments import names_in_journal
 from embedder.store.layout import (
+    RUNS_FOLDER,
     Kind,
     RunInfo,
     StoreInfo,
@@ -45,8 +47,8 @@ class Run:
         return self.info.run_id
 
     def entries(self) -> list[JournalEntry]:
-        """Read the work finished so far, by this session and by those before it."""
-        return read_entries(self.files, self.run_id)
+        """Read the work finished so far, by this session and by those before it; without its figures."""
+        return read_entries(self.files, self.run_id, is_light=True)
 
     @property
     def is_lost(self) -> bool:
@@ -78,8 +80,8 @@ def start_run(
     found = resumable_run(files, info, carryover, models)
     run_info = found if found is not None else new_run(files, info, carryover)
     views = [Run(view, begin_model_run(view, run_info, own), session="") for view, own in models]
-    entries = [*read_entries(files, run_info.run_id), *(entry for view in views for entry in view.entries())]
-    return Run(files, run_info, session=_next_session(entries))
+    names = set[str]().union(*(names_in_journal(each, run_info.run_id) for each in (files, *(own.files for own in views))))
+    return Run(files, run_info, session=_next_session(names))
 
 
 def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo:
@@ -98,7 +100,7 @@ def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo
 
 def next_session(run: Run) -> Run:
     """Next session of the same run; its work so far counts as finished before."""
-    return replace(run, session=_next_session(run.entries()))
+    return replace(run, session=_next_session(names_in_journal(run.files, run.run_id)))
 
 
 def resumable_run(
@@ -173,23 +175,30 @@ def run_time(run_id: str) -> datetime | None:
 def unfinished_runs(files: StoreFiles) -> list[RunInfo]:
     """Embedding runs that have not published, and that a later command may resume, oldest first."""
     current = read_current(files)
-    runs = (run for run in all_runs(files) if run.kind not in OPERATIONS)
-    return [run for run in runs if current is None or run.run_id > current.run_id]
+    after = "" if current is None else current.run_id
+    return [run for run in all_runs(files, after) if run.kind not in OPERATIONS]
 
 
-def all_runs(files: StoreFiles) -> list[RunInfo]:
-    """Read all runs of the store, oldest first."""
-    infos = files.each(lambda path: read_record(files, path, RunInfo), _run_paths(files))
+def all_runs(files: StoreFiles, after: str = "") -> list[RunInfo]:
+    """Read all runs of the store, oldest first.
+
+    Args:
+        files: the store.
+        after: of those alone whose id sorts after this one.
+    """
+    run_ids = [run_id for run_id in files.folders(RUNS_FOLDER) if run_id > after]
+    infos = files.each(lambda run_id: _run_info(files, run_id), run_ids, NUM_RECORD_READERS)
     return [info for info in infos if info is not None]
 
 
 def last_run(files: StoreFiles) -> RunInfo | None:
-    """Read the newest run alone."""
-    return next((read_record(files, path, RunInfo) for path in _run_paths(files)[-1:]), None)
+    """Read the newest run alone; folders of interim publications hold no record of a run."""
+    found = (_run_info(files, run_id) for run_id in reversed(files.folders(RUNS_FOLDER)))
+    return next((info for info in found if info is not None), None)
 
 
-def _run_paths(files: StoreFiles) -> list[str]:
-    return sorted(info.path for info in files.list("runs") if info.path.endswith(f"/{RUN_FILE}"))
+def _run_info(files: StoreFiles, run_id: str) -> RunInfo | None:
+    return read_record(files, run_file(run_id, RUN_FILE), RunInfo)
 
 
 def is_published(files: StoreFiles, run: RunInfo) -> bool:
@@ -198,9 +207,9 @@ def is_published(files: StoreFiles, run: RunInfo) -> bool:
     return current is not None and current.run_id >= run.run_id
 
 
-def _next_session(entries: list[JournalEntry]) -> str:
+def _next_session(names: Iterable[str]) -> str:
     """Name of a session; sorts after all earlier ones, and its random end sets it apart from one without entries."""
-    number = max((int(entry.name.partition("-")[0]) for entry in entries), default=0) + 1
+    number = max((int(name.partition("-")[0]) for name in names), default=0) + 1
     return f"{number:04d}-{secrets.token_hex(2)}"
 
 

@@ -23,6 +23,7 @@ _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
 _JOURNAL = re.compile(
     rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|{re.escape(RETIRED_FILE)})"
 )
+_PART_OR_JOURNAL = re.compile(r"(^|/)part-[^/]+\.parquet$|(^|/)runs/[^/]+/journal/")
 _INDEX = re.compile(r"index/(?P<number>\d{6,})/.+")
 
 
@@ -84,8 +85,10 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
         doomed += _unneeded_model_towers(files, model, served)
     if not dry_run:
         files.confirm_lease()
-        for info in doomed:
-            files.delete(info.path)
+        files.delete_each(info.path for info in doomed if _PART_OR_JOURNAL.search(info.path))
+        for info in doomed:  # those in whose order a kill may leave them
+            if not _PART_OR_JOURNAL.search(info.path):
+                files.delete(info.path)
     return Vacuumed(tuple(doomed), tuple(sorted(left)), tuple(sorted(left - asked)))
 
 

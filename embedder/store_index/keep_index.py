@@ -9,7 +9,7 @@ from embedder.engine.query_tower_export import add_query_towers
 from embedder.errors import StoreError, check_argument
 from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications, same_rows
+from embedder.store.history import latest_publications, publications, same_rows
 from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
 from embedder.store.models import check_has_vectors, find_model, model_files
@@ -228,7 +228,7 @@ def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, M
 
 def _fitting(files: StoreFiles, current: Current, versions: Versions) -> Versions:
     """Versions built of the published rows, whether or not those have been compacted since."""
-    tables = same_rows(publications(files)) | {current.embeddings}
+    tables = same_rows(latest_publications(files)) | {current.embeddings}
     if current.index in versions:  # kept through a publication that changed no vector
         tables.add(versions[current.index].embeddings_version)
     return {number: manifest for number, manifest in versions.items() if manifest.embeddings_version in tables}

@@ -75,8 +75,8 @@ def make_store(config_path: Path) -> None:
     )
 
 
-def refresh_without_model(config_path: Path) -> None:
-    """Refresh as the command does, with an engine that makes vectors up; prints the report as JSON."""
+def refresh_without_model(config_path: Path, command: str = "refresh") -> None:
+    """Refresh, or `embed`, as the command does, with an engine that makes vectors up; prints the report as JSON."""
     from embedder.ingest import embed
     from embedder.store.part_writer import RunMetadata, write_part
 
@@ -90,7 +90,7 @@ def refresh_without_model(config_path: Path) -> None:
         return execute(config, model, plan, run, to_embed.slice(0, 0), *others)
 
     embed.execute = made_up
-    print(embed.refresh(load_config(config_path)).model_dump_json())
+    print(getattr(embed, command)(load_config(config_path)).model_dump_json())
 
 
 def cut(rows: pa.Table, num_rows: int) -> Iterator[pa.Table]:

@@ -99,17 +99,28 @@ def states_of(metrics: Iterable[Metric], rows: pa.Table) -> dict[str, Any]:
     return {metric.digest: metric.accumulator.add(rows) for metric in metrics}
 
 
-def merge_states(metric: Metric, states: Sequence[State]) -> State:
-    """Sum states, pair by pair, so that large ones are copied seldom.
+class StateSum:
+    """Sum of a metric's states, pair by pair: large ones are copied seldom, and of a million twenty are in memory."""
 
-    Args:
-        metric: whose states they are.
-        states: at least one.
-    """
-    while len(states) > 1:
-        pairs = [states[place : place + 2] for place in range(0, len(states), 2)]
-        states = [metric.accumulator.merge(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-    return states[0]
+    def __init__(self, metric: Metric) -> None:
+        self._merge = metric.accumulator.merge
+        self._parts: list[tuple[int, State]] = []  # sums of 2^n states, each n smaller than the one before
+
+    def add(self, state: State) -> None:
+        """Add a state."""
+        power = 0
+        while self._parts and self._parts[-1][0] == power:
+            state, power = self._merge(self._parts.pop()[1], state), power + 1
+        self._parts.append((power, state))
+
+    def total(self) -> State | None:
+        """Sum of all states; None where there was none."""
+        if not self._parts:
+            return None
+        *others, (_, total) = self._parts
+        for _, part in reversed(others):
+            total = self._merge(part, total)
+        return total
 
 
 def _with_whole_path(config: MetricConfig) -> MetricConfig:

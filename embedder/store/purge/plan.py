@@ -3,6 +3,7 @@
 The files of further models are among them, each by its path in the store.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +14,9 @@ from embedder.store.current import model_folder, of_model
 from embedder.store.delta_log import LOG_FOLDER, places_of, replay
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import publications, readable
-from embedder.store.journal import read_entry
-from embedder.store.layout import INPUT_FOLDER, Current, read_current
+from embedder.store.journal import JournalEntry, read_entry
+from embedder.store.journal_segments import is_segment, segment_lines
+from embedder.store.layout import INPUT_FOLDER, Current, parse_record, read_current
 from embedder.store.models import MODELS_FOLDER, model_files
 from embedder.store.purge.audit import caption_vectors, is_among, is_free_text, names_in
 from embedder.store.purge.id_matcher import ItemNames
@@ -178,7 +180,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
         rewritten=tuple(held[path].info for path in sorted(needed)),
         published=tuple(held[path].info for path in sorted(published)),
         deleted=tuple(deleted),
-        changed=tuple(_changed(files, infos, needed, named, set(deleted))),
+        changed=tuple(_changed(files, infos, needed, named, set(deleted), names, held)),
         indexes=indexes,
         versions=tuple(run_id for run_id, paths in needs.items() if paths),
         publishes=publishes,
@@ -330,13 +332,37 @@ def _changed(
     needed: Collection[str],
     named: Named,
     deleted: Collection[FileInfo],
+    names: ItemNames,
+    parts: Collection[str],
 ) -> list[FileInfo]:
     logs: set[str] = set()
     for (model, name), paths in _by_table(needed).items():
         found = places_of(model_files(files, model), name, paths).values()
         logs.update(model_folder(model) + path for paths_of_part in found for path in paths_of_part)
     texts = {info for info in named if is_free_text(info) or f"/{LOG_FOLDER}/" in info.path}
+    texts |= {info for info in infos if is_segment(info.path) and split_segment(files, info.path, names, parts)[1]}
     return [info for info in infos if info.path in logs or (info in texts and info not in deleted)]
+
+
+def split_segment(
+    files: StoreFiles, path: str, names: ItemNames, parts: Collection[str]
+) -> tuple[list[bytes], list[bytes]]:
+    """Split a segment of a journal: lines that stay, and those of entries that name an item or a part file with one.
+
+    Args:
+        files: the store.
+        path: of the segment.
+        names: of the items.
+        parts: paths of part files that hold one.
+    """
+    match = _RUN.fullmatch(path)
+    folder = model_folder((match["model"] if match is not None else None) or "")
+    stays, goes = list[bytes](), list[bytes]()
+    for _, line in segment_lines(files.read(path)):
+        entry = parse_record(files, path, line, JournalEntry)
+        holds = any(f"{folder}{part.table}/{part.path}" in parts for part in entry.parts)
+        (goes if holds or names.found_in(json.loads(line)) else stays).append(line)
+    return stays, goes
 
 
 def is_part(info: FileInfo) -> bool:

@@ -33,12 +33,13 @@ from embedder.store.delta_log import LOG_FOLDER, Action, change_log, places_of, 
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.journal import PartFile
+from embedder.store.journal_segments import is_segment
 from embedder.store.layout import Current, Published, RunInfo, read_current
 from embedder.store.models import model_files, model_folders
 from embedder.store.part_writer import encode_part, rewritten_name, store_part
 from embedder.store.purge.audit import Scan, is_among, is_free_text, names_in, row_values, scan_store, texts_of
 from embedder.store.purge.id_matcher import ItemNames
-from embedder.store.purge.plan import PurgePlan, index_folder, is_part, place_of, plan_purge
+from embedder.store.purge.plan import PurgePlan, index_folder, is_part, place_of, plan_purge, split_segment
 from embedder.store.purge.tombstones import remember_purged
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
@@ -85,6 +86,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     _forget_indexes(files, plan.indexes)
     files.confirm_lease()
     _delete(files, [info for info in plan.deleted if not is_part(info)])
+    _drop_sealed_entries(files, plan)
     redact_logs(files, plan.names)
     redact_texts(files, plan.names)
     _delete(files, [info for info in plan.deleted if is_part(info)])
@@ -160,6 +162,17 @@ def _recount(files: StoreFiles) -> None:
         for record in publications(view):
             if record.run_id in whole:
                 update_record(view, record.run_id, count_rows(view, record, known))
+
+
+def _drop_sealed_entries(files: StoreFiles, plan: PurgePlan) -> None:
+    """Rewrite segments of journals without the entries that name an item or a part file with one."""
+    parts = {info.path for info in (*plan.rewritten, *plan.deleted) if is_part(info)}
+    for info in plan.changed:
+        if is_segment(info.path):
+            stays, goes = split_segment(files, info.path, plan.names, parts)
+            if goes:
+                files.confirm_lease()
+                files.write(info.path, b"".join(line + b"\n" for line in stays))
 
 
 def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:

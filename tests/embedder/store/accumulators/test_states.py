@@ -10,7 +10,7 @@ import pytest
 
 from embedder.config_toml.metric_section import MetricConfig
 from embedder.errors import ConfigError
-from embedder.store.accumulators.run_states import merge_states, open_metrics
+from embedder.store.accumulators.run_states import StateSum, open_metrics
 from embedder.store.accumulators.vectors import drift_between
 
 OWN = """
@@ -27,6 +27,13 @@ class Broken(Longest):
     def add(self, rows):
         return {"longest": 1 / 0}
 """
+
+
+def merge_states(metric, states):
+    sum_of_states = StateSum(metric)
+    for state in states:
+        sum_of_states.add(state)
+    return sum_of_states.total()
 
 
 @pytest.fixture(scope="module")
