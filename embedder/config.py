@@ -197,6 +197,15 @@ class OnFailure(ConfigSection):
     timeout_s: float = Field(30.0, gt=0, le=600, description="seconds until the command or the webhook is given up")
 
 
+Analysis = Literal[
+    "unicode", "none", "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "estonian",
+    "finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian",
+    "nepali", "norwegian", "persian", "polish", "portuguese", "romanian", "russian", "serbian", "spanish", "swedish",
+    "tamil", "turkish", "yiddish",
+]  # fmt: skip
+"""Analyser of captions; the languages are those of the Snowball stemmers."""
+
+
 class IndexConfig(ConfigSection):
     """Constraints of the index, and the recall that a new one must reach to be published."""
 
@@ -213,6 +222,11 @@ class IndexConfig(ConfigSection):
         json_schema_extra={"default": "0.9, at most recall"},
     )
     max_drop: float = Field(0.02, ge=0, le=1, description="recall@10 that may be lost to the last published index")
+    words: Analysis = Field(
+        "unicode",
+        description="captions in hybrid search: cut into words by unicode; a language, as english, compares their stems; "
+        "none makes no word index",
+    )
 
     @field_validator("kind")
     @classmethod

@@ -217,6 +217,7 @@ def compact(
 
     from embedder.store.compact import PartTarget
     from embedder.store.compact import compact as run_compact
+    from embedder.store_index.keep_index import same_index_and_words
 
     default = PartTarget()
     target = PartTarget(
@@ -224,7 +225,7 @@ def compact(
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
     with write_access(run, commits="embedder compact") as files:
-        new, tables = run_compact(files, target)
+        new, tables = run_compact(files, target, choose_index=same_index_and_words(files, run.index))
     shown: list[RenderableType] = [
         f"{each.model} {each.table}: ".lstrip()
         + f"{counted(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "

@@ -36,7 +36,7 @@ from embedder.store.layout import Current, run_file
 from embedder.store.publication import PublishIntent
 from embedder.store.publish import publish
 from embedder.store.runs import REPORT_FILE
-from embedder.store_index.keep_index import keep_index, model_index_builder
+from embedder.store_index.keep_index import keep_index, model_index_builder, same_index_and_words
 
 LOG = logging.getLogger(__name__)
 
@@ -205,4 +205,4 @@ def _publish(
         model_index_builder(config.index, config.ray_address),
     )
     if options.kind == "refresh":
-        compact(files, min_saved=MIN_SAVED)
+        compact(files, min_saved=MIN_SAVED, choose_index=same_index_and_words(files, config.index))

@@ -177,7 +177,7 @@ class Snapshot:
     @locked_cached_property
     def hybrid(self) -> HybridRanker:
         """Ranker by vectors and caption words."""
-        words = open_words(self._table, self.metadata.rows["caption"])
+        words = open_words(self.files, self._table)
         return HybridRanker(words, self.vectors, self.metadata_rows, self.metadata.rows.num_rows)
 
     def among(self, where: str | None) -> Among | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from embedder.errors import StoreError
 from embedder.quantities import counted
-from embedder.store.current import begin, parts_at, publish_files, versions_of, writable
+from embedder.store.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Published, RunInfo
@@ -68,7 +68,10 @@ def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[Part
 
 
 def compact(
-    files: StoreFiles, target: PartTarget = DEFAULT_TARGET, min_saved: int = 1
+    files: StoreFiles,
+    target: PartTarget = DEFAULT_TARGET,
+    min_saved: int = 1,
+    choose_index: IndexChoice | None = None,
 ) -> tuple[Published | None, list[Compaction]]:
     """Merge small part files and publish the same rows as a new version, with the same index.
 
@@ -76,6 +79,8 @@ def compact(
         files: the store, held by the write lock.
         target: size of the new files.
         min_saved: reduction of files, over all tables, below which nothing is done.
+        choose_index: chooses the index of the new publication, and makes its word index; by default there is the same
+            index, and no word index.
 
     Returns:
         The new publication, None where there was nothing to do; and the result for each table.
@@ -110,7 +115,7 @@ def compact(
         }
         for model, (view, own) in versions_of(files, current).items()
     }
-    return publish_files(files, operation, current, wanted, same_index), done
+    return publish_files(files, operation, current, wanted, choose_index or same_index), done
 
 
 def same_index(candidate: Current, model: str = "") -> int | None:

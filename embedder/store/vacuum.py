@@ -18,6 +18,7 @@ from embedder.store.runs import run_time, unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables import RecordTable
+from embedder.store.words import unneeded_words
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
 _JOURNAL = re.compile(
@@ -99,11 +100,12 @@ def _unneeded(
     unfinished: set[str],
     since: datetime,
 ) -> list[FileInfo]:
-    """Part files, journals and indexes of one model that are not needed."""
+    """Part files, journals, indexes and word indexes of one model that are not needed."""
     return [
         *_parts(files, versions, unfinished),
         *_journals(files, unfinished),
         *_indexes(files, history, versions, since),
+        *unneeded_words(files, {version.embeddings for version in versions}),
     ]
 
 

@@ -16,6 +16,7 @@ from embedder.store.models import check_has_vectors, find_model, model_files
 from embedder.store.publish import ModelIndexBuilder
 from embedder.store.store_info import published, read_store_info, served_info
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
+from embedder.store_index.keep_words import keep_words, repair_words
 from embedder.store_index.versions import has_version, list_manifests, open_version
 from index.manifest import Manifest
 
@@ -62,6 +63,7 @@ def build_index(
         if job.rows.ids.num_rows == 0:
             raise _empty(files, info)
         number, manifest = build_anew(job, kind, measure_all=measure_all)
+        repair_words(files, current.embeddings, wanted)
         swap_index(files, number)
         add_query_towers(files, info)
     return number, manifest
@@ -83,6 +85,7 @@ def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CO
         check_has_vectors(files, current)
         raise StoreError(f"store {files.address}: it has no index; `embedder index build {files.option}` makes one")
     info = served_info(read_store_info(files), current)
+    keep_words(files, current.embeddings, config)
     number = make_index(IndexJob(files, current.embeddings, info, current.index, config))
     if number is None:
         raise _empty(files, info)
@@ -106,7 +109,7 @@ def keep_index(
     may_update: bool = True,
     ray_address: str | None = None,
 ) -> int | None:
-    """Make the index of an embeddings version about to be published; returns its number.
+    """Make the index of an embeddings version about to be published, and its word index; returns the former's number.
 
     A store that has an index keeps one: updated, or built anew where that will not do. One that has none gets its
     first, unless `index.build` is false. Without an index, as where there is no image, search compares with every
@@ -123,6 +126,7 @@ def keep_index(
     Raises:
         RunFailedError: no index may be published.
     """
+    keep_words(files, embeddings_version, config, may_update=may_update)
     current = read_current(files)
     previous = current.index if current is not None else None
     if previous is None and not config.build:
@@ -192,9 +196,25 @@ def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, 
     def choose(candidate: Current, model: str = "") -> int | None:
         view = model_files(files, model)
         if reuse and candidate.index is not None and has_version(view, candidate.index):
+            keep_words(view, candidate.embeddings, config)
             return candidate.index
         info = served_info(read_store_info(view), candidate)
         return keep_index(view, candidate.embeddings, info, config, may_update=reuse)
+
+    return choose
+
+
+def same_index_and_words(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG) -> IndexChoice:
+    """Function that keeps the index of a publication whose rows are those before it, and makes its word index.
+
+    Args:
+        files: the store.
+        config: analyser of the word index.
+    """
+
+    def choose(candidate: Current, model: str = "") -> int | None:
+        keep_words(model_files(files, model), candidate.embeddings, config)
+        return candidate.index
 
     return choose
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,12 +115,32 @@ def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Ind
 
 def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
     """Folder with a copy of a version, named by the hash of its manifest, and whether it was fetched now."""
-    try:
-        manifest = files.read(_path(number, MANIFEST_NAME))
-    except FileNotFoundError:
+    if not has_version(files, number):
         raise StoreError(
             f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
-        ) from None
+        )
+
+    def names(stage: Path) -> Iterable[str]:
+        return read_manifest(stage).sha256
+
+    try:
+        return fetched_copy(files, f"{INDEX_FOLDER}/{number:06d}", names)
+    except FileNotFoundError as error:
+        raise StoreError(f"{error}: a file of index version {number} is missing; build the index again") from None
+
+
+def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[str]]) -> tuple[Path, bool]:
+    """Folder of this machine with a copy of a folder of a store, and whether it was fetched now.
+
+    Args:
+        files: the store.
+        path: folder in it that has a manifest and never changes; the copy is named by the manifest's hash.
+        names: function from a folder with the manifest to the names of the other files.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
+    manifest = files.read(f"{path}/{MANIFEST_NAME}")
     folder = cache_folder(COPIES_FOLDER) / hashlib.sha256(manifest).hexdigest()[:32]
     if folder.is_dir():
         os.utime(folder)
@@ -128,10 +148,8 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
     try:
         with whole_folder(folder) as stage:
             (stage / MANIFEST_NAME).write_bytes(manifest)
-            for name in read_manifest(stage).sha256:
-                files.download(_path(number, name), stage / name)
-    except FileNotFoundError as error:
-        raise StoreError(f"{error}: a file of index version {number} is missing; build the index again") from None
+            for name in names(stage):
+                files.download(f"{path}/{name}", stage / name)
     except RetrievalError:
         if not folder.is_dir():  # else another process fetched it at the same time
             raise

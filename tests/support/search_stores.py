@@ -7,6 +7,7 @@ import pyarrow as pa
 from store_samples import begin, row, table
 from store_states import build_store_index, new_store
 
+from embedder.config import IndexConfig
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
@@ -43,7 +44,7 @@ def video(item_id: str, *degrees: float, **changes) -> list[dict]:
     ]
 
 
-def searchable(folder, *rows: dict, index: bool = True, **carried: list) -> Store:
+def searchable(folder, *rows: dict, index: bool = True, words: str = "unicode", **carried: list) -> Store:
     """Publish rows, with carried columns beside them, in two part files; and open the store."""
     files = new_store(folder)
     columns = {name: pa.array(values) for name, values in carried.items()}
@@ -56,7 +57,7 @@ def searchable(folder, *rows: dict, index: bool = True, **carried: list) -> Stor
             write_part(files, stamp, number, table(*rows[start:stop], **here))
     publish(run, stamp, lambda version: None)
     if index:
-        build_store_index(files)
+        build_store_index(files, IndexConfig(words=words))
     return open_store(files.address)
 
 

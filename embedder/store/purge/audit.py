@@ -31,7 +31,7 @@ RECORDS = (
 )
 """Files with fixed keys and no item's name or text; a word in them that equals an id is not the item."""
 
-NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u32")
+NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
 """Index files of numbers only; the ids are in other files."""
 
 

@@ -26,6 +26,7 @@ from embedder.store.runs import unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.store_info import check_writable, read_store_info
 from embedder.store.tables import RecordTable
+from embedder.store.words import unneeded_words
 
 _FOLDER = rf"(?:{MODELS_FOLDER}/(?P<model>[a-z][a-z0-9_]*)/)?"
 _PART = re.compile(rf"{_FOLDER}(?P<table>{'|'.join(TABLES)})/(?P<path>[^/]+\.parquet)")
@@ -71,7 +72,7 @@ class PurgePlan:
         names: ids and URIs that the store is searched for.
         rewritten: part files that some readable publication needs: they are rewritten in place, without the items.
         published: those of them whose other rows are published again, as new files.
-        deleted: files that are useless without the items, in the order of their deletion: index versions, journal
+        deleted: files that are useless without the items, in the order of their deletion: index versions, word indexes, journal
             entries, lists of ids, what a killed run was given to read, part files of no publication.
         changed: texts in which the names are redacted, and entries of the tables' logs that mention the items or a
             rewritten part file.
@@ -169,6 +170,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     deleted = [
         # The manifest first, without which the rest is no version.
         *sorted(in_indexes, key=lambda info: not info.path.endswith("/manifest.json")),
+        *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
         *_entries(files, infos, held, named),
         *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
         *inputs,

@@ -3,16 +3,15 @@
 import threading
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
 from embedder.retrieval import bm25, snapshot
-from embedder.retrieval.bm25 import CaptionWords, build_bm25, words_in
 from embedder.retrieval.hybrid import reciprocal_rank_fusion
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
+from embedder.store_index import keep_words
 from embedder.store_index.versions import COPIES_FOLDER, drop_copies
 
 CAPTIONS = ["a red car", "the sea", None, "STRASSE im Regen", "a blue boat on the sea", "", "车"]
@@ -23,19 +22,28 @@ def _own_copies(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["index", "exact"])
+@pytest.fixture(scope="module", params=["words", "index", "exact"])
 def address(request, tmp_path_factory):
     """Pictures ever farther from the query; the words of the last but two are unlike its vector."""
     pictures = [picture(f"{number}.png", 10 * number, caption=caption) for number, caption in enumerate(CAPTIONS)]
     text = picture("text", 0, image_embedding=None, text_embedding=[1.0, 0.0], modality="text", caption="the sea, sea")
     folder = tmp_path_factory.mktemp("hybrid") / "s"
     rows = [text, *pictures, *video("v.mp4", 100, 110, caption="waves")]
-    return searchable(folder, *rows, index=request.param).files.address
+    words = "unicode" if request.param == "words" else "none"
+    return searchable(folder, *rows, index=request.param != "exact", words=words).files.address
 
 
 @pytest.fixture
 def store(address):
     return open_store(address)
+
+
+@pytest.fixture
+def cached(store):
+    """A store that publishes no word index, so that readers keep one."""
+    if keep_words.has_words(store.files, store.current.embeddings):
+        pytest.skip("it has a word index of its own")
+    return store
 
 
 def hybrid(store, text: str, k: int = 10, **options):
@@ -106,58 +114,47 @@ def test_a_store_without_captions_is_searched_by_vectors(tmp_path):
     assert ids(hybrid(store, "anything")) == ["a", "b"]
 
 
-def test_bm25_prefers_rare_words_and_short_captions():
-    captions = pa.chunked_array([["sea sun", "sun", "sun and sand and more sand", None, "sun boat"]])
-    words = CaptionWords(build_bm25(captions), captions)
-    everything = np.ones(5, bool)
-    assert words.ranking("sun boat", 9, everything).tolist()[0] == 4
-    assert words.ranking("sun", 9, everything).tolist() == [1, 0, 4, 2]
-    assert words.ranking("sun", 2, everything).tolist() == [1, 0]
-    assert words.ranking("sun", 9, np.array([True, False, True, True, False])).tolist() == [0, 2]
-    assert words_in("Ünder_score, don't STOP") == ["ünder_score", "don", "t", "stop"]
-
-
 def kept() -> list:
     return sorted(cache_folder(COPIES_FOLDER).glob("words-*"))
 
 
-def test_the_next_process_builds_nothing(store, monkeypatch):
-    expected = hybrid(store, "sea boat")
+def test_the_next_process_builds_nothing(cached, monkeypatch):
+    expected = hybrid(cached, "sea boat")
     assert len(kept()) == 1
-    monkeypatch.setattr(bm25, "build_bm25", None)
-    assert hybrid(open_store(store.files.address), "sea boat") == expected
+    monkeypatch.setattr(bm25, "build_words", None)
+    assert hybrid(open_store(cached.files.address), "sea boat") == expected
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered", "missing", "no hashes"])
-def test_what_was_damaged_is_built_again(store, damage, monkeypatch):
-    expected = hybrid(store, "sea boat")
+@pytest.mark.parametrize("damage", ["cut", "altered", "missing", "no manifest"])
+def test_what_was_damaged_is_built_again(cached, damage, monkeypatch):
+    expected = hybrid(cached, "sea boat")
     (folder,) = kept()
-    file = folder / ("sha256.json" if damage == "no hashes" else "indices.csc.index.npy")
-    content = file.read_bytes()
-    if damage in ("missing", "no hashes"):
+    file = folder / ("manifest.json" if damage == "no manifest" else "rows.u32")
+    content, rows = file.read_bytes(), (folder / "rows.u32").read_bytes()
+    if damage in ("missing", "no manifest"):
         file.unlink()
     else:
         file.write_bytes(content[:-8] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
-    assert hybrid(open_store(store.files.address), "sea boat") == expected
-    assert (kept()[0] / file.name).read_bytes() == content
+    assert hybrid(open_store(cached.files.address), "sea boat") == expected
+    assert (kept()[0] / "rows.u32").read_bytes() == (content if file.name == "rows.u32" else rows)
 
 
 def test_another_publication_has_an_index_of_its_own(tmp_path):
     for number in range(2):
-        store = searchable(tmp_path / f"s{number}", picture("a", 0, caption=f"word{number}"), picture("b", 10))
+        store = searchable(tmp_path / f"s{number}", picture("a", 0, caption=f"word{number}"), picture("b", 10), words="none")
         assert hybrid(store, f"word{number}")[0].words_rank == 1
     assert len(kept()) == 2
 
 
-def test_purging_drops_it(store):
-    hybrid(store, "sea")
+def test_purging_drops_it(cached):
+    hybrid(cached, "sea")
     drop_copies()
     assert kept() == []
-    assert hybrid(store, "sea")[0].words_rank == 1, "what is open stays so"
+    assert hybrid(cached, "sea")[0].words_rank == 1, "what is open stays so"
 
 
-def test_purging_drops_what_a_killed_build_left(store):
-    hybrid(store, "sea")
+def test_purging_drops_what_a_killed_build_left(cached):
+    hybrid(cached, "sea")
     leftover = cache_folder(COPIES_FOLDER) / ".building-words-0"
     leftover.mkdir()
     drop_copies()
@@ -173,17 +170,17 @@ def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeyp
     assert hybrid(fresh, "sea", where="segment = 0") == hybrid(store, "sea", where="segment = 0")
 
 
-def test_nothing_can_be_kept_and_search_goes_on(store, monkeypatch, tmp_path):
+def test_nothing_can_be_kept_and_search_goes_on(cached, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert hybrid(store, "sea boat")[0].item_id == "1.png"
+    assert hybrid(cached, "sea boat")[0].item_id == "1.png"
 
 
-def test_several_build_at_once(store):
+def test_several_build_at_once(cached):
     start, found = threading.Barrier(4), []
 
     def ask():
-        fresh = open_store(store.files.address)
+        fresh = open_store(cached.files.address)
         start.wait()
         found.append(ids(hybrid(fresh, "sea boat")))
 
@@ -192,6 +189,6 @@ def test_several_build_at_once(store):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [ids(hybrid(store, "sea boat"))] * 4
+    assert found == [ids(hybrid(cached, "sea boat"))] * 4
     assert len(kept()) == 1
     assert [path for path in cache_folder(COPIES_FOLDER).iterdir() if path.name.startswith(".")] == []

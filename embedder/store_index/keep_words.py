@@ -1,0 +1,176 @@
+"""Word index of each publication: `words/NNNNNN/`, named by the version of the embeddings whose captions it has.
+
+CURRENT.json names that version, so readers never mix the two. A publication without one, as those of older releases, is
+searched by words through an index that the reader builds in its cache.
+"""
+
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from embedder.config import IndexConfig
+from embedder.errors import StoreError
+from embedder.store.errors import local_problem
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.tables import RecordTable
+from embedder.store.words import WORDS_FOLDER, words_path
+from embedder.store_index.analyser import RULES, Analyser
+from embedder.store_index.versions import fetched_copy
+from embedder.store_index.word_index import (
+    WordIndex,
+    WordsManifest,
+    build_words,
+    open_word_index,
+    read_words_manifest,
+    update_words,
+)
+from index.atomic_folder import sweep_leftovers, whole_folder
+from index.errors import RetrievalError
+from index.manifest import MANIFEST_NAME
+
+LOG = logging.getLogger(__name__)
+NO_WORDS = "none"  # of `index.words`
+
+
+def keep_words(files: StoreFiles, version: int, config: IndexConfig, *, may_update: bool = True) -> bool:
+    """Make the word index of an embeddings version that is about to be published, or is; False where it has none.
+
+    It is updated from that of the published version, else built; only of the main model, where captions are among what
+    is published, and where `index.words` asks for one.
+
+    Args:
+        files: the store, held by the write lock.
+        version: of its embeddings.
+        config: the analyser, and whether a first index is made.
+        may_update: go on from the published one, in whose files captions that are gone leave traces.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    if files.model or config.words == NO_WORDS:
+        return False
+    if has_words(files, version):
+        return True
+    before = _published(files, config.words) if may_update else None
+    if before is None and not config.build:
+        return False
+    table = RecordTable(files, "embeddings", version)
+    if table.schema is None or "caption" not in table.schema.names:
+        return False
+    try:
+        return _made(files, version, config.words, table, before)
+    except OSError as error:
+        raise local_problem(error, f"{files.address}/{WORDS_FOLDER}") from error
+
+
+def has_words(files: StoreFiles, version: int) -> bool:
+    """Whether an embeddings version has a word index."""
+    return files.exists(words_path(version, MANIFEST_NAME))
+
+
+def repair_words(files: StoreFiles, version: int, config: IndexConfig) -> None:
+    """Make the word index of the published version, unless it is there, unaltered, by the analyser that is asked for.
+
+    Args:
+        files: the store, held by the write lock.
+        version: of its embeddings.
+        config: the analyser.
+    """
+    if files.model or (has_words(files, version) and _is_unaltered(files, version, config.words)):
+        return
+    files.confirm_lease()
+    for info in sorted(files.list(words_path(version)), key=lambda info: not info.path.endswith(MANIFEST_NAME)):
+        files.delete(info.path)
+    keep_words(files, version, config.model_copy(update={"build": True}), may_update=False)
+
+
+def _is_unaltered(files: StoreFiles, version: int, analyser: str) -> bool:
+    try:
+        manifest = open_words(files, version).manifest
+    except (RetrievalError, StoreError):
+        return False
+    names = manifest.sha256.items()
+    hashes = files.each(lambda name: hashlib.sha256(files.read(words_path(version, name))).hexdigest(), manifest.sha256)
+    is_whole = all(found == digest for found, (_, digest) in zip(hashes, names, strict=True))
+    return is_whole and (manifest.analyser, manifest.rules) == (analyser, RULES)
+
+
+def open_words(files: StoreFiles, version: int) -> WordIndex:
+    """Open the word index of an embeddings version; of a store in a bucket, a local copy.
+
+    Raises:
+        RetrievalError: it is damaged.
+        StoreError: it is not there.
+    """
+    if files.folder is not None:
+        return open_word_index(files.folder / words_path(version))
+    folder, is_new = _copy(files, version)
+    try:
+        return open_word_index(folder)
+    except RetrievalError:
+        if is_new:
+            raise
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be whole
+    return open_word_index(_copy(files, version)[0])
+
+
+def _copy(files: StoreFiles, version: int) -> tuple[Path, bool]:
+    try:
+        return fetched_copy(files, words_path(version), lambda stage: read_words_manifest(stage).sizes)
+    except FileNotFoundError:
+        raise StoreError(
+            f"{files.uri(words_path(version))}: the word index is not whole; `embedder index build` makes it anew"
+        ) from None
+
+
+def _published(files: StoreFiles, analyser: str) -> WordIndex | None:
+    """Word index of what is published, where it can be gone on from."""
+    current = read_current(files)
+    if current is None or not has_words(files, current.embeddings):
+        return None
+    try:
+        found = open_words(files, current.embeddings)
+    except (RetrievalError, StoreError) as error:
+        LOG.warning(f"words: {error}")
+        return None
+    return found if (found.manifest.analyser, found.manifest.rules) == (analyser, RULES) else None
+
+
+def _made(files: StoreFiles, version: int, analyser: str, table: RecordTable, before: WordIndex | None) -> bool:
+    if before is not None:
+        last = before
+
+        def update(folder: Path) -> WordsManifest:
+            old = RecordTable(files, "embeddings", last.manifest.embeddings_version)
+            return update_words(last, old, table, folder)
+
+        try:
+            return _added(files, version, update)
+        except StoreError as error:  # a part file of the older version is gone
+            LOG.info(f"words: built anew, as the last ones can't be updated: {error}")
+    return _added(files, version, lambda folder: build_words(table, folder, Analyser(analyser)))
+
+
+def _added(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:
+    """Make a word index; one without any caption is not kept."""
+    if files.folder is not None:
+        root = files.folder / WORDS_FOLDER
+        sweep_leftovers(root)
+        shutil.rmtree(root / f"{version:06d}", ignore_errors=True)  # without a manifest
+        with whole_folder(root / f"{version:06d}") as folder:
+            manifest = make(folder)
+        if manifest.num_captions == 0:
+            shutil.rmtree(root / f"{version:06d}")
+    else:
+        with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
+            manifest = make(Path(name))
+            for file_name in (*manifest.sizes, MANIFEST_NAME) if manifest.num_captions else ():
+                files.confirm_lease()
+                files.upload(Path(name) / file_name, words_path(version, file_name))
+    if manifest.num_captions:
+        LOG.info(f"words: {manifest.num_captions:,} captions, {manifest.build_s:.1f} s")
+    return manifest.num_captions > 0
