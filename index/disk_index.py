@@ -247,6 +247,8 @@ class DiskIndex:
 
     def vectors(self, rows: Rows) -> Floats:
         """Fetch the vectors of some rows, (n, E), rounded to their codes."""
+        if len(self.parts) == 1:
+            return self._decode(self.parts[0].codes.take(self.parts[0].places[rows].astype(np.int64)))
         rows = np.asarray(rows, np.int64)
         codes = np.empty((len(rows), self.coder.sa_code_size()), np.uint8)
         part_numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
