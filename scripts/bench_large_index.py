@@ -168,10 +168,11 @@ def row(found: dict) -> str:
         f"{found['settings']['num_images']:,} {found['generator']}: {build['design']} {build['parameters']}; "
         f"built in {build['build_s']:.0f} s ({build['build_cpu_s']:.0f} of CPU) at {_mib(build['peak_rss_bytes'])}, "
         f"chosen in {build['steps_s'].get('choose', 0):.0f} s; recall {serve['recall_at_10']:.3f}, "
-        f"p50 {serve['p50_ms']:.2f} ms, p99 {serve['p99_ms']:.2f} ms, {serve['queries_per_s']:.0f} queries/s at {_mib(serve['own_bytes'])} of its "
-        f"own of {_mib(found['limits']['serve'])}; of {filtered['num_passing']:,} that pass p99 "
-        f"{filtered['ours']['p99_ms']:.2f} ms, exactly {filtered['exact']['p99_ms']:.2f} ms; updated in "
-        f"{update['build_s']:.1f} s, {build['build_s'] / max(update['build_s'], 1e-3):.0f} times faster than built"
+        f"p50 {serve['p50_ms']:.2f} ms, p99 {serve['p99_ms']:.2f} ms, {serve['queries_per_s']:.0f} queries/s "
+        f"at {_mib(serve['own_bytes'])} of its own of {_mib(found['limits']['serve'])}; of "
+        f"{filtered['num_passing']:,} that pass p99 {filtered['ours']['p99_ms']:.2f} ms, exactly "
+        f"{filtered['exact']['p99_ms']:.2f} ms; updated in {update['build_s']:.1f} s, "
+        f"{build['build_s'] / max(update['build_s'], 1e-3):.0f} times faster than built"
     )
 
 
