@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument(
         "--rivals", metavar="PYTHON", help="interpreter that has lancedb, autofaiss, usearch; - for FAISS"
     )
+    parser.add_argument("--against", default="ivfpq,lancedb,autofaiss,hnsw,usearch", help="rivals that take part")
     parser.add_argument("--kill", action="store_true", help="also kill updates at several moments")
     arguments = parser.parse_args()
     kinds = KINDS if arguments.generator == "both" else (arguments.generator,)
@@ -111,20 +112,23 @@ def measure(kind: str, num_images: int, arguments: argparse.Namespace) -> dict:
             found["kills"] = kill_updates(folder, settings, parent, build_bytes)
         print(row(found), flush=True)
         if arguments.rivals:
-            found["rivals"] = compare(folder, settings, limits, parent, interpreters(arguments.rivals, parent))
+            pythons = interpreters(arguments.rivals, parent, arguments.against.split(","))
+            found["rivals"] = compare(folder, settings, limits, parent, pythons)
             print(*rows(found["rivals"]), sep="\n", flush=True)
     return found
 
 
-def interpreters(python: str, parent: Path | None) -> dict[str, str]:
-    """Interpreter of each rival; this one has FAISS, and no other.
+def interpreters(python: str, parent: Path | None, asked: list[str]) -> dict[str, str]:
+    """Interpreter of each rival that takes part; this one has FAISS, and no other.
 
     Args:
         python: one that has the others, or `-`.
-        parent: folder of groups; None for no limit.
+        parent: folder of groups, in which only those take part that may fit; None for no limit.
+        asked: names of rivals.
     """
     own = {"ivfpq", "hnsw"}
-    return {name: sys.executable if name in own else python for name in names(parent) if name in own or python != "-"}
+    taking_part = [name for name in asked if name in names(parent) and (name in own or python != "-")]
+    return {name: sys.executable if name in own else python for name in taking_part}
 
 
 @contextmanager
