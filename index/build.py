@@ -70,8 +70,8 @@ def build_index(
         query_kind: name of the queries in the manifest.
         measure_all: whether to measure all candidates even where exact search will do.
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
-        fill: trains and fills the index of a design; by default in this process, which those on disk always are.
-        build_bytes: memory that a build of a design on disk may take; it decides how many rows a part has.
+        fill: trains and fills the index of a design; by default in this process, which those in parts always are.
+        build_bytes: memory that a build of a design in parts may take; it decides how many rows a part has.
 
     Returns:
         The manifest of the version.
@@ -97,9 +97,9 @@ def build_index(
             ground_truths = GroundTruths(find_ground_truth(table, measured), find_ground_truth(table, images))
 
         def make(design: Design) -> faiss.Index | DiskIndex:
-            if design.on_disk:
+            if design.in_parts:
                 return disk_build.build(design, table, learned, folder, build_bytes)
-            return (fill or faiss_build.build)(design, table, choice.projection(design))
+            return (fill or faiss_build.build)(design, table, choice.projections.of(design))
 
         built = _build_best(choice, table, ground_truths, constraints, make, folder, timer)
         origin = VersionOrigin(
@@ -137,7 +137,7 @@ def _build_best(
             index = make(design)
         meter = Meter(index, design, table.take)
         with timer.step("tune"):
-            curve, best = meter.tune(ground_truths.asked, constraints.recall)
+            curve, best = meter.tune_finely(ground_truths.asked, constraints.recall)
         built = TunedIndex(meter, tuple(curve), best, ground_truths)
         if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
             return built

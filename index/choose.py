@@ -1,92 +1,24 @@
 """Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries.
 
-Some project vectors onto the directions in which text queries vary. A caption's vector encodes the meaning of an image,
-an image's vector also its look. Directions in which no query varies do not change the order of any answer; leaving them
-out makes vectors several times shorter at the same recall, and the best few are scored again at full width.
-
-Source: Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit", out-of-distribution queries; here
-with one projection for both sides, the leading eigenvectors of the queries' second moments.
+A graph of 50,000 vectors takes longer to build than all of a table's lists. So candidates are measured in the order in
+which they may win, and no longer than one still may: the smallest first where a latency is asked for; else those that
+were the fastest on a small sample, on which all are measured.
 """
 
-import logging
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-import faiss
-import numpy as np
-
-from index import disk_build, faiss_build
-from index.autotune import Meter
 from index.constraints import Constraints, judge, keeps, rank
-from index.designs import (
-    KINDS,
-    Design,
-    Kind,
-    candidate_designs,
-    count_disk_lists,
-    count_lists,
-    default_design,
-    disk_designs,
-    parse_design,
-)
-from index.disk_index import DiskIndex
-from index.errors import RetrievalError
-from index.manifest import DesignTrial, Point
-from index.queries import RecallQueries, sampled_queries
-from index.recall import find_ground_truth
-from index.vectors import Floats, VectorTable, vectors_text
+from index.design_trials import DesignTrials, Projections
+from index.designs import KINDS, Design, candidate_designs, default_design, designs_in_parts, parse_design
+from index.manifest import DesignTrial
+from index.queries import RecallQueries
+from index.vectors import Floats, VectorTable
 
 NUM_TRIED = 50_000
-_SAMPLE_SEED = 2
-# Exponent of the growth of a query's time with the size of the table, at one recall; of a scan 1. On hard vectors
-# (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
-_GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
-
-# Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
-_KEPT_SHARES = (0.98, 0.9995)
-_WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
-# Wider than this share of E a projection saves too little to be worth its error.
-_MAX_WIDTH_SHARE = 0.6
-_QUERIES_PER_DIRECTION = 4  # the least to estimate a direction
-
-LOG = logging.getLogger(__name__)
-
-
-class QueryDirections:
-    """Directions that queries vary in, the strongest first."""
-
-    def __init__(self, queries: Floats) -> None:
-        """Find the directions.
-
-        Args:
-            queries: (Q, E) of unit norm, like those that will be asked; not those that recall is measured on.
-        """
-        self._num_queries = len(queries)
-        moments = queries.T.astype(np.float64) @ queries.astype(np.float64)
-        strengths, directions = np.linalg.eigh(moments)
-        self._strengths, self._directions = strengths[::-1], directions[:, ::-1]
-
-    def matrix(self, width: int) -> Floats:
-        """Compute the projection onto the strongest directions, (width, E), with orthonormal rows."""
-        return np.ascontiguousarray(self._directions[:, :width].T, dtype=np.float32)
-
-    def useful_widths(self) -> tuple[int, ...]:
-        """Find the widths worth trying, ascending; none where there are too few queries, or all directions matter."""
-        kept: Any = np.cumsum(self._strengths) / self._strengths.sum()
-        dim = len(kept)
-        widths = sorted(
-            {-(-(int(np.searchsorted(kept, share)) + 1) // _WIDTH_STEP) * _WIDTH_STEP for share in _KEPT_SHARES}
-        )
-        return tuple(
-            width
-            for width in widths
-            if width <= _MAX_WIDTH_SHARE * dim and width * _QUERIES_PER_DIRECTION <= self._num_queries
-        )
+# Rows of the small sample, a second for a graph; and how much slower than the best one a candidate may be there and
+# still win on the large one. It may miss the recall by a little, too.
+NUM_SCREENED, _SLACK, _RECALL_SLACK = 10_000, 1.5, 0.01
 
 
 @dataclass(frozen=True)
@@ -96,27 +28,12 @@ class DesignChoice:
     Attributes:
         designs: the designs, the best first.
         trials: all measurements; empty for a requested design.
-        directions: directions to project onto; None without queries to learn from.
+        projections: that designs project with.
     """
 
     designs: tuple[Design, ...]
     trials: tuple[DesignTrial, ...]
-    directions: QueryDirections | None
-
-    def projection(self, design: Design) -> Floats | None:
-        """Compute the matrix that a design projects with, (width, E); None where it has none.
-
-        Raises:
-            RetrievalError: it projects, and there are no queries to learn the directions from.
-        """
-        if design.projection is None:
-            return None
-        if self.directions is None:
-            raise RetrievalError(
-                f"index design {design}: it projects onto what text queries ask for, and there are no captions to "
-                "learn that from; give queries, or choose a design without LeanVec"
-            )
-        return self.directions.matrix(design.projection)
+    projections: Projections
 
 
 def choose(
@@ -130,8 +47,8 @@ def choose(
 ) -> DesignChoice:
     """Choose designs for a table.
 
-    Exact search is measured first, and taken where it keeps the constraints, because its recall is 1. Else every
-    candidate is built on a sample and measured with held-out queries.
+    Exact search is measured first, and taken where it keeps the constraints, because its recall is 1. Else candidates
+    are built on a sample and measured with held-out queries, until no other can be better.
 
     Args:
         table: the vectors.
@@ -144,34 +61,66 @@ def choose(
     Raises:
         RetrievalError: there is no such design, or no candidate keeps the constraints; the nearest is named.
     """
-    directions = QueryDirections(learned) if len(learned) else None
+    projections = Projections(learned)
     if kind != "auto":
         requested = default_design(kind, table.num_vectors) if kind in KINDS else parse_design(kind)
-        return DesignChoice((requested,), (), directions)
-    sample = VectorTable(len(rows := table.sample(NUM_TRIED, _SAMPLE_SEED)), table.dim, table.take(rows))
-    widths = directions.useful_widths() if directions else ()
-    designs = _candidates(table, widths, constraints, measure_all=measure_all)
-    candidates = {str(design): design for design in designs}
-    asked = measured if measured.own_rows is None else sampled_queries(sample)
-    ground_truth = find_ground_truth(sample, asked)
-    builder = _SampleBuilder(sample, learned, DesignChoice((), (), directions))
-    trials: list[DesignTrial] = []
-    for place, design in enumerate(candidates.values()):
-        LOG.info(f"measuring {design} on {vectors_text(sample.num_vectors)} ({place + 1} of {len(candidates)})")
-        with builder.build(design) as (on_sample, index, build_s):
-            _, point = Meter(index, on_sample, sample.take).tune(ground_truth, constraints.recall)
-            trials.append(_trial(design, index, point, build_s, table.num_vectors))
-        if design.is_exact and not measure_all and keeps(trials[0], constraints, constraints.exact_latency_ms):
-            break
+        return DesignChoice((requested,), (), projections)
+    exact, *others = _candidates(table, projections.useful_widths(), constraints, measure_all=measure_all)
+    large = DesignTrials(table, NUM_TRIED, measured, projections, constraints.recall)
+    trials, screened = [large.measure(exact)], {}
+    if measure_all:
+        trials += [large.measure(design) for design in others]
+    elif not keeps(trials[0], constraints, constraints.exact_latency_ms):
+        if constraints.latency_ms is not None:
+            others.sort(key=lambda design: design.estimated_bytes(table.num_vectors, table.dim))
+        elif min(table.num_vectors, NUM_TRIED) > 2 * NUM_SCREENED:
+            small = DesignTrials(table, NUM_SCREENED, measured, projections, constraints.recall)
+            screened = {design: small.measure(design) for design in others}
+            others.sort(key=lambda design: _screened_cost(screened[design], constraints))
+        for design in others:
+            if may_stop(trials, screened, design, constraints):
+                break
+            trials.append(large.measure(design))
     ranked = rank(trials, constraints)
-    chosen = tuple(candidates[trial.design] for trial in ranked)
-    return DesignChoice(chosen, tuple(judge(trials, ranked, constraints)), directions)
+    left = [trial for design, trial in screened.items() if str(design) not in {each.design for each in trials}]
+    # Those that were not measured follow those that were: the whole table decides.
+    unmeasured = [design for design in others if str(design) not in {trial.design for trial in trials}]
+    chosen = (*(parse_design(trial.design) for trial in ranked), *unmeasured)
+    return DesignChoice(chosen, tuple(judge([*trials, *left], ranked, constraints)), projections)
+
+
+def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, float]:
+    allowed = replace(constraints, recall=constraints.recall - _RECALL_SLACK)
+    return not keeps(trial, allowed, None), trial.expected_latency_ms
+
+
+def may_stop(
+    trials: Sequence[DesignTrial], screened: dict[Design, DesignTrial], following: Design, constraints: Constraints
+) -> bool:
+    """Whether no candidate from the following one on can be better than those that were measured. Pure.
+
+    Args:
+        trials: measurements on the large sample.
+        screened: those on the small one, in any order; empty where there is none.
+        following: the next candidate in order.
+        constraints: the constraints.
+    """
+    kept = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
+    if constraints.latency_ms is not None:
+        return bool(kept)  # candidates are in the order of their size
+    times = {str(design): trial.expected_latency_ms for design, trial in screened.items()}
+    kept = [trial for trial in kept if trial.design in times]
+    if not kept:
+        return False
+    best = min(kept, key=lambda trial: trial.expected_latency_ms)
+    misses, expected_ms = _screened_cost(screened[following], constraints)
+    return misses or expected_ms > _SLACK * times[best.design]
 
 
 def _candidates(
     table: VectorTable, widths: tuple[int, ...], constraints: Constraints, *, measure_all: bool
 ) -> list[Design]:
-    """List the designs to measure: none that can't fit into memory, and those on disk where memory is short."""
+    """List the designs to measure, exact search first: none that can't fit, and those on disk where memory is short."""
     size, limit = (table.num_vectors, table.dim), constraints.memory_bytes
     designs = [*candidate_designs(*size, widths)]
     if limit is None:
@@ -179,75 +128,4 @@ def _candidates(
     if not measure_all:  # exact search is measured anyway, to compare with
         designs = [design for design in designs if design.is_exact or design.least_bytes(*size) <= limit]
     # Where memory holds the vectors in 16 bits each, no design needs the disk.
-    return designs + [*disk_designs(*size)] * (Design("SQfp16").least_bytes(*size) > limit)
-
-
-class _SampleBuilder:
-    """Builder of candidates on a sample; those that differ in re-ranking alone share what they re-rank."""
-
-    def __init__(self, sample: VectorTable, learned: Floats, choice: DesignChoice) -> None:
-        """Begin.
-
-        Args:
-            sample: of the table.
-            learned: (L, E), queries to learn from; may be empty.
-            choice: has the projections.
-        """
-        self._sample, self._learned, self._choice = sample, learned, choice
-        self._last: tuple[Design, faiss.Index, float] | None = None
-
-    @contextmanager
-    def build(self, design: Design) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
-        """Build a candidate: yields the design with fewer lists, the index, and the seconds that it takes."""
-        on_sample, started = _with_fewer_lists(design, self._sample.num_vectors), time.perf_counter()
-        if not design.on_disk:
-            index, base_s = self._build_in_memory(on_sample)
-            yield on_sample, index, base_s + time.perf_counter() - started
-            return
-        with tempfile.TemporaryDirectory(prefix="index-trial-") as folder:
-            size = disk_build.DEFAULT_BUILD_BYTES
-            parts = disk_build.build(on_sample, self._sample, self._learned, Path(folder), size)
-            yield on_sample, parts, time.perf_counter() - started
-
-    def _build_in_memory(self, design: Design) -> tuple[faiss.Index, float]:
-        """Index of a design, and the seconds that its base took before, where it is that of the last one."""
-        projection = self._choice.projection(design)
-        if design.rerank is None:
-            return faiss_build.build(design, self._sample, projection), 0.0
-        base, earlier_s = replace(design, rerank=None), 0.0
-        if self._last is not None and self._last[0] == base:
-            earlier_s = self._last[2]
-        else:
-            self._last, started = None, time.perf_counter()  # first frees its memory
-            built = faiss_build.build(base, self._sample, projection)
-            self._last = (base, built, time.perf_counter() - started)
-        return faiss_build.rerank_with(self._last[1], design, self._sample), earlier_s
-
-
-def _trial(
-    design: Design, index: faiss.Index | DiskIndex, point: Point, build_s: float, num_vectors: int
-) -> DesignTrial:
-    """Extrapolate a measurement on a sample to a table of `num_vectors`."""
-    size = num_vectors / index.ntotal
-    expected_ms = point.latency_ms * size ** _GROWTH[design.kind] + design.reads_ms(point.parameters)
-    return DesignTrial(
-        design=str(design),
-        num_vectors=index.ntotal,
-        parameters=point.parameters,
-        recall_at_10=point.recall_at_10,
-        latency_ms=point.latency_ms,
-        expected_latency_ms=round(expected_ms, 5),
-        expected_bytes=round(faiss_build.num_bytes(index) * size),
-        expected_disk_bytes=round(index.disk_bytes() * size) if isinstance(index, DiskIndex) else None,
-        build_s=round(build_s, 3),
-        is_efficient=False,
-        verdict="",
-    )
-
-
-def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
-    """Reduce the lists of a design to the number for a sample of this size."""
-    if not design.num_lists:
-        return design
-    fewer = count_disk_lists(num_vectors) if design.on_disk else count_lists(num_vectors)
-    return replace(design, factory=design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"))
+    return designs + [*designs_in_parts(*size, on_disk=True)] * (Design("SQfp16").least_bytes(*size) > limit)

@@ -78,8 +78,8 @@ def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constrai
     def verdict(trial: DesignTrial) -> str:
         if trial == ranked[0]:
             return "chosen"
-        if trial not in ranked:
-            return "; ".join(_broken(trial, constraints, constraints.latency_ms))
+        if broken := _broken(trial, constraints, constraints.latency_ms):
+            return "; ".join(broken)
         if ranked[0].design == "Flat":
             return "not exact"
         return "larger" if constraints.latency_ms is not None else "slower"

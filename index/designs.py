@@ -7,10 +7,11 @@ projects vectors and queries onto the 48 directions that matter to text queries 
     HNSW32,Flat                                a graph over whole vectors
     LeanVec48,HNSW32,Flat,Refine(SQfp16)       a graph over projections; the best are scored again at full width
     OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)      lists of product codes, scanned 32 at a time; scored again
-    IVF4096,PQ128x4fs,Disk(SQ8)                the same in parts, the vectors for scoring again left on the disk
+    Weighted,IVF1024,PQ96x4fs,Refine(SQ8)      codes of vectors weighted by what queries ask for (`index.query_weights`)
+    IVF4096,PQ128x4fs,Disk(SQ8)                the same, the vectors for scoring again left on the disk
 
-`Disk` is ours, too: codes are of vectors weighted by what queries ask for (`index.query_weights`), and the parts are
-searched side by side (`index.disk_index`).
+`Weighted` and `Disk` are ours, too: such indexes are made of parts, which are searched side by side
+(`index.disk_index`).
 
 Source: FAISS wiki, "The index factory"; Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit".
 """
@@ -30,13 +31,11 @@ Parameters = dict[str, int]
 HNSW_EF_CONSTRUCTION = 100  # 40 builds 3 times as fast and finds 0.85 where 100 finds 0.97; 200 finds 0.98
 TRAINING_VECTORS_PER_LIST = 64  # FAISS recommends 39 at least
 MAX_TRAINING_VECTORS = 1 << 20
-# The rotation is trained with 256 centroids; below 39 vectors each FAISS warns, below 1 it fails.
-MIN_OPQ_VECTORS = 39 * 256
-MIN_DISK_VECTORS = 39 * 16  # the same for the 16 centroids of a code of 4 bits
+MIN_PART_VECTORS = 39 * 16  # of the 16 centroids of a code of 4 bits; below 39 vectors each FAISS warns
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
-_DISK_FACTORS = (4, 8, 16, 32, 64)  # each row is a read of the disk, so no more than needed
+_PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a read of the disk, so no more than needed
 _EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that nearly keep the order
 _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
@@ -46,8 +45,11 @@ _DISK_READ_MS = 0.015
 _PROJECTED = re.compile(r"LeanVec(\d+),")
 _LISTS = re.compile(r"IVF(\d+)")
 _SMALL_CODES = re.compile(r"PQ|RaBitQ")
-_DISK_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
+_PARTS_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
 _CODE_BYTES = {"Flat": 4.0, "SQfp16": 2.0, "SQ8": 1.0}  # of one dimension
+_CODE_GROUPS = re.compile(r"PQ(\d+)x4fs")
+_BIT_BYTES = 1 / 8  # of one dimension of RaBitQ's
+_GRAPH_BYTES, _LIST_BYTES, _PLACE_BYTES = 272, 8, 4  # of a vector: 64 links and more above, its row number, its place
 _NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small codes are no cosines: re-rank
 
 
@@ -59,16 +61,19 @@ class Design:
         factory: factory string for FAISS's `index_factory`, without the re-ranking.
         projection: width that vectors are projected to first; None for none.
         rerank: code of the vectors for re-ranking, such as `SQfp16` or `Flat`; None for none.
-        on_disk: whether the vectors for re-ranking stay on the disk, and the index is made of parts.
+        on_disk: whether the vectors for re-ranking stay on the disk.
+        in_parts: whether codes are of weighted vectors, and the index is made of parts; so is every one on disk.
     """
 
     factory: str
     projection: int | None = None
     rerank: str | None = None
     on_disk: bool = False
+    in_parts: bool = False
 
     def __str__(self) -> str:
         projected = f"LeanVec{self.projection}," if self.projection else ""
+        projected += "Weighted," if self.in_parts and not self.on_disk else ""
         reranked = "Disk" if self.on_disk else "Refine"
         return projected + self.factory + (f",{reranked}({self.rerank})" if self.rerank else "")
 
@@ -90,13 +95,13 @@ class Design:
 
     @property
     def num_code_groups(self) -> int:
-        """Number of groups of dimensions that have a product code of their own; 0 where the design isn't on disk."""
-        found = _DISK_FACTORY.fullmatch(self.factory) if self.on_disk else None
+        """Number of groups of dimensions that have a product code of their own; 0 where it isn't in parts."""
+        found = _PARTS_FACTORY.fullmatch(self.factory) if self.in_parts else None
         return int(found.group(1)) if found else 0
 
-    def disk_code_bytes(self, dim: int) -> int:
-        """Count the bytes of a vector on the disk; 0 where none is there."""
-        return int(dim * _CODE_BYTES[self.rerank or "Flat"]) if self.on_disk else 0
+    def row_code_bytes(self, dim: int) -> int:
+        """Count the bytes of a vector for re-ranking; 0 where there is none."""
+        return int(dim * _CODE_BYTES[self.rerank]) if self.rerank else 0
 
     def least_bytes(self, num_vectors: int, dim: int) -> float:
         """Bound of the memory from below, by the vectors that it holds at full width; known before it is built."""
@@ -104,6 +109,15 @@ class Design:
             return 0.0
         code = self.rerank or self.factory.rsplit(",", maxsplit=1)[-1]
         return num_vectors * dim * _CODE_BYTES.get(code, 0.0)
+
+    def estimated_bytes(self, num_vectors: int, dim: int) -> float:
+        """Estimate the memory of the index, without centroids; known before it is built."""
+        code, width = self.factory.rsplit(",", maxsplit=1)[-1], self.projection or dim
+        groups = _CODE_GROUPS.search(code)
+        of_code = int(groups.group(1)) / 2 if groups else width * _CODE_BYTES.get(code, _BIT_BYTES)
+        links = _GRAPH_BYTES if self.kind == "hnsw" else _LIST_BYTES if self.kind == "ivf" else 0
+        places = _PLACE_BYTES if self.in_parts else 0
+        return num_vectors * (of_code + links + places + (0 if self.on_disk else self.row_code_bytes(dim)))
 
     @property
     def num_training(self) -> int:
@@ -118,8 +132,8 @@ class Design:
     def search_params(self) -> Iterator[list[Parameters]]:
         """Yield the search parameters to try: for each factor of re-ranking a list, the cheapest first."""
         factors: tuple[int | None, ...] = (None,)
-        if self.on_disk:
-            factors = _DISK_FACTORS
+        if self.in_parts:
+            factors = _PARTS_FACTORS
         elif self.rerank:
             factors = _SMALL_CODES_FACTORS if _SMALL_CODES.search(self.factory) else _EXACT_CODES_FACTORS
         for factor in factors:
@@ -146,7 +160,9 @@ def parse_design(text: str) -> Design:
     if found := _PROJECTED.match(rest):
         projection, rest = int(found.group(1)), rest[found.end() :]
     if found := re.search(r",Disk\((\w+)\)$", rest):
-        return _disk_design(text, rest[: found.start()], found.group(1), projection)
+        return _design_in_parts(text, rest[: found.start()], found.group(1), projection, on_disk=True)
+    if found := re.match(r"Weighted,(.*),Refine\((\w+)\)$", rest):
+        return _design_in_parts(text, found.group(1), found.group(2), projection, on_disk=False)
     if found := re.search(r",(?:Refine\((\w+)\)|RFlat)$", rest):
         rerank, rest = found.group(1) or "Flat", rest[: found.start()]
     if not re.search(r"Flat|HNSW|IVF|SQ|PQ|RaBitQ", rest) or "LeanVec" in rest or projection == 0:
@@ -159,13 +175,18 @@ def parse_design(text: str) -> Design:
     return Design(rest, projection, rerank)
 
 
-def _disk_design(text: str, factory: str, rerank: str, projection: int | None) -> Design:
-    if not _DISK_FACTORY.fullmatch(factory) or rerank not in ("SQ8", "SQfp16") or projection is not None:
-        raise RetrievalError(
-            f"index kind {text!r} is unknown; a design on disk is written as IVF4096,PQ128x4fs,Disk(SQ8): inverted "
-            "lists of product codes, and SQ8 or SQfp16 for the vectors on disk"
+def _design_in_parts(text: str, factory: str, rerank: str, projection: int | None, *, on_disk: bool) -> Design:
+    if not _PARTS_FACTORY.fullmatch(factory) or rerank not in ("SQ8", "SQfp16") or projection is not None:
+        written, place = (
+            ("IVF4096,PQ128x4fs,Disk(SQ8)", " on disk")
+            if on_disk
+            else ("Weighted,IVF4096,PQ128x4fs,Refine(SQ8)", " for re-ranking")
         )
-    return Design(factory, None, rerank, on_disk=True)
+        raise RetrievalError(
+            f"index kind {text!r} is unknown; a design {'on disk' if on_disk else 'of weighted vectors'} is written as "
+            f"{written}: inverted lists of product codes, and SQ8 or SQfp16 for the vectors{place}"
+        )
+    return Design(factory, None, rerank, on_disk=on_disk, in_parts=True)
 
 
 def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) -> tuple[Design, ...]:
@@ -177,7 +198,6 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
         projections: widths to project to (`QueryDirections.useful_widths`).
     """
     lists = count_lists(num_vectors)
-    code_bytes = _divisor_near(dim, dim // 4)
     designs = [
         Design("Flat"),
         Design("SQfp16"),
@@ -188,8 +208,7 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
         Design(f"IVF{lists},SQ8", rerank="SQfp16"),
         Design(f"IVF{lists},RaBitQ", rerank="SQ8"),
     ]
-    if num_vectors >= MIN_OPQ_VECTORS:
-        designs.append(Design(f"OPQ{code_bytes},IVF{lists},PQ{code_bytes}x4fs", rerank="SQfp16"))
+    designs += designs_in_parts(num_vectors, dim, on_disk=False)
     for width in projections:
         designs += [
             Design("Flat", width, "SQfp16"),
@@ -201,18 +220,19 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
     return tuple(designs)
 
 
-def disk_designs(num_vectors: int, dim: int) -> tuple[Design, ...]:
-    """List the designs to measure for a table that memory does not hold, the smallest first; none for few vectors.
+def designs_in_parts(num_vectors: int, dim: int, *, on_disk: bool) -> tuple[Design, ...]:
+    """List the designs in parts to measure for a table, the smallest first; none for few vectors.
 
     Args:
         num_vectors: number of rows of the table.
         dim: width of a vector, E.
+        on_disk: whether memory does not hold the vectors.
     """
-    if num_vectors < MIN_DISK_VECTORS:
+    if num_vectors < MIN_PART_VECTORS:
         return ()
-    lists = count_disk_lists(num_vectors)
+    lists = count_part_lists(num_vectors)
     groups = sorted({_divisor_near(dim, dim // share) for share in (4, 2)})
-    return tuple(Design(f"IVF{lists},PQ{number}x4fs", None, "SQ8", on_disk=True) for number in groups)
+    return tuple(Design(f"IVF{lists},PQ{number}x4fs", None, "SQ8", on_disk=on_disk, in_parts=True) for number in groups)
 
 
 def default_design(kind: Kind, num_vectors: int) -> Design:
@@ -228,8 +248,8 @@ def count_lists(num_vectors: int) -> int:
     return max(1, min(wanted, num_vectors // TRAINING_VECTORS_PER_LIST))
 
 
-def count_disk_lists(num_vectors: int) -> int:
-    """Compute the number of lists of a design on disk: a quarter of others', as 32 codes are scanned at once."""
+def count_part_lists(num_vectors: int) -> int:
+    """Compute the number of lists of a design in parts: a quarter of others', as 32 codes are scanned at once."""
     return max(1, count_lists(num_vectors) // 4)
 
 

@@ -26,7 +26,7 @@ def rows_per_part(design: Design, dim: int, build_bytes: int) -> int:
     """Compute how many rows a part may have, so that one fits into its share of memory.
 
     Args:
-        design: the design, on disk.
+        design: the design, in parts.
         dim: width of a vector, E.
         build_bytes: memory of the whole build.
 
@@ -34,7 +34,7 @@ def rows_per_part(design: Design, dim: int, build_bytes: int) -> int:
         RetrievalError: the memory is too small for a part of some thousand rows.
     """
     in_lists = _GROWN_LISTS * (design.num_code_groups // 2 + np.dtype(np.int64).itemsize)
-    row_bytes = design.disk_code_bytes(dim) + in_lists + np.dtype(np.uint32).itemsize
+    row_bytes = design.row_code_bytes(dim) + in_lists + np.dtype(np.uint32).itemsize
     rows = int(_PART_SHARE * build_bytes / row_bytes)
     if rows < _LEAST_PART_ROWS:
         least = int(_LEAST_PART_ROWS * row_bytes / _PART_SHARE)
@@ -46,7 +46,7 @@ def build(design: Design, table: VectorTable, queries: Floats, folder: Path, bui
     """Train a template, and write and open the parts of a table.
 
     Args:
-        design: the design, on disk.
+        design: the design, in parts.
         table: the vectors, (N, E).
         queries: (Q, E), to weigh directions by; may be empty.
         folder: folder for the files.
@@ -59,7 +59,7 @@ def build(design: Design, table: VectorTable, queries: Floats, folder: Path, bui
     template = train(design, table, queries)
     faiss.write_index(template, str(folder / TEMPLATE_NAME))
     parts: list[DiskPart] = []
-    builder = PartBuilder(template, 0, min(capacity, table.num_vectors))
+    builder = PartBuilder(template, 0, min(capacity, table.num_vectors), on_disk=design.on_disk)
     for block in table.blocks():
         start = 0
         while start < len(block):
@@ -69,7 +69,8 @@ def build(design: Design, table: VectorTable, queries: Floats, folder: Path, bui
             first_row = builder.first_row + builder.num_rows
             if builder.num_free == 0 and first_row < table.num_vectors:
                 parts.append(builder.write(folder, len(parts)))
-                builder = PartBuilder(template, first_row, min(capacity, table.num_vectors - first_row))
+                left = min(capacity, table.num_vectors - first_row)
+                builder = PartBuilder(template, first_row, left, on_disk=design.on_disk)
     parts.append(builder.write(folder, len(parts)))
     return DiskIndex(template, parts)
 
@@ -78,7 +79,7 @@ def train(design: Design, table: VectorTable, queries: Floats) -> faiss.IndexRef
     """Train a template on a sample of a table.
 
     Args:
-        design: the design, on disk.
+        design: the design, in parts.
         table: the vectors, (N, E).
         queries: (Q, E), to weigh directions by; may be empty.
 
@@ -106,15 +107,16 @@ def train(design: Design, table: VectorTable, queries: Floats) -> faiss.IndexRef
 class PartBuilder:
     """Builder of one part, in memory until it is written."""
 
-    def __init__(self, template: faiss.IndexRefine, first_row: int, capacity: int) -> None:
+    def __init__(self, template: faiss.IndexRefine, first_row: int, capacity: int, *, on_disk: bool) -> None:
         """Begin a part.
 
         Args:
             template: trained and empty.
             first_row: number of its first row in the whole index.
             capacity: the most rows.
+            on_disk: whether searches leave its vectors on the disk.
         """
-        self.first_row, self.num_rows = first_row, 0
+        self.first_row, self.num_rows, self._on_disk = first_row, 0, on_disk
         self._lists = faiss.clone_index(template_lists(template))
         self._coder = faiss.downcast_index(template.refine_index)
         self._weights = template_weights(template)
@@ -159,7 +161,8 @@ class PartBuilder:
                 file.write(self._codes[order[start : start + _WRITTEN_ROWS]].data)
         (folder / files.places).write_bytes(places.data)
         with (folder / files.codes).open("rb") as file:
-            return DiskPart(number, self.first_row, self._lists, MappedCodes(file, self._codes.shape[1]), places)
+            codes = MappedCodes(file, self._codes.shape[1], on_disk=self._on_disk)
+        return DiskPart(number, self.first_row, self._lists, codes, places)
 
     def _order(self) -> Rows:
         """Rows of the part, list after list."""
@@ -184,7 +187,8 @@ def extend(before: DiskIndex, blocks: Iterable[Floats], num_added: int, folder: 
     num_kept = num_parts_kept([part.num_rows for part in before.parts], num_added)
     kept, joined = before.parts[:num_kept], before.parts[num_kept:]
     first_row = sum(part.num_rows for part in kept)
-    builder = PartBuilder(before.template, first_row, before.ntotal - first_row + num_added)
+    capacity = before.ntotal - first_row + num_added
+    builder = PartBuilder(before.template, first_row, capacity, on_disk=before.on_disk)
     for part in joined:
         builder.add_part(before, part)
     for block in blocks:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from index import faiss_build
 from index.checked_files import open_checked
+from index.designs import parse_design
 from index.disk_index import DiskIndex, DiskPart, MappedCodes
 from index.errors import RetrievalError
 from index.ids import IDS_SCHEMA
@@ -35,19 +36,22 @@ def read_parts(folder: Path, manifest: Manifest) -> DiskIndex:
     with open_checked(folder / TEMPLATE_NAME, manifest, 0) as file:
         template = faiss_build.read(file)
     code_size = faiss.downcast_index(template.refine_index).sa_code_size()
+    on_disk = parse_design(manifest.design).on_disk
     parts: list[DiskPart] = []
     for record in manifest.parts or ():
         first_row = sum(part.num_rows for part in parts)
-        parts.append(_read_part(folder, manifest, record, first_row, code_size))
+        parts.append(_read_part(folder, manifest, record, first_row, code_size, on_disk=on_disk))
     return DiskIndex(template, parts)
 
 
-def _read_part(folder: Path, manifest: Manifest, record: PartRecord, first_row: int, code_size: int) -> DiskPart:
+def _read_part(
+    folder: Path, manifest: Manifest, record: PartRecord, first_row: int, code_size: int, *, on_disk: bool
+) -> DiskPart:
     with open_checked(folder / record.lists, manifest, 0) as file:
         lists = faiss_build.read(file)
     with open_checked(folder / record.codes, manifest, 0) as codes:
         _check_size(codes, folder / record.codes, record.num_rows * code_size)
-        mapped = MappedCodes(codes, code_size)
+        mapped = MappedCodes(codes, code_size, on_disk=on_disk)
     with open_checked(folder / record.places, manifest, 0) as file:
         _check_size(file, folder / record.places, record.num_rows * np.dtype(np.uint32).itemsize)
         places = np.frombuffer(file.read(), np.uint32)

@@ -1,11 +1,11 @@
-"""Index larger than memory: parts that are searched side by side, with vectors for re-ranking read from the disk.
+"""Index in parts that are searched side by side; it may be larger than memory, as vectors may be left on the disk.
 
     template   one file: weights of directions, centroids of lists, product codes and code of the vectors, all trained
-    part       a range of rows: inverted lists of product codes, which are in memory; the vectors, list after list, on
-               the disk; and the place of each row among them
+    part       a range of rows: inverted lists of product codes, which are in memory; the vectors, list after list, in
+               a mapped file; and the place of each row among them
 
-A query finds its candidates by product codes, in all parts, and reads the vectors of the best. All their pages are
-asked for before the first is touched: 200 reads took 2 ms, and 15 ms one after the other.
+A query finds its candidates by product codes, in all parts, and reads the vectors of the best. Of a design on the disk
+all their pages are asked for before the first is touched: 200 reads took 2 ms, and 15 ms one after the other.
 """
 
 import mmap
@@ -36,16 +36,17 @@ _PAGE = mmap.PAGESIZE
 class MappedCodes:
     """Codes of vectors in a file that stays open, (n, code size); safe for several threads."""
 
-    def __init__(self, file: BinaryIO, code_size: int) -> None:
+    def __init__(self, file: BinaryIO, code_size: int, *, on_disk: bool) -> None:
         """Map a file.
 
         Args:
             file: an open file, whose hash the caller has checked.
             code_size: bytes of a code.
+            on_disk: whether memory does not hold it; else all of it is asked for now, and nothing later.
         """
-        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._map, self.on_disk = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), on_disk
         # Without this the kernel reads whatever lies around each page, and puts it in the place of pages in use.
-        self._map.madvise(mmap.MADV_RANDOM)
+        self._map.madvise(mmap.MADV_RANDOM if on_disk else mmap.MADV_WILLNEED)
         self._codes: Codes = np.frombuffer(self._map, np.uint8).reshape(-1, code_size)
 
     def __len__(self) -> int:
@@ -53,12 +54,13 @@ class MappedCodes:
 
     def take(self, places: Rows) -> Codes:
         """Copy the codes at some places, (n, code size)."""
-        self._fetch(places)
-        return self._codes[places]
+        if self.on_disk:
+            self._fetch(places)
+        return self._codes.take(places, axis=0)
 
     def slice(self, start: int, stop: int) -> Codes:
         """Copy neighbouring codes, (stop - start, code size)."""
-        if stop > start:
+        if stop > start and self.on_disk:
             self._want(start * self._codes.shape[1], stop * self._codes.shape[1])
         return self._codes[start:stop].copy()
 
@@ -145,6 +147,11 @@ class DiskIndex:
         return sum(part.num_rows for part in self.parts)
 
     @property
+    def on_disk(self) -> bool:
+        """Whether vectors are left on the disk."""
+        return self.parts[0].codes.on_disk
+
+    @property
     def d(self) -> int:
         """Width of a vector."""
         width: int = self.template.d
@@ -164,13 +171,14 @@ class DiskIndex:
         return inverse_weights(template_weights(self.template))
 
     def num_bytes(self) -> int:
-        """Count the bytes that searches keep in memory: all but the vectors on the disk."""
+        """Count the bytes that searches keep in memory: all but vectors on the disk."""
         per_row: int = self._lists.code_size + np.dtype(np.int64).itemsize + np.dtype(np.uint32).itemsize
+        per_row += 0 if self.on_disk else self.coder.sa_code_size()
         return len(faiss.serialize_index(self.template)) + self.ntotal * per_row
 
     def disk_bytes(self) -> int:
         """Count the bytes of the vectors on the disk."""
-        return self.ntotal * int(self.coder.sa_code_size())
+        return self.ntotal * int(self.coder.sa_code_size()) if self.on_disk else 0
 
     def imbalance(self) -> float:
         """Compute the imbalance of the lists, over all parts: the factor by which it slows a search."""
@@ -239,6 +247,8 @@ class DiskIndex:
 
     def vectors(self, rows: Rows) -> Floats:
         """Fetch the vectors of some rows, (n, E), rounded to their codes."""
+        if len(self.parts) == 1:
+            return self._decode(self.parts[0].codes.take(self.parts[0].places[rows].astype(np.int64)))
         rows = np.asarray(rows, np.int64)
         codes = np.empty((len(rows), self.coder.sa_code_size()), np.uint8)
         part_numbers = np.searchsorted(self._first_rows, rows, side="right") - 1

@@ -46,31 +46,64 @@ def memory_group(parent: Path, limit_bytes: int) -> Iterator[tuple[Path, int]]:
         folder.rmdir()
 
 
-def run_limited(arguments: Sequence[str], parent: Path | None, limit_bytes: int) -> tuple[str, int | None]:
+def run_limited(
+    arguments: Sequence[str], parent: Path | None, limit_bytes: int, python: str = sys.executable
+) -> tuple[str, int | None]:
     """Run Python with some arguments; returns its last line, and the most memory of its group.
 
     Args:
         arguments: of the interpreter.
         parent: folder of the group to make one in; None for no limit.
         limit_bytes: of the process, page cache included.
+        python: the interpreter.
 
     Raises:
         SystemExit: it failed; the message says whether its memory was too small.
     """
-    command = [sys.executable, *arguments]
-    if parent is None:
-        return _last_line(command), None
-    with memory_group(parent, limit_bytes) as (folder, version):
-        line = _last_line(["sh", "-c", JOIN, str(folder / "cgroup.procs"), *command])
-        peak = folder / FILES[version][1]
-        return line, int(peak.read_text()) if peak.exists() else None
+    with start_limited(arguments, parent, limit_bytes, python) as process:
+        output, _ = process.communicate()
+        _raise_failure(process)
+        group_bytes = process.group_bytes()
+    return output.splitlines()[-1], group_bytes
 
 
-def _last_line(command: Sequence[str]) -> str:
+class LimitedProcess(subprocess.Popen[str]):
+    """Process in a group."""
+
+    peak: Path | None = None
+
+    def group_bytes(self) -> int | None:
+        """Most memory of its group; None where it has none, or the kernel does not tell."""
+        return int(self.peak.read_text()) if self.peak is not None and self.peak.exists() else None
+
+
+@contextmanager
+def start_limited(
+    arguments: Sequence[str], parent: Path | None, limit_bytes: int, python: str = sys.executable
+) -> Iterator[LimitedProcess]:
+    """Start Python with some arguments; the block must wait for its end, as its group is removed after that.
+
+    Args:
+        arguments: of the interpreter.
+        parent: folder of the group to make one in; None for no limit.
+        limit_bytes: of the process, page cache included.
+        python: the interpreter.
+    """
     paths = [str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
-        killed = ": killed, as by a group whose memory is too small" if done.returncode in (-9, 137) else ""
-        raise SystemExit(f"{command[-4:]} ended with {done.returncode}{killed}")
-    return done.stdout.splitlines()[-1]
+    command = [python, *arguments]
+    if parent is None:
+        with LimitedProcess(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            yield process
+        return
+    with memory_group(parent, limit_bytes) as (folder, version):
+        joined = ["sh", "-c", JOIN, str(folder / "cgroup.procs"), *command]
+        with LimitedProcess(joined, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            process.peak = folder / FILES[version][1]
+            yield process
+
+
+def _raise_failure(process: LimitedProcess) -> None:
+    if process.returncode:
+        killed = ": killed, as by a group whose memory is too small" if process.returncode in (-9, 137) else ""
+        raise SystemExit(f"{process.args[-4:]} ended with {process.returncode}{killed}")

@@ -5,6 +5,7 @@ python -m large_index_bench.steps build FOLDER '{"num_images": 200000, ...}'
 
 import json
 import logging
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ def build(folder: Path, settings: dict) -> dict:
         settings: sizes and limits.
     """
     num_images, captions = settings["num_images"], np.load(folder / "captions.npy")
+    shutil.rmtree(folder / "000001", ignore_errors=True)
     manifest = build_index(
         blocks(folder, settings["width"], 0, num_images),
         ids(0, num_images, "run-1"),
@@ -41,13 +43,13 @@ def build(folder: Path, settings: dict) -> dict:
         model_fingerprint="made vectors",
         embeddings_version=1,
         kind=settings["kind"],
-        constraints=Constraints(memory_bytes=settings["index_bytes"], recall=settings["recall"]),
+        constraints=Constraints(settings["index_bytes"], settings["latency_ms"], settings["recall"]),
         queries=captions[settings["num_held_out"] :],
         build_bytes=settings["build_bytes"],
     )
     kept = ("design", "parameters", "recall_at_10", "latency_ms", "build_s", "steps_s", "memory_bytes", "size_bytes")
     trials = [trial.model_dump(exclude={"verdict", "is_efficient"}) for trial in manifest.trials]
-    return manifest.model_dump(include=set(kept)) | {"trials": trials} | _peak()
+    return manifest.model_dump(include=set(kept)) | {"trials": trials, "build_cpu_s": time.process_time()} | _peak()
 
 
 def serve(folder: Path, settings: dict) -> dict:
@@ -113,9 +115,11 @@ def update(folder: Path, settings: dict) -> dict:
     removed = np.zeros(num_images, bool)
     removed[np.random.default_rng(1).choice(num_images, num_changed, replace=False)] = True
     stop = num_images + num_changed
+    out = folder / settings.get("version", "000002")
+    shutil.rmtree(out, ignore_errors=True)
     manifest = update_index(
         folder / "000001",
-        folder / "000002",
+        out,
         blocks(folder, settings["width"], num_images, stop),
         ids(num_images, stop, "run-2"),
         removed,

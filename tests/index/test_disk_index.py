@@ -13,7 +13,7 @@ from index_samples import Build, make_ids, make_images_and_captions, unit
 from index import disk_build
 from index.atomic_folder import sweep_leftovers
 from index.constraints import Constraints
-from index.designs import disk_designs, parse_design
+from index.designs import designs_in_parts, parse_design
 from index.disk_index import DiskIndex
 from index.errors import RetrievalError
 from index.manifest import Manifest, read_manifest
@@ -265,6 +265,24 @@ def test_memory_that_no_part_fits_into_is_refused(tmp_path: Path) -> None:
         build_parts(tmp_path / "000001", build_bytes=1000)
 
 
+def test_weighted_vectors_that_stay_in_memory_find_the_same_and_count_as_memory(version: Path, tmp_path: Path) -> None:
+    out, manifest = build_parts(tmp_path / "000001", kind="Weighted,IVF16,PQ32x4fs,Refine(SQ8)")
+    assert manifest.memory_bytes == read_manifest(version).memory_bytes + NUM * 64
+    index, parameters = open_index(out), read_manifest(version).parameters
+    found = index.search(QUERIES, 10, parameters=parameters).rows
+    assert np.array_equal(found, open_index(version).search(QUERIES, 10).rows)
+    removed = np.zeros(NUM, bool)
+    removed[:10] = True
+    update_index(out, tmp_path / "000002", IMAGES[:5], make_ids(5, "run-2"), removed, embeddings_version=8)
+    assert open_index(tmp_path / "000002").search(IMAGES[:5], 1).rows[:, 0].tolist() == [NUM + n for n in range(5)]
+
+
+@pytest.mark.parametrize("text", ["Weighted,IVF16,SQ8,Refine(SQ8)", "Weighted,IVF16,PQ8x4fs,Refine(SQ4)"])
+def test_weighted_vectors_without_product_codes_are_refused(text: str) -> None:
+    with pytest.raises(RetrievalError, match="a design of weighted vectors is written as Weighted,IVF4096,PQ128x4fs"):
+        parse_design(text)
+
+
 @pytest.mark.parametrize(
     "text", ["Flat,Disk(SQ8)", "IVF16,PQ32x4fs,Disk(SQ4)", "LeanVec8,IVF16,PQ4x4fs,Disk(SQ8)", "IVF16,SQ8,Disk(SQ8)"]
 )
@@ -286,7 +304,7 @@ def test_only_an_index_in_parts_has_the_new_format(build: Build, version: Path) 
 
 @pytest.mark.parametrize("num_vectors", [1, 15, 623, 624, 5000])
 def test_designs_on_disk_are_offered_where_their_codes_can_be_trained(num_vectors: int) -> None:
-    designs = disk_designs(num_vectors, 64)
+    designs = designs_in_parts(num_vectors, 64, on_disk=True)
     assert len(designs) == (2 if num_vectors >= 624 else 0)
     assert all(parse_design(str(design)) == design for design in designs)
 

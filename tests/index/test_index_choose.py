@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from index_samples import Build, make_images_and_captions, make_vectors
 
-from index.choose import QueryDirections
+from index.choose import may_stop
 from index.constraints import Constraints, judge, rank
+from index.design_trials import QueryDirections
 from index.designs import Design, candidate_designs, count_lists, parse_design
 from index.errors import RetrievalError
 from index.manifest import DesignTrial
@@ -93,6 +94,8 @@ def test_a_limit_that_means_nothing_is_refused(changes: dict[str, float]) -> Non
         "SQ8,Refine(SQfp16)",
         "LeanVec48,HNSW32,Flat,Refine(SQ8)",
         "OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)",
+        "Weighted,IVF256,PQ96x4fs,Refine(SQ8)",
+        "IVF256,PQ96x4fs,Disk(SQ8)",
     ],
 )
 def test_notation_and_design_are_the_same(text: str) -> None:
@@ -206,3 +209,75 @@ def test_a_table_too_small_for_some_designs_is_measured_without_them(build: Buil
 def test_a_named_design_that_so_few_vectors_cannot_train_is_refused(build: Build) -> None:
     with pytest.raises(RetrievalError, match="can't train it on 50 vectors"):
         build(make_vectors(50), kind="OPQ4,IVF1,PQ4x4fs")
+
+
+def test_the_memory_of_a_candidate_is_known_before_it_is_built(build: Build, tmp_path: Path) -> None:
+    vectors, queries = make_vectors(1500, 32), make_vectors(200, 32, seed=1)
+    for place, design in enumerate(candidate_designs(1500, 32, (16,))):
+        _, manifest = build(vectors, kind=str(design), queries=queries, out=tmp_path / str(place), num_threads=2)
+        centroids = 4 * 32 * (design.num_lists + 3 * 32 + 50)
+        assert abs(manifest.memory_bytes - design.estimated_bytes(1500, 32)) <= centroids + 1500 * 10
+
+
+SCREENED = {
+    parse_design(each.design): each
+    for each in (
+        trial("IVF64,SQ8,Refine(SQfp16)", 0.96, 1.0, 500),
+        trial("HNSW32,Flat", 0.97, 1.4, 1300),
+        trial("HNSW32,SQ8,Refine(SQfp16)", 0.97, 1.6, 800),
+        trial("IVF64,RaBitQ,Refine(SQ8)", 0.9, 0.5, 300),
+    )
+}
+LISTS, NEAR, FAR, MISSING = SCREENED
+
+
+@pytest.mark.parametrize(
+    ("measured", "following", "constraints", "stops"),
+    [
+        ([FLAT], LISTS, Constraints(), False),
+        ([FLAT, SLOW_CODES], NEAR, Constraints(), False),
+        ([FLAT, SLOW_CODES], FAR, Constraints(), True),
+        ([FLAT, SLOW_CODES], MISSING, Constraints(), True),
+        ([FLAT, CODES], FAR, Constraints(), False),
+        ([FLAT, SLOW_CODES], NEAR, Constraints(recall=0.97), False),
+        ([FLAT], LISTS, Constraints(latency_ms=3.0), False),
+        ([FLAT, CODES], LISTS, Constraints(latency_ms=3.0), False),
+        ([FLAT, SLOW_CODES], NEAR, Constraints(latency_ms=3.0), True),
+        ([FLAT, SLOW_CODES], NEAR, Constraints(latency_ms=1.0), False),
+    ],
+)
+def test_measuring_ends_where_no_other_can_be_better(
+    measured: list[DesignTrial], following: Design, constraints: Constraints, stops: bool
+) -> None:
+    screened = SCREENED if constraints.latency_ms is None else {}
+    assert may_stop(measured, screened, following, constraints) == stops
+
+
+def test_where_a_latency_is_asked_for_the_smallest_that_keeps_it_ends_the_measuring(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index.choose.NUM_TRIED", 3000)
+    images, captions = make_images_and_captions(6000, 800)
+    _, manifest = build(images, queries=captions, constraints=Constraints(latency_ms=0.5), num_threads=2)
+    assert manifest.recall_at_10 >= 0.95
+    *others, last = [trial for trial in manifest.trials if trial.design != "Flat"]
+    assert (last.design, last.verdict) == (manifest.design, "chosen")
+    assert all("recall" in trial.verdict or " ms" in trial.verdict for trial in others)
+    smaller = [trial.expected_bytes for trial in others]
+    assert all(each <= last.expected_bytes * 1.2 for each in smaller)
+
+
+def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large_one(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index.choose.NUM_TRIED", 3000)
+    monkeypatch.setattr("index.choose.NUM_SCREENED", 1000)
+    images, captions = make_images_and_captions(6000, 800)
+    limit = Constraints(memory_bytes=1_400_000)
+    _, manifest = build(images, queries=captions, constraints=limit, num_threads=2)
+    sizes = {trial.design: trial.num_vectors for trial in manifest.trials}
+    assert sizes[manifest.design] == sizes["Flat"] == 3000
+    assert {1000, 3000} == set(sizes.values())
+    assert len(sizes) == len(manifest.trials) >= 8
+    assert manifest.memory_bytes <= 1_400_000
+    assert manifest.recall_at_10 >= 0.95

@@ -1,0 +1,198 @@
+"""Trials of candidate designs: built on a sample of the table, and measured with the expected queries.
+
+Some project vectors onto the directions in which text queries vary. A caption's vector encodes the meaning of an image,
+an image's vector also its look. Directions in which no query varies do not change the order of any answer; leaving them
+out makes vectors several times shorter at the same recall, and the best few are scored again at full width.
+
+Source: Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit", out-of-distribution queries; here
+with one projection for both sides, the leading eigenvectors of the queries' second moments.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from index import disk_build, faiss_build
+from index.autotune import Meter
+from index.designs import Design, Kind, count_lists, count_part_lists
+from index.disk_index import DiskIndex
+from index.errors import RetrievalError
+from index.manifest import DesignTrial, Point
+from index.queries import RecallQueries, sampled_queries
+from index.recall import find_ground_truth
+from index.vectors import Floats, VectorTable, vectors_text
+
+_SAMPLE_SEED = 2
+# Exponent of the growth of a query's time with the size of the table, at one recall; of a scan 1. On hard vectors
+# (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
+_GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
+
+# Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
+_KEPT_SHARES = (0.98, 0.9995)
+_WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
+# Wider than this share of E a projection saves too little to be worth its error.
+_MAX_WIDTH_SHARE = 0.6
+_QUERIES_PER_DIRECTION = 4  # the least to estimate a direction
+
+LOG = logging.getLogger(__name__)
+
+
+class QueryDirections:
+    """Directions that queries vary in, the strongest first."""
+
+    def __init__(self, queries: Floats) -> None:
+        """Find the directions.
+
+        Args:
+            queries: (Q, E) of unit norm, like those that will be asked; not those that recall is measured on.
+        """
+        self._num_queries = len(queries)
+        moments = queries.T.astype(np.float64) @ queries.astype(np.float64)
+        strengths, directions = np.linalg.eigh(moments)
+        self._strengths, self._directions = strengths[::-1], directions[:, ::-1]
+
+    def matrix(self, width: int) -> Floats:
+        """Compute the projection onto the strongest directions, (width, E), with orthonormal rows."""
+        return np.ascontiguousarray(self._directions[:, :width].T, dtype=np.float32)
+
+    def useful_widths(self) -> tuple[int, ...]:
+        """Find the widths worth trying, ascending; none where there are too few queries, or all directions matter."""
+        kept: Any = np.cumsum(self._strengths) / self._strengths.sum()
+        dim = len(kept)
+        widths = sorted(
+            {-(-(int(np.searchsorted(kept, share)) + 1) // _WIDTH_STEP) * _WIDTH_STEP for share in _KEPT_SHARES}
+        )
+        return tuple(
+            width
+            for width in widths
+            if width <= _MAX_WIDTH_SHARE * dim and width * _QUERIES_PER_DIRECTION <= self._num_queries
+        )
+
+
+class Projections:
+    """Projections of designs onto what queries ask for.
+
+    Attributes:
+        learned: (L, E), queries to learn from; may be empty.
+    """
+
+    def __init__(self, learned: Floats) -> None:
+        self.learned = learned
+
+    @cached_property
+    def _directions(self) -> QueryDirections | None:
+        return QueryDirections(self.learned) if len(self.learned) else None
+
+    def useful_widths(self) -> tuple[int, ...]:
+        """Find the widths worth trying, ascending."""
+        return self._directions.useful_widths() if self._directions else ()
+
+    def of(self, design: Design) -> Floats | None:
+        """Compute the matrix that a design projects with, (width, E); None where it has none.
+
+        Raises:
+            RetrievalError: it projects, and there are no queries to learn the directions from.
+        """
+        if design.projection is None:
+            return None
+        if self._directions is None:
+            raise RetrievalError(
+                f"index design {design}: it projects onto what text queries ask for, and there are no captions to "
+                "learn that from; give queries, or choose a design without LeanVec"
+            )
+        return self._directions.matrix(design.projection)
+
+
+class DesignTrials:
+    """Trials on one sample; designs that differ in re-ranking alone share what they re-rank, one after the other."""
+
+    def __init__(
+        self, table: VectorTable, num_rows: int, measured: RecallQueries, projections: Projections, target: float
+    ) -> None:
+        """Draw a sample, and find the exact answers in it.
+
+        Args:
+            table: the vectors.
+            num_rows: of the sample, at most.
+            measured: queries to measure with.
+            projections: of designs.
+            target: recall to reach.
+        """
+        rows = table.sample(num_rows, _SAMPLE_SEED)
+        self._sample, self._num_vectors = VectorTable(len(rows), table.dim, table.take(rows)), table.num_vectors
+        asked = measured if measured.own_rows is None else sampled_queries(self._sample)
+        self._ground_truth, self._target = find_ground_truth(self._sample, asked), target
+        self._projections = projections
+        self._last: tuple[Design, faiss.Index, float] | None = None
+
+    def measure(self, design: Design) -> DesignTrial:
+        """Build a design with fewer lists, and measure the cheapest search parameters that reach the recall."""
+        LOG.info(f"measuring {design} on {vectors_text(self._sample.num_vectors)}")
+        with self._build(design) as (on_sample, index, build_s):
+            _, point = Meter(index, on_sample, self._sample.take).tune(self._ground_truth, self._target)
+            return _trial(design, index, point, build_s, self._num_vectors)
+
+    @contextmanager
+    def _build(self, design: Design) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
+        """Build a candidate: yields the design with fewer lists, the index, and the seconds that it takes."""
+        on_sample, started = _with_fewer_lists(design, self._sample.num_vectors), time.perf_counter()
+        if not design.in_parts:
+            index, base_s = self._build_in_memory(on_sample)
+            yield on_sample, index, base_s + time.perf_counter() - started
+            return
+        with tempfile.TemporaryDirectory(prefix="index-trial-") as folder:
+            size = disk_build.DEFAULT_BUILD_BYTES
+            parts = disk_build.build(on_sample, self._sample, self._projections.learned, Path(folder), size)
+            yield on_sample, parts, time.perf_counter() - started
+
+    def _build_in_memory(self, design: Design) -> tuple[faiss.Index, float]:
+        """Index of a design, and the seconds that its base took before, where it is that of the last one."""
+        projection = self._projections.of(design)
+        if design.rerank is None:
+            return faiss_build.build(design, self._sample, projection), 0.0
+        base, earlier_s = replace(design, rerank=None), 0.0
+        if self._last is not None and self._last[0] == base:
+            earlier_s = self._last[2]
+        else:
+            self._last, started = None, time.perf_counter()  # first frees its memory
+            built = faiss_build.build(base, self._sample, projection)
+            self._last = (base, built, time.perf_counter() - started)
+        return faiss_build.rerank_with(self._last[1], design, self._sample), earlier_s
+
+
+def _trial(
+    design: Design, index: faiss.Index | DiskIndex, point: Point, build_s: float, num_vectors: int
+) -> DesignTrial:
+    """Extrapolate a measurement on a sample to a table of `num_vectors`."""
+    size = num_vectors / index.ntotal
+    expected_ms = point.latency_ms * size ** _GROWTH[design.kind] + design.reads_ms(point.parameters)
+    return DesignTrial(
+        design=str(design),
+        num_vectors=index.ntotal,
+        parameters=point.parameters,
+        recall_at_10=point.recall_at_10,
+        latency_ms=point.latency_ms,
+        expected_latency_ms=round(expected_ms, 5),
+        expected_bytes=round(faiss_build.num_bytes(index) * size),
+        expected_disk_bytes=round(num_vectors * design.row_code_bytes(index.d)) if design.on_disk else None,
+        build_s=round(build_s, 3),
+        is_efficient=False,
+        verdict="",
+    )
+
+
+def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
+    """Reduce the lists of a design to the number for a sample of this size."""
+    if not design.num_lists:
+        return design
+    fewer = count_part_lists(num_vectors) if design.in_parts else count_lists(num_vectors)
+    return replace(design, factory=design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"))
