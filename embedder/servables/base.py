@@ -66,8 +66,8 @@ class Servable(ConfigSection):
         None,
         gt=0,
         le=LONGEST_S,
-        description="seconds of one call; it computes in a process of its own, which is ended then, and another computes "
-        "its rows apart; left out: an hour, which ends the run unless python is set",
+        description="seconds of one call in a process of its own, which is ended then, and another computes its rows "
+        "apart; left out: an hour, after which the run ends, unless python is set",
     )
     load_timeout_s: float | None = Field(
         None, gt=0, le=LONGEST_S, description="likewise: seconds in which it must be loaded; left out: an hour"

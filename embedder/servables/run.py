@@ -165,7 +165,7 @@ class RunningServable:
         return table.drop_columns(list(self.servable.ended_columns()))
 
     def _tell_lacking(self, table: pa.Table, problems: list[str | None], has_input: Bools) -> None:
-        """Say of rows that have no input at all, each being optional, which servable failed that would have made one."""
+        """Say of rows without any input, each being optional, which servable failed that makes one."""
         for declared in self.inputs.values():
             if not (declared.optional and comes_from_servable(declared)):
                 continue

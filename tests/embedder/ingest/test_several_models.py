@@ -186,7 +186,7 @@ def test_what_a_model_cannot_compute_is_a_reject_of_that_model_alone(make_run, t
 
 
 def hanging(folder, **keys):
-    """Sections of a model that hangs on an image of the value 7 while a file is there, and of one that takes from it."""
+    """File, and section of a model that hangs on images of the value 7 while the file is there."""
     flag = folder / "slow"
     flag.touch()
     return flag, classifier(folder, hangs_on=7, while_there=str(flag)) | keys

@@ -37,7 +37,7 @@ def view_of(files: StoreFiles) -> StoreFiles:
 
 
 class TwoModels:
-    """A session of a run of two models, which writes its tasks by hand: a row of the second before that of the first."""
+    """Session of a run of two models, which writes its tasks by hand: the second model's part before the first's."""
 
     def __init__(self, files, in_work=(), of_tags=None):
         finish_publication(files, lambda version, info: None)
