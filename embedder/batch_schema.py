@@ -27,6 +27,9 @@ ITEM_NUMBER = "item_number"
 # Column of a listing with the address that is published in the place of `uri`, where that is only a run's.
 SHOWN_URI = "shown_uri"
 
+# In the reason why a model or a step has nothing of a row: its process was ended, and another time it may be faster.
+HUNG = "took longer than"
+
 TENSOR = pa.large_binary()
 VECTOR = pa.list_(pa.float32())
 

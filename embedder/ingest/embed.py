@@ -175,10 +175,11 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     further = begin_models(inputs, plans, run)
     if plans:
         chosen = union_of(listing, chosen, plans, options.limit)
+    models = tuple(zip(plans, further, strict=True))
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
     with (
         observer.traces.span("embedding"),
-        interim_publications(inputs, run, chosen, work),
+        interim_publications(inputs, run, chosen, work, models),
         supplied(inputs, run, chosen) as to_embed,
     ):
         outcome = execute(
@@ -186,7 +187,6 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         )
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
-    models = tuple(zip(plans, further, strict=True))
     with observer.traces.span("publication"):
         return end_run(inputs, observer, outcome, work, current, verdicts, read_before, models)
 

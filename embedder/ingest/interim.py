@@ -1,35 +1,40 @@
-"""Interim publications: every `publish_every_s`, what a run has finished so far is judged and made visible.
+"""Interim publications: every `publish_every_s`, what a run's models have finished so far is judged and made visible.
 
 Guards judge a batch by itself, as they would a run: too many rejects, collapsed vectors, or captions that find their
 images worse than in what was published before the run keep it back. The run goes on, and the batch is judged again
 with what is finished by the next time; so are, at the end, the run as a whole and what it lost. Nothing leaves the
-store before that: deleted items stay, and vectors of another model wait for all of them.
+store before that: deleted items stay, and rows of a changed model wait for all of them. The batches of all models
+are one publication, which the guard of any of them keeps back.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.batch_schema import carried_schema, step_schema
+from embedder.engine.job import ModelRun
 from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import USER_MISTAKES, RunFailedError
-from embedder.ingest.guards import judge, refusal
+from embedder.ingest.guards import Verdict, judge, refusal
 from embedder.ingest.inputs import Inputs
+from embedder.ingest.model_work import ModelPlan, ModelResult, judge_model
 from embedder.ingest.run_result import count_run
 from embedder.ingest.work import WorkPlan
 from embedder.quantities import counted
-from embedder.store.interim import NO_IDS, UnpublishedWork
-from embedder.store.layout import read_current
+from embedder.steps.further_inputs import REASON, of_main, of_model
+from embedder.store.interim import NO_IDS, InterimBatch, UnpublishedWork
+from embedder.store.layout import StoreInfo, read_current
 from embedder.store.lock import LeaseLostError
 from embedder.store.part_writer import RunMetadata
 from embedder.store.publication import PublishIntent
-from embedder.store.publish import publish_interim
+from embedder.store.publish import InterimWork, publish_interim
 from embedder.store.runs import Run
-from embedder.store_index.keep_index import keep_index
+from embedder.store_index.keep_index import keep_index, model_index_builder
 
 LOG = logging.getLogger(__name__)
 PAUSE_SHARE = 10.0
@@ -37,7 +42,13 @@ PAUSE_SHARE = 10.0
 
 
 @contextmanager
-def interim_publications(inputs: Inputs, run: Run, chosen: pa.Table, work: WorkPlan) -> Iterator[None]:
+def interim_publications(
+    inputs: Inputs,
+    run: Run,
+    chosen: pa.Table,
+    work: WorkPlan,
+    models: Sequence[tuple[ModelPlan, ModelRun]] = (),
+) -> Iterator[None]:
     """Publish what is finished from time to time while the block runs, in a thread of this process.
 
     Args:
@@ -45,12 +56,13 @@ def interim_publications(inputs: Inputs, run: Run, chosen: pa.Table, work: WorkP
         run: the run and its session.
         chosen: items that the session embeds.
         work: the decision about the listing; where all that is published is outdated, nothing is done.
+        models: further models, with the run of each; what is outdated of one waits for the end.
     """
     every_s = inputs.config.publish_every_s
     if every_s is None or work.outdated is not None or not chosen.num_rows:
         yield
         return
-    publisher = _Publisher(inputs, run, chosen)
+    publisher = _Publisher(inputs, run, chosen, models)
     ended, failures = threading.Event(), list[BaseException]()
     thread = threading.Thread(
         target=_repeat, args=(publisher.publish, every_s, ended, failures), name="publisher", daemon=True
@@ -85,9 +97,11 @@ def _repeat(publish: Callable[[], None], every_s: float, ended: threading.Event,
 class _Publisher:
     """Publisher of a session's finished work."""
 
-    def __init__(self, inputs: Inputs, run: Run, chosen: pa.Table) -> None:
+    def __init__(
+        self, inputs: Inputs, run: Run, chosen: pa.Table, models: Sequence[tuple[ModelPlan, ModelRun]]
+    ) -> None:
         self._inputs, self._run = inputs, run
-        self._work = UnpublishedWork(run, chosen["item_id"])
+        self._work = UnpublishedWork(run, of_main(chosen)["item_id"])
         info = run.info
         self._stamp = RunMetadata(
             run.run_id,
@@ -97,35 +111,64 @@ class _Publisher:
             carried_schema(chosen.schema),
             step_schema(info.step_columns),
         )
+        self._models = [_ModelPublisher(each, own, chosen) for each, own in models if each.work.outdated is None]
 
     def publish(self) -> None:
         """Publish what is new, unless a guard refuses it."""
         batch = self._work.next()
-        if not batch.whole.num_rows:
+        found = [(each, each.work.next(self._work.seen)) for each in self._models]
+        models = [(each, own) for each, own in found if own.whole.num_rows]
+        if not (batch.whole.num_rows or models):
             return
         inputs, files, config = self._inputs, self._run.files, self._inputs.config
-        current = read_current(files)
-        result = count_run(self._run, current, NO_IDS, batch=batch)
-        if (refused := refusal(judge(result, config, inputs.options.forced), "the run goes on")) is not None:
+        verdicts = self._judged(batch) if batch.whole.num_rows else []
+        verdicts += [verdict for each, own in models for verdict in each.judged(own, inputs)]
+        if (refused := refusal(verdicts, "the run goes on")) is not None:
             LOG.warning(f"what is finished so far is not published yet: {refused}")
             return
-        intent = PublishIntent(
-            kind=inputs.options.kind,
-            info=inputs.info,
-            retrieval=None if current is None else current.retrieval,  # the run as a whole is judged by that
-        )
         keep_query_towers(files, inputs.info, inputs.model)
         record = publish_interim(
-            self._run,
-            batch,
-            self._stamp,
+            InterimWork(self._run, batch, self._stamp, _intent(self._run, inputs, inputs.info)),
             lambda version: keep_index(files, version, inputs.info, config.index),  # the run has the cluster's CPUs
-            intent,
+            [each.to_publish(own, inputs) for each, own in models],
+            model_index_builder(config.index),
         )
         if record is None:
             return
-        self._work.published(batch)
+        for work, own in [(self._work, batch), *((each.work, own) for each, own in models)]:
+            work.published(own)
         LOG.info(
             f"published so far as {record.run_id}: {counted(record.num_items, 'item')}, "
             f"{counted(record.num_vectors, 'vector')}; the run goes on"
         )
+
+    def _judged(self, batch: InterimBatch) -> list[Verdict]:
+        result = count_run(self._run, read_current(self._run.files), NO_IDS, batch=batch)
+        return list(judge(result, self._inputs.config, self._inputs.options.forced))
+
+
+class _ModelPublisher:
+    """What a further model gives to the publications of a session."""
+
+    def __init__(self, plan: ModelPlan, own: ModelRun, chosen: pa.Table) -> None:
+        in_work = chosen.filter(pc.is_valid(chosen[of_model(REASON, plan.model.name)]))["item_id"]
+        self._plan, self._own = plan, own
+        self.work = UnpublishedWork(own.run, in_work)
+
+    def judged(self, batch: InterimBatch, inputs: Inputs) -> tuple[Verdict, ...]:
+        """Judge a batch by itself."""
+        run = self._own.run
+        result = count_run(run, read_current(run.files), NO_IDS, batch=batch)
+        return judge_model(ModelResult(self._plan, self._own, result), inputs.config, inputs.options.forced).verdicts
+
+    def to_publish(self, batch: InterimBatch, inputs: Inputs) -> InterimWork:
+        """Describe a batch's part of the publication."""
+        run = self._own.run
+        return InterimWork(run, batch, self._own.stamp, _intent(run, inputs, self._plan.model.info))
+
+
+def _intent(run: Run, inputs: Inputs, info: StoreInfo) -> PublishIntent:
+    """Intent of a model's part; the run as a whole is judged by the R@k of what was published before it."""
+    current = read_current(run.files)
+    retrieval = None if current is None else current.retrieval
+    return PublishIntent(kind=inputs.options.kind, info=info, retrieval=retrieval)

@@ -6,6 +6,7 @@ A `Servable` is a section of a configuration. It imports no framework: a plan, a
 
 import hashlib
 import json
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from embedder.config_toml.section import ConfigSection
 from embedder.servables.columns import InputColumn, OutputColumn
@@ -22,6 +23,8 @@ from embedder.servables.errors import ServableError
 from embedder.servables.program import LoadedProgram, ServableProgram
 from shards.fingerprint import short_hash
 
+CALL_S = LOAD_S = 3600.0
+"""Seconds of a call, and of loading, where a servable names none."""
 LONGEST_S = 1_000_000.0
 """Longest limit in time: eleven days; poll(2) counts milliseconds in 31 bits."""
 RUNNERS = Path(__file__).parent / "runners"
@@ -63,11 +66,11 @@ class Servable(ConfigSection):
         None,
         gt=0,
         le=LONGEST_S,
-        description="with python: seconds of one call, after which its process is ended, and another computes its rows "
-        "apart; left out: an hour",
+        description="seconds of one call in a process of its own, which is ended then, and another computes its rows "
+        "apart; left out: an hour, after which the run ends, unless python is set",
     )
     load_timeout_s: float | None = Field(
-        None, gt=0, le=LONGEST_S, description="with python: seconds in which it must be loaded; left out: an hour"
+        None, gt=0, le=LONGEST_S, description="likewise: seconds in which it must be loaded; left out: an hour"
     )
     batch_size: int = Field(32, ge=1, description="most rows of one call")
     memory_bytes: int | None = Field(
@@ -86,15 +89,6 @@ class Servable(ConfigSection):
 
     is_part: ClassVar[bool] = False
     """Whether it computes some of what a servable does that is cut."""
-
-    @model_validator(mode="after")
-    def _endable(self) -> Self:
-        for key in ("timeout_s", "load_timeout_s"):
-            if getattr(self, key) is not None and self.python is None:
-                raise ValueError(
-                    f"{key} is set, and python isn't; only a process of its own can be ended: write python"
-                )
-        return self
 
     @abstractmethod
     def input_columns(self) -> Mapping[str, InputColumn]:
@@ -172,6 +166,11 @@ class Servable(ConfigSection):
         """
         return self.memory_bytes or 2 * sum(path.stat().st_size for path in self.files())
 
+    @property
+    def has_own_process(self) -> bool:
+        """Whether it computes in a child process, of another interpreter or of this one, which can be ended."""
+        return not (self.python is None and self.timeout_s is None and self.load_timeout_s is None)
+
     def load(self, device: str = "cpu", num_threads: int = 1) -> Computation:
         """Load it in this process, or start the interpreter that runs it.
 
@@ -183,13 +182,19 @@ class Servable(ConfigSection):
             ServableError: it can't be loaded.
         """
         program = self.program()
-        if self.python is not None:
+        if self.has_own_process:
             from embedder.servables.interpreter import InterpreterLimits, start_program
 
             usual = InterpreterLimits()
             limits = replace(usual, load_s=self.load_timeout_s or usual.load_s, call_s=self.timeout_s or usual.call_s)
             return start_program(
-                self.python, program, where=self.where(), device=device, num_threads=num_threads, limits=limits
+                self.python or sys.executable,
+                program,
+                where=self.where(),
+                device=device,
+                num_threads=num_threads,
+                limits=limits,
+                search_path=sys.path if self.python is None else (),
             )
         try:
             return LoadedProgram(program, device, num_threads)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.servables import program as program_file
-from embedder.servables.base import shortened
+from embedder.servables.base import CALL_S, LOAD_S, shortened
 from embedder.servables.errors import ServableError
 from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
 from embedder.servables.interpreter_process import CHILD_SCRIPT, ChildDiedError, ChildError, ChildProcess
@@ -42,8 +42,8 @@ class InterpreterLimits:
     """
 
     start_s: float = 120.0
-    load_s: float = 3600.0
-    call_s: float = 3600.0
+    load_s: float = LOAD_S
+    call_s: float = CALL_S
     max_deaths: int = 16
     calls: int = 200
 
@@ -186,6 +186,7 @@ def start_program(
     device: str,
     num_threads: int,
     limits: InterpreterLimits | None = None,
+    search_path: Sequence[str] = (),
 ) -> ChildProgram:
     """Start an interpreter that loads a program.
 
@@ -196,6 +197,7 @@ def start_program(
         device: torch's name of a device.
         num_threads: CPU threads that it may use.
         limits: on time and deaths; none: the defaults.
+        search_path: where modules are looked for, after what that interpreter has.
 
     Raises:
         ServableError: it can't be started, has other versions, or can't load the program.
@@ -210,6 +212,7 @@ def start_program(
         "settings": dict(program.settings),
         "device": device,
         "num_threads": num_threads,
+        "search_path": list(search_path),
     }
     # The path stays as it is: a virtual environment's interpreter is a link, and is found by its own path.
     command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100

@@ -75,6 +75,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
         send(replies, HELLO, {**versions(None), "error": str(error)})
         return
     send(replies, HELLO, versions(pa.__version__))
+    sys.path.extend(path for path in start["search_path"] if path not in sys.path)
     try:
         module = import_file(start["program_file"])
         program = module.ServableProgram(start["place"], start["class_name"], start["settings"])

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embedder.batch_schema import HUNG
 from embedder.redaction import mask
 from embedder.servables.errors import ServableError
 from embedder.servables.interpreter_child import HEADER
@@ -160,7 +161,7 @@ class ChildProcess:
         poll = select.poll()
         poll.register(fd, events)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-            raise ChildDiedError(f"its process took longer than {limit_s:g} s and was ended{self._last_words()}")
+            raise ChildDiedError(f"its process {HUNG} {limit_s:g} s and was ended{self._last_words()}")
 
     def _death(self) -> ChildDiedError:
         try:

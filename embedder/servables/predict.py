@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 DECODE_CURE = "smaller blocks of the dataset need less memory (Dataset.repartition)"
 LOAD_CURE = "give the node more memory, or hold fewer servables in one actor"
-BLOCK_CURE = "find the row that does it, or run that servable in an interpreter of its own (python = ...)"
+BLOCK_CURE = "find the row that does it, or give that servable a process of its own (timeout_s = ...)"
 ROWS = 64  # of a decoded table: 10 MB of pixels at 224 px
 ACTOR_BYTES = 4 << 30  # memory up to which servables share an actor
 DEFAULT_WEB = WebConfig()

@@ -4,15 +4,21 @@ Columns of a table, beside the dataset's own (`embedder.batch_schema.CARRIED`): 
 each servable that ran NAME.OUTPUT, and NAME.error, which says why a row has no outputs.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from embedder.batch_schema import CARRIED
+from embedder.batch_schema import CARRIED, HUNG
+from embedder.errors import RunFailedError
 from embedder.media.limits import DecodeLimits
-from embedder.servables.base import Servable, one_line
+from embedder.servables.base import CALL_S, LOAD_S, Servable, one_line
 from embedder.servables.checks import Bools, CheckedOutputs, check_outputs
 from embedder.servables.columns import ColumnInput, InputColumn
 from embedder.servables.errors import ServableError
@@ -21,6 +27,7 @@ from embedder.servables.prepare import GRID, InputPreparer, PreparedInput, bind
 
 DECODED = "input:"
 """Prefix of columns that decode makes for servables."""
+T = TypeVar("T")
 
 
 def decoded_name(declared: InputColumn) -> str:
@@ -31,6 +38,74 @@ def decoded_name(declared: InputColumn) -> str:
 def comes_from_servable(declared: InputColumn) -> bool:
     """Whether an input is made from what another servable returns."""
     return "." in (declared.of or "")
+
+
+class OwnThread:
+    """Thread that loads and calls a servable in this process, so that whoever waits for it can give up.
+
+    A thread can't be ended: what hangs in one ends the run. Threads of torch are as many as the caller's.
+    """
+
+    def __init__(self, where: str) -> None:
+        """Start it.
+
+        Args:
+            where: the servable, for messages.
+        """
+        self._where, self.hung = where, None
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._calls,), name=f"servable {where}", daemon=True).start()
+        weakref.finalize(self, self._calls.put, None)
+
+    hung: str | None
+    """Why it is given up."""
+
+    def call(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function there.
+
+        Args:
+            what: is done, for messages.
+            limit_s: seconds until it must have ended.
+            function: to call.
+            arguments: of the function.
+
+        Raises:
+            RunFailedError: it hangs, or did so before.
+            Exception: as the function raises it.
+        """
+        answer: Future[T] = Future()
+        if self.hung is None:
+            self._calls.put((answer, function, arguments, _torch_threads()))
+            try:
+                return answer.result(limit_s)
+            except TimeoutError:
+                if answer.done():  # it raised that itself
+                    raise
+            self.hung = (
+                f"{self._where}: {what} {HUNG} {limit_s:g} s in this process, where it can't be ended alone; write "
+                "timeout_s and load_timeout_s, and it computes in a process of its own: the rows that hang are told, "
+                "and the others go on"
+            )
+        raise RunFailedError(self.hung)
+
+
+def _work(calls: "queue.SimpleQueue[Any]") -> None:
+    """Do one call after the other until there is none any more."""
+    while (call := calls.get()) is not None:
+        answer, function, arguments, num_threads = call
+        try:
+            if num_threads is not None and num_threads != _torch_threads():
+                sys.modules["torch"].set_num_threads(num_threads)
+            answer.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            answer.set_exception(error)
+        del call, answer, function, arguments  # and what they hold, before the next one comes
+
+
+def _torch_threads() -> int | None:
+    """Threads of torch in the calling thread; None where it is not imported."""
+    get = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return None if get is None else int(get())
 
 
 class RunningServable:
@@ -49,25 +124,35 @@ class RunningServable:
 
         Raises:
             ServableError: it can't be loaded.
+            RunFailedError: it hangs in this process.
         """
         self.servable = servable
         self.inputs, self.outputs = servable.input_columns(), servable.output_columns()
         self._preparer = InputPreparer(limits)
-        self._computation = servable.load(device, num_threads)
+        self._here = None if servable.has_own_process else OwnThread(servable.where())
+        self._computation = self._in_time("loading it", LOAD_S, servable.load, device, num_threads)
         self._lost: str | None = None
 
     def close(self) -> None:
         """Free what it holds."""
-        self._computation.close()
+        if self._here is None or self._here.hung is None:
+            self._computation.close()
         self._preparer.close()
+
+    def _in_time(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function of the servable; a child process keeps to limits of its own."""
+        if self._here is None:
+            return function(*arguments)
+        return self._here.call(what, limit_s, function, *arguments)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Append the servable's columns; rows that it can't compute are null there, with the reason in NAME.error."""
         problems: list[str | None] = [None] * table.num_rows
         prepared = {name: self._input(table, declared, problems) for name, declared in self.inputs.items()}
         present = {name: _is_there(each.column) for name, each in prepared.items()}
-        usable = self._usable(present) & np.array([each is None for each in problems], bool)
-        (rows,) = np.nonzero(usable)
+        has_input = self._usable(present)
+        (rows,) = np.nonzero(has_input & np.array([each is None for each in problems], bool))
+        self._tell_lacking(table, problems, has_input)
         found = self._computed(prepared, present, rows)
         for row, problem in zip(rows.tolist(), found.problems, strict=True):
             problems[row] = problem
@@ -79,6 +164,20 @@ class RunningServable:
         table = table.append_column(f"{self.servable.name}.{ERROR}", pa.array(problems, pa.string()))
         return table.drop_columns(list(self.servable.ended_columns()))
 
+    def _tell_lacking(self, table: pa.Table, problems: list[str | None], has_input: Bools) -> None:
+        """Say of rows without any input, each being optional, which servable failed that makes one."""
+        for declared in self.inputs.values():
+            if not (declared.optional and comes_from_servable(declared)):
+                continue
+            giver = (declared.of or "").partition(".")[0]
+            for row, failed in enumerate(table[f"{giver}.{ERROR}"].to_pylist()):
+                if failed and not has_input[row]:
+                    problems[row] = problems[row] or self._no_input(giver, failed)
+
+    def _no_input(self, giver: str, failed: str) -> str:
+        what = f"{HUNG} it may" if HUNG in failed else "failed"
+        return f"{self.servable.where()}: no input, as {giver} {what} on this row"
+
     def _input(self, table: pa.Table, declared: InputColumn, problems: list[str | None]) -> PreparedInput:
         """Take an input from what decode made, from the dataset, or make it from another servable's column."""
         address = declared.of or ""
@@ -88,7 +187,7 @@ class RunningServable:
                 if failed and self.servable.is_part:
                     problems[row] = failed
                 elif failed and not declared.optional:
-                    problems[row] = f"{self.servable.where()}: no input, as {giver} failed on this row"
+                    problems[row] = self._no_input(giver, failed)
             column = _whole(table, address)
             if isinstance(declared, ColumnInput):
                 return PreparedInput(column)
@@ -166,7 +265,10 @@ class RunningServable:
     def _try(self, batch: pa.RecordBatch) -> tuple[pa.Table | None, str | None]:
         """Compute; or say why not. The error is freed before its rows are tried again, and with it what it holds."""
         try:
-            return self._computation(batch), None
+            rows = f"a call of {batch.num_rows} rows"
+            return self._in_time(rows, CALL_S, self._computation, batch), None
+        except RunFailedError:
+            raise
         except ServableError as error:
             self._lost = str(error)
             return None, self._lost

@@ -52,6 +52,9 @@ class TowersServable(Servable):
     def _here(self) -> Self:
         if self.python is not None:
             raise ValueError("python is set; the kind towers runs in this interpreter alone, leave it out")
+        for key in ("timeout_s", "load_timeout_s"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key} is set; the kind towers has no process of its own to be ended, leave it out")
         if self.plan is not None and self.stages != 1:
             raise ValueError(f"plan and stages = {self.stages} both say how the towers are cut; write one")
         return self

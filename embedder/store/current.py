@@ -325,7 +325,8 @@ def publish_files(
     candidates = {}
     for model, (view, own) in versions_of(files, like).items():
         versions = {name: RecordTable(view, name).commit_files(run.run_id, wanted[model][name]) for name in TABLES}
-        candidates[model] = own.model_copy(update=versions | {"run_id": run.run_id, "published_at": utc_now()})
+        fresh = {"run_id": run.run_id, "published_at": utc_now(), "interim_of": None}
+        candidates[model] = own.model_copy(update=versions | fresh)
     candidate = Current(
         run_id=run.run_id,
         items=candidates[""].items,

@@ -10,6 +10,9 @@ stays unfinished and resumable. These hold whatever is killed when:
 - Rows that a session compares its items with stay as they are while it runs: what an earlier session finished of an
   item in work now waits for the end.
 - The last publication takes whatever is left: all that is whole, without what was published before.
+
+A further model's finished work is published with the main one's, under the same id, with a record of its own in its
+view. What the main model's journal doesn't tell of yet waits, so that an item comes with all its models.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
+from embedder.store.current import of_model
 from embedder.store.files import StoreFiles
 from embedder.store.journal import Finished, JournalEntry, read_entries, read_finished
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, Record, read_current, read_record, run_file
@@ -82,13 +86,16 @@ class InterimBatch:
 def interim_state(files: StoreFiles, run_id: str) -> InterimState:
     """Read what the interim publications of a run include; nothing where another run has published since.
 
+    Args:
+        files: the store, or the view of a further model, which not all of the publications need to have.
+        run_id: of the run.
+
     Raises:
         StoreError: a record of them is missing.
     """
-    current: Current | None = read_current(files)
     records: list[InterimRecord] = []
-    while current is not None and current.interim_of == run_id:
-        path = run_file(current.run_id, INTERIM_FILE)
+    for publication_id in _interim_ids(files, run_id):
+        path = run_file(publication_id, INTERIM_FILE)
         record = read_record(files, path, InterimRecord)
         if record is None:
             raise StoreError(
@@ -96,8 +103,6 @@ def interim_state(files: StoreFiles, run_id: str) -> InterimState:
                 "or go back with `embedder rollback`"
             )
         records.append(record)
-        previous = current.previous
-        current = read_record(files, run_file(previous, PUBLISHED_FILE), Published) if previous is not None else None
     if not records:
         return InterimState()
     names = frozenset(name for record in records for name in record.entries)
@@ -105,12 +110,31 @@ def interim_state(files: StoreFiles, run_id: str) -> InterimState:
     return InterimState(names, pa.table([list(items), list(sessions)], schema=NO_PLACES.schema))
 
 
-def interim_id(files: StoreFiles, run_id: str) -> str | None:
-    """Id of the next interim publication, which no commit bears yet; None where a run of an older release has none."""
+def _interim_ids(files: StoreFiles, run_id: str) -> list[str]:
+    """Ids of a run's interim publications that have new rows of a model, the newest first."""
+    current: Current | None = read_current(files.main)
+    found: list[str] = []
+    while current is not None and current.interim_of == run_id:
+        own, previous = of_model(current, files.model), current.previous
+        if own is not None and own.interim_of == run_id and own.run_id not in found:
+            found.append(own.run_id)
+        path = run_file(previous, PUBLISHED_FILE) if previous is not None else None
+        current = read_record(files.main, path, Published) if path is not None else None
+    return found
+
+
+def interim_id(files: StoreFiles, run_id: str, models: Iterable[StoreFiles] = ()) -> str | None:
+    """Id of the next interim publication, which no commit bears yet; None where a run of an older release has none.
+
+    Args:
+        files: the store.
+        run_id: of the run.
+        models: views of its further models.
+    """
     start, _, ending = run_id.partition("-")
     if ending.startswith("0"):
         return None
-    current, tables = read_current(files), [RecordTable(files, name) for name in TABLES]
+    current, tables = read_current(files), [RecordTable(view, name) for view in (files, *models) for name in TABLES]
     number = 1
     if current is not None and current.interim_of == run_id:
         number += int(current.run_id.partition("-")[2], 16)
@@ -178,11 +202,22 @@ class UnpublishedWork:
         self._seen: set[str] = set()
         self._again: list[JournalEntry] = []
 
-    def next(self) -> InterimBatch:
-        """Choose what can be published now; what was chosen before, and not published, is part of it."""
+    @property
+    def seen(self) -> Collection[str]:
+        """Names of the journal entries that were considered so far."""
+        return self._seen
+
+    def next(self, known: Collection[str] | None = None) -> InterimBatch:
+        """Choose what can be published now; what was chosen before, and not published, is part of it.
+
+        Args:
+            known: names of the entries that may be considered, where not all may.
+        """
         new = read_entries(self._run.files, self._run.run_id, self._seen, is_light=True)
         if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
             new = [entry for entry in new if entry.name.startswith(self._run.session)]
+        if known is not None:
+            new = [entry for entry in new if entry.name in known]
         entries = [*self._again, *new]
         batch = choose_batch(self._run.files, entries, self._state, self._run.session, self._in_work)
         self._seen.update(entry.name for entry in new)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import CARRIED, TRACE, VECTOR
+from embedder.batch_schema import CARRIED, HUNG, TRACE, VECTOR
 from embedder.store.files import StoreFiles
 from embedder.store.item_states import HELD_COLUMNS, KNOWN_COLUMNS
 from embedder.store.journal import JournalEntry
 from embedder.store.part_writer import VECTOR_COLUMNS, RunMetadata, write_part
 
-ERROR_TYPE = "ModelFailed"
+ERROR_TYPE, TIMEOUT_TYPE = "ModelFailed", "ModelTimeout"
 PER_MODEL = ("reason", "attempts", *KNOWN_COLUMNS)
 """Columns of a listing that each model has of its own; the main model's are without its name."""
 
@@ -105,13 +105,14 @@ def _with_rejects(rows: pa.Table, name: str) -> pa.Table:
     reasons = dict(zip(reversed(bad["item_id"].to_pylist()), reversed(bad[f"{name}.error"].to_pylist()), strict=True))
     errors = pa.array([reasons.get(item) for item in rows["item_id"].to_pylist()], pa.string())
     is_new = pc.and_(pc.is_valid(errors), pc.is_null(rows["error_type"]))
+    hung = pc.fill_null(pc.match_substring(errors, HUNG), False)
     return _with_columns(
         rows,
         {
             "step": pc.if_else(is_new, f"model {name}", rows["step"]),
-            "error_type": pc.if_else(is_new, ERROR_TYPE, rows["error_type"]),
+            "error_type": pc.if_else(is_new, pc.if_else(hung, TIMEOUT_TYPE, ERROR_TYPE), rows["error_type"]),
             "error": pc.if_else(is_new, errors, rows["error"]),
-            "transient": pc.if_else(is_new, pa.scalar(False), rows["transient"]),
+            "transient": pc.if_else(is_new, hung, rows["transient"]),
         },
     )
 

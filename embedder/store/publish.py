@@ -8,6 +8,7 @@ repaired by doing all of them again, whatever has changed in the source or the j
 import logging
 from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 
@@ -111,37 +112,66 @@ def _write_intent(
     return entries
 
 
+@dataclass(frozen=True)
+class InterimWork:
+    """Finished work of a model to be published while its run goes on.
+
+    Attributes:
+        run: the run in the model's view, in the process that holds the write lock.
+        batch: what to publish, of `embedder.store.interim.choose_batch`.
+        metadata: constants of the model's rows.
+        intent: intent of this publication, by which nothing leaves the store.
+    """
+
+    run: Run
+    batch: InterimBatch
+    metadata: RunMetadata
+    intent: PublishIntent
+
+
 def publish_interim(
-    run: Run, batch: InterimBatch, metadata: RunMetadata, build_index: IndexBuilder, intent: PublishIntent
+    main: InterimWork,
+    build_index: IndexBuilder,
+    models: Sequence[InterimWork] = (),
+    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
 ) -> Published | None:
     """Commit what a run has finished so far and make it visible, while the run goes on.
 
     Args:
-        run: the run, in the process that holds the write lock.
-        batch: what to publish, of `embedder.store.interim.choose_batch`.
-        metadata: the run's constants.
+        main: work of the main model, which may have nothing new.
         build_index: as in `publish`.
-        intent: intent of this publication, by which nothing leaves the store.
+        models: work of those further models that have something new.
+        build_model_index: as in `publish`.
 
     Returns:
         The record of what is published; None where the run's id leaves no room for others before it.
     """
-    files, own_id = run.files, interim_id(run.files, run.run_id)
+    files = main.run.files
+    own_id = interim_id(files, main.run.run_id, [each.run.files for each in models])
     if own_id is None:
         return None
     files.confirm_lease()
-    write_record(files, run_file(own_id, INTERIM_FILE), batch.record)
-    moves = read_moves(files, run.run_id, batch.entries, batch.whole)
-    intent = intent.model_copy(update={"session": run.session})
-    work = Publication(
-        files, own_id, intent, batch.entries, batch.finished, batch.whole, NO_IDS, moves, interim_of=run.run_id
-    )
-    current, before = _commit_all(work, metadata.columns, build_index), read_current(files)
-    if before is not None:  # further models follow with the last publication of the run
-        current = current.model_copy(update={"models": before.models})
-    record = publish_current(files, current, intent.kind)
-    sweep(files, own_id)
+    works = [_begin_interim(each, own_id) for each in (main, *models)]
+    current, before = _commit_all(works[0], main.metadata.columns, build_index), read_current(files)
+    own = dict(before.models) if before is not None else {}
+    for each, work in zip(models, works[1:], strict=True):
+        build = partial(_index_of, build_model_index, work.files, work.intent.info)
+        own[work.files.model] = _commit_all(work, each.metadata.columns, build)
+    record = publish_current(files, current.model_copy(update={"models": own}), main.intent.kind)
+    for work in works:
+        sweep(work.files, own_id)
     return record
+
+
+def _begin_interim(part: InterimWork, own_id: str) -> Publication:
+    """Write down what a publication includes of a model, before the first commit."""
+    run, batch = part.run, part.batch
+    write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)
+    moves = read_moves(run.files, run.run_id, batch.entries, batch.whole)
+    intent = part.intent.model_copy(update={"session": run.session})
+    return Publication(
+        run.files, own_id, intent, batch.entries, batch.finished, batch.whole, NO_IDS, moves, interim_of=run.run_id
+    )
 
 
 def finish_publication(

@@ -24,8 +24,9 @@ import pyarrow as pa
 class Brightness:
     """Names what is bright; writes down each call's rows; raises on what it is told to."""
 
-    def __init__(self, calls=None, poison=(), pause_s=0.0):
+    def __init__(self, calls=None, poison=(), pause_s=0.0, hangs_on=None, while_there=None):
         self.calls, self.poison, self.pause_s = calls, set(poison), pause_s
+        self.hangs_on, self.while_there = hangs_on, while_there
 
     def load(self, device):
         pass
@@ -39,6 +40,8 @@ class Brightness:
                 file.writelines(f"{mean:.6f}\\n" for mean in means)
         if self.poison & {int(mean) for mean in means}:
             raise ValueError("this image hurts")
+        if self.hangs_on in {int(mean) for mean in means} and Path(self.while_there).exists():
+            time.sleep(3600)
         names = ["bright" if mean > 128 else "dark" for mean in means]
         scores = [[float(mean) / 255, 1 - float(mean) / 255] for mean in means]
         return pa.table({"top": names, "scores": pa.array(scores, pa.list_(pa.float32()))})

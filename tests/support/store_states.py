@@ -55,7 +55,7 @@ def vectors_now(files: StoreFiles) -> dict:
     return {item_id: row["image_embedding"] for (item_id, _), row in rows_now(files).items()}
 
 
-def no_index(candidate):
+def no_index(candidate, model=""):
     """Choose no index, so that search is exact."""
     return
 

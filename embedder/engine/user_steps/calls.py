@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from embedder.batch_schema import step_type
+from embedder.batch_schema import HUNG, step_type
 from embedder.engine.user_steps.declared import BOX, IMAGE, StepError, UserStep, digest_of
 from embedder.servables.interpreter import ChildProgram, InterpreterLimits, start_program
 from embedder.servables.interpreter_process import ChildDiedError, ChildError
@@ -26,7 +26,6 @@ LOAD_S = 600.0
 MAX_DEATHS = 20
 """Deaths of its process in a row after which a step is given up; of a hang, each costs `timeout_s`."""
 MAX_ERROR_CHARACTERS = 300
-HUNG = "took longer than"  # as `embedder.servables.interpreter_process` says it
 
 Values = dict[str, Any]
 """What a function returned of one row, by column."""

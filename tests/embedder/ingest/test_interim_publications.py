@@ -11,8 +11,10 @@ import pytest
 import samples
 from command_runs import run_apart, run_here
 from embedding_runs import assert_same
+from model_runs import classifier, other_towers
 
 import embedder
+from embedder.config_toml.values import toml
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs
 
@@ -38,8 +40,8 @@ def arguments_of(source, model, store, engine, *settings):
     return ["embed", str(source), "--model", str(model), "--store", str(store), "--engine", engine, *options]
 
 
-def rows_of(store):
-    table = embedder.open_store(store).to_arrow()
+def rows_of(store, model=None):
+    table = embedder.open_store(store, model=model).to_arrow()
     rows = {(row["item_id"], row["segment"]): row for row in table.to_pylist()}
     assert len(rows) == table.num_rows, "no (item_id, segment) stands twice"
     return rows
@@ -53,9 +55,9 @@ def undisturbed(source, tiny_model, tmp_path_factory):
     return rows_of(store)
 
 
-def killed_in_mid_run(arguments):
-    """Start a run, halt it at its first publication, search that, and kill the run; give the number of rows."""
-    store, log = Path(arguments[5]), Path(f"{arguments[5]}.log")
+def killed_in_mid_run(arguments, store, model=None):
+    """Start a run, halt it at its first publication, search that, and kill the run; give the rows of a model."""
+    store, log = Path(store), Path(f"{store}.log")
     with log.open("w") as stderr:
         process = subprocess.Popen([sys.executable, "-m", "embedder", *arguments], stdout=stderr, stderr=stderr)
     deadline = time.monotonic() + 200
@@ -65,17 +67,17 @@ def killed_in_mid_run(arguments):
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        num_rows = len(rows_of(store))
-        assert len(embedder.open_store(store).search("red", k=3)) == 3
+        rows = rows_of(store, model)
+        assert len(embedder.open_store(store, model=model).search("red", k=3)) == 3
     finally:
         process.kill()
     assert process.wait(timeout=60) == -signal.SIGKILL, log.read_text()
-    return num_rows
+    return rows
 
 
 def goes_on_to_the_end(source, model, store, undisturbed, engine):
     arguments = arguments_of(source, model, store, engine, "publish_every_s=0.02")
-    assert 0 < killed_in_mid_run(arguments) < len(undisturbed)
+    assert 0 < len(killed_in_mid_run(arguments, store)) < len(undisturbed)
     found = rows_of(store)
     assert_same(found, {key: row for key, row in undisturbed.items() if key in found})
     (run_id,) = (path.parent.name for path in (store / "runs").glob("*/run.json"))
@@ -101,3 +103,33 @@ def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
     source, tiny_model, tmp_path, undisturbed
 ):
     goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "ray")
+
+
+@pytest.mark.slow
+def test_rows_of_two_models_come_together_while_the_run_goes_on_and_in_the_end_as_if_it_had_not_been_killed(
+    source, tiny_model, tmp_path, undisturbed
+):
+    file, store = tmp_path / "run.toml", tmp_path / "store"
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": other_towers(tmp_path)}, classifier(tmp_path)]
+    lines = ["rows_per_part = 8", "batch_size = 4", "segment_s = 1.0", "min_vector_spread = 0", 'engine = "local"']
+    lines += ["publish_every_s = 0.02", f"store = {toml(str(store))}", "[decode]", "items_per_task = 8"]
+    lines += ["[[source]]", f"path = {toml(str(source))}"]
+    lines += [line for each in models for line in ("[[model]]", *(f"{key} = {toml(each[key])}" for key in each))]
+    file.write_text("\n".join(lines))
+    arguments = ["embed", "--config", str(file)]
+
+    found = killed_in_mid_run(arguments, store, "other")
+
+    assert 0 < len(found) < len(undisturbed)
+    main = rows_of(store)
+    assert found.keys() == main.keys()
+    images = [key for key, row in main.items() if row["image_embedding"] is not None]
+    assert images and all(main[key]["shades.top"] for key in images)
+    ended = run_here(*arguments)
+    assert ended.code == 0, ended.stderr
+    assert_same(rows_of(store), undisturbed)
+    assert rows_of(store, "other").keys() == rows_of(store, "shades").keys() == undisturbed.keys()
+    history = past_runs(StoreFiles(store))
+    assert len(history) > 1 and all(past.can_be_read for past in history)
+    ended = run_here(*arguments)
+    assert "nothing to do" in ended.stdout + ended.stderr

@@ -253,6 +253,23 @@ def test_further_models_are_given_the_same_parts_and_kept_where_a_step_changes_n
     assert table_hashes(config.store, "shades") == before
 
 
+def test_a_dry_run_tells_what_a_changed_step_before_writing_costs_and_which_models_it_leaves(
+    make_run, tmp_path, tiny_model
+):
+    source, file = samples.folder(tmp_path / "in", num_images=4), steps_file(tmp_path)
+    norm = {"name": "norm", "where": "before_write", "inputs": ["image_embedding"], "outputs": {"norm": "float64"}}
+    models = [{"uri": str(tiny_model)}, classifier(tmp_path)]
+    config = make_run(source, model=models, step=[step(file, "norm", **norm)])
+    embedded(config)
+    steps_file(tmp_path, STEPS.replace("float(np.linalg.norm(each))", "2 * float(np.linalg.norm(each))"))
+
+    told = forecast(config, IngestOptions(kind="refresh"))
+
+    assert [(each.reason, each.num_items) for each in told.reasons] == [("step norm changed", 4)]
+    assert told.replaces_all and told.estimate.num_runs == 1 and told.estimate.wall_s > 0
+    assert told.models["shades"].reasons == () and not told.models["shades"].replaces_all
+
+
 def test_a_rollback_over_a_step_brings_back_rows_without_it_and_its_columns_are_null(make_run, tmp_path):
     source, file = samples.folder(tmp_path / "in", num_images=4), steps_file(tmp_path)
     plain, halved = make_run(source), make_run(source, step=[step(file, "quarters", **HALVES)])

@@ -260,10 +260,6 @@ def test_loading_ends_after_the_time_that_the_servable_names(counting):
         ({"timeout_s": float("inf")}, "timeout_s = inf"),
         ({"load_timeout_s": float("nan")}, "load_timeout_s = nan"),
         ({"load_timeout_s": 1e7}, "less than or equal to 1000000"),
-        (
-            {"timeout_s": 5, "python": None},
-            "timeout_s is set, and python isn't; only a process of its own",
-        ),
     ],
 )
 def test_limits_in_time_that_can_not_hold_are_refused_in_a_line(keys, said, counting):

@@ -16,7 +16,7 @@ from embedder.store.interim import INTERIM_FILE, UnpublishedWork
 from embedder.store.layout import read_current, run_file
 from embedder.store.lock import write_lock
 from embedder.store.part_writer import write_part
-from embedder.store.publish import PublishIntent, finish_publication, publish, publish_interim
+from embedder.store.publish import InterimWork, PublishIntent, finish_publication, publish, publish_interim
 from embedder.store.purge.purge import purge
 from embedder.store.rejects import find_rejects
 from embedder.store.runs import finished_items, unfinished_runs
@@ -48,7 +48,7 @@ class Session:
         batch = self.work.next()
         if not batch.whole.num_rows:
             return None
-        record = publish_interim(self.run, batch, self.metadata, lambda version: None, INTENT)
+        record = publish_interim(InterimWork(self.run, batch, self.metadata, INTENT), lambda version: None)
         self.work.published(batch)
         return record
 
