@@ -52,13 +52,12 @@ class OwnThread:
         Args:
             where: the servable, for messages.
         """
-        self._where, self.hung = where, None
+        self.hung: str | None = None
+        """Why it is given up."""
+        self._where = where
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._calls,), name=f"servable {where}", daemon=True).start()
         weakref.finalize(self, self._calls.put, None)
-
-    hung: str | None
-    """Why it is given up."""
 
     def call(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function there.

@@ -207,6 +207,32 @@ def test_an_interim_publication_killed_at_any_change_shows_both_models_or_neithe
     assert number > 8
 
 
+def test_an_added_model_whose_publications_are_killed_at_any_change_has_each_row_once(monkeypatch, tmp_path):
+    for number in count():
+        files = new_store(tmp_path / f"store {number}")
+        base = TwoModels(files)
+        base.write(row("a.jpg"), row("b.jpg"), tags=[row("a.jpg")])
+        base.end()
+        before = table_hashes(files.address)
+        session = TwoModels(files)
+        session.write(tags=[row("b.jpg"), *video("v.mp4", [0, 1])])
+        with dying(monkeypatch, number) as made, suppress(Killed):
+            session.publish_interim()
+        assert keys(files)[1] in ([("a.jpg", 0)], [("a.jpg", 0), ("b.jpg", 0)])
+        again = TwoModels(files)
+        again.write(tags=[row("c.jpg")])
+        again.publish_interim()
+        assert keys(files)[1] == [("a.jpg", 0), ("b.jpg", 0), ("c.jpg", 0)]
+        again.write(tags=video("v.mp4", [0, 1, 2]))
+        again.end()
+        expected = [("a.jpg", 0), ("b.jpg", 0), ("c.jpg", 0), *(("v.mp4", each) for each in range(3))]
+        assert keys(files)[1] == expected
+        assert table_hashes(files.address) == before
+        if len(made) < number:  # nothing was left to kill
+            break
+    assert number > 5
+
+
 def test_the_last_publication_killed_at_any_change_is_brought_to_its_end(monkeypatch, tmp_path):
     for number in count():
         files = new_store(tmp_path / f"store {number}")
