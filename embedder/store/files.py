@@ -314,7 +314,7 @@ class StoreFiles:
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
 
     def list(self, folder: str, after: str | None = None) -> Iterator[FileInfo]:
-        """Yield all files below `folder`, at any depth, of those alone that sort after a path; none without a folder."""
+        """Yield all files below `folder`, at any depth, that sort after a path; none where there is no such folder."""
         if self.folder is not None and not self.folder.exists():
             return
         with self._named_errors(folder):

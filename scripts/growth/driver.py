@@ -43,8 +43,8 @@ def measure_driver(root: Path, num_items: int, engine: str, timeout_s: float) ->
         timeout_s: of the run.
 
     Returns:
-        Items a second between a tenth of all items and all; the resident memory of the driver, median of half a second
-        around these two moments; the seconds from the last item's end to that of the command, and the peak of all looks.
+        Items a second between a tenth of all items and all; the resident memory of the driver around these two
+        moments (medians); the seconds from the last item's end to that of the command, and the peak of all looks.
 
     Raises:
         CommandFailedError: the run failed, or took too long.

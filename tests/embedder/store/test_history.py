@@ -154,9 +154,9 @@ def test_counts_by_what_came_and_went_are_those_of_all_files(files):
     publish_refresh(files, row("c.jpg"), row("f.jpg"))
     compact(files)
     publish_refresh(files, row("g.jpg"))
-    for record in publications(files):
-        counted = count_rows(files, record, {})
-        assert counted == {name: getattr(record, name) for name in counted}
+    for each in publications(files):
+        counted = count_rows(files, each, {})
+        assert counted == {name: getattr(each, name) for name in counted}
 
 
 def test_a_publication_reads_no_record_of_items_that_stay(files, monkeypatch):
