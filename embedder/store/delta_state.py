@@ -18,6 +18,7 @@ from embedder.store.delta_log import LOG_FOLDER, Action, read_actions
 from embedder.store.files import StoreFiles
 
 READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
+LAST_CHECKPOINT = "_last_checkpoint"
 CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
@@ -73,7 +74,9 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
     Raises:
         LogError: there is no such version, or it can't be read.
     """
-    entries, checkpoints = _list_log(files, table)
+    entries, checkpoints = _list_log(files, table, _last_checkpoint(files, table))
+    if not any(version is None or number <= version for number in checkpoints):
+        entries, checkpoints = _list_log(files, table)
     newest = max([*entries, *checkpoints], default=None)
     if newest is None:
         return None
@@ -91,11 +94,20 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
         raise LogError(f"{type(error).__name__}: {error}") from None
 
 
-def _list_log(files: StoreFiles, table: str) -> tuple[dict[int, str], dict[int, list[str]]]:
-    """Paths of the entries and of whole checkpoints, by their number."""
+def _last_checkpoint(files: StoreFiles, table: str) -> int:
+    """Number of the checkpoint that the log names as its last one, before which nothing has to be listed; else 0."""
+    try:
+        return int(json.loads(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return 0
+
+
+def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """Paths of the entries and of whole checkpoints, by their number, from the first one that is wanted on."""
     entries: dict[int, str] = {}
     parts: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for info in files.list(f"{table}/{LOG_FOLDER}"):
+    folder = f"{table}/{LOG_FOLDER}"
+    for info in files.list(folder, f"{folder}/{first:020d}" if first else None):
         name = info.path.rpartition("/")[2]
         if found := _ENTRY.fullmatch(name):
             entries[int(found[1])] = info.path

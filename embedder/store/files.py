@@ -313,12 +313,12 @@ class StoreFiles:
             found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
 
-    def list(self, folder: str) -> Iterator[FileInfo]:
-        """Yield all files below `folder`, at any depth; none where there is no such folder."""
+    def list(self, folder: str, after: str | None = None) -> Iterator[FileInfo]:
+        """Yield all files below `folder`, at any depth, that sort after a path; none where there is no such folder."""
         if self.folder is not None and not self.folder.exists():
             return
         with self._named_errors(folder):
-            for chunk in obstore.list(self._store, folder):
+            for chunk in obstore.list(self._store, folder, offset=after):
                 for meta in chunk:
                     yield FileInfo(meta["path"], meta["size"])
 

@@ -80,7 +80,8 @@ def start_run(
     found = resumable_run(files, info, carryover, models)
     run_info = found if found is not None else new_run(files, info, carryover)
     views = [Run(view, begin_model_run(view, run_info, own), session="") for view, own in models]
-    names = set[str]().union(*(names_in_journal(each, run_info.run_id) for each in (files, *(own.files for own in views))))
+    everywhere = (files, *(own.files for own in views))
+    names = set[str]().union(*(names_in_journal(each, run_info.run_id) for each in everywhere))
     return Run(files, run_info, session=_next_session(names))
 
 

@@ -43,8 +43,8 @@ def measure_driver(root: Path, num_items: int, engine: str, timeout_s: float) ->
         timeout_s: of the run.
 
     Returns:
-        Items a second between a tenth of all items and all; the resident memory of the driver, median of half a second
-        around these two moments; the seconds from the last item's end to that of the command, and the peak of all looks.
+        Items a second between a tenth of all items and all; the resident memory of the driver around these two
+        moments (medians); the seconds from the last item's end to that of the command, and the peak of all looks.
 
     Raises:
         CommandFailedError: the run failed, or took too long.
@@ -54,10 +54,10 @@ def measure_driver(root: Path, num_items: int, engine: str, timeout_s: float) ->
     source = root / "captions.parquet"
     ids = [f"item-{number:09d}" for number in range(num_items)]
     pq.write_table(pa.table({"id": ids, "caption": ["a picture"] * num_items}), source)
-    config = write_config(root / "run.toml", model, root / "store", source, engine=engine)
+    config = write_config(root / "run.toml", model, root / "store", source, engine=engine, num_stages=1)
     with config.open("a") as file:
         file.write('[source.columns]\nid = "id"\ncaption = "caption"\n[index]\nbuild = false\n')
-    looks, stopped_s = watch([*EMBEDDER, "embed", str(config), "--json"], root, timeout_s)
+    looks, stopped_s = watch([*EMBEDDER, "embed", "--config", str(config), "--json"], root, timeout_s)
     writes = [call for call in read_calls(root / "store") if call["step"] == "write"]
     ends = sorted((call["started_s"] + call["wall_s"], call["num_rows"]) for call in writes)
     times_s, done = np.array([at_s for at_s, _ in ends]), np.cumsum([number for _, number in ends])

@@ -1,7 +1,7 @@
 """Metrics of a run: what is decided before it, the states of one part's rows, and their sum."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -89,6 +89,23 @@ def test_entries_before_the_checkpoint_may_be_gone(files, table):
         read_state(files, "items", 1)
 
 
+def test_what_precedes_the_last_checkpoint_is_not_listed_for_a_version_after_it(files, table, monkeypatch):
+    found, listing = [], StoreFiles.list
+
+    def noted(self, folder, after=None):
+        for info in listing(self, folder, after):
+            found.append(info.path.rpartition("/")[2])
+            yield info
+
+    monkeypatch.setattr(StoreFiles, "list", noted)
+    assert as_read(files) == as_deltalake_has_it(table)
+    assert min(found)[:20] == f"{2:020d}"
+    read_state(files, "items", 1)
+    assert f"{0:020d}.json" in found
+    files.write("items/_delta_log/_last_checkpoint", b'{"version":9}')
+    assert as_read(files) == as_deltalake_has_it(table), "a wrong hint costs a second listing"
+
+
 def test_a_checkpoint_in_two_files_counts_when_both_are_there(files, table):
     import pyarrow.parquet as pq
 

@@ -4,13 +4,17 @@ import json
 
 import pytest
 from deltalake import DeltaTable
-from store_samples import reject, row
+from store_samples import begin, reject, row, table
 from store_states import new_store, no_index, publish_refresh, record, rows_at
 
 import embedder
 from embedder.errors import StoreError
+from embedder.store.compact import compact
+from embedder.store.current import count_rows
+from embedder.store.files import StoreFiles
 from embedder.store.history import (
     find_publication,
+    latest_publications,
     one_before,
     past_runs,
     publications,
@@ -20,6 +24,9 @@ from embedder.store.history import (
     same_rows,
 )
 from embedder.store.layout import CURRENT_FILE, read_current
+from embedder.store.part_writer import write_part
+from embedder.store.rejects import find_rejects
+from embedder.store.runs import last_run, unfinished_runs
 from embedder.store.tables import RecordTable
 
 
@@ -138,3 +145,70 @@ def test_an_index_fits_the_versions_that_hold_the_same_rows():
     assert same_rows(history[4::-1]) == {5, 4}
     assert same_rows(history[2::-1]) == {3, 2}
     assert same_rows([]) == set()
+
+
+def test_counts_by_what_came_and_went_are_those_of_all_files(files):
+    publish_refresh(files, row("a.jpg"), row("b.jpg"), reject("c.jpg"))
+    publish_refresh(files, row("d.jpg"), reject("b.jpg"))
+    publish_refresh(files, reject("e.jpg", error_type="NoImage"), retired=["a.jpg"])
+    publish_refresh(files, row("c.jpg"), row("f.jpg"))
+    compact(files)
+    publish_refresh(files, row("g.jpg"))
+    for each in publications(files):
+        counted = count_rows(files, each, {})
+        assert counted == {name: getattr(each, name) for name in counted}
+
+
+def test_a_publication_reads_no_record_of_items_that_stay(files, monkeypatch):
+    for number in range(5):
+        publish_refresh(files, row(f"{number}.jpg"))
+    read = []
+    reading = RecordTable._read_file
+
+    def noted(self, path, columns):
+        read.append((self.name, path, columns))
+        return reading(self, path, columns)
+
+    monkeypatch.setattr(RecordTable, "_read_file", noted)
+    new = publish_refresh(files, row("new.jpg"))
+    assert (new.num_items, new.num_rejected, read) == (6, 0, [])
+
+
+def test_rejects_are_found_without_the_files_that_hold_none(files):
+    publish_refresh(files, row("a.jpg"))
+    publish_refresh(files, reject("b.jpg"), row("c.jpg"))
+    first = RecordTable(files, "items").paths()[0]
+    files.delete(f"items/{first}")
+    assert find_rejects(files).items["item_id"].to_pylist() == ["b.jpg"]
+
+
+def test_the_last_publications_are_read_one_by_one_as_far_as_they_are_needed(files, monkeypatch):
+    made = [publish_refresh(files, row(f"{number}.jpg")) for number in range(4)]
+    assert [each.run_id for each in latest_publications(files)] == [each.run_id for each in reversed(made)]
+    read, reading = [], StoreFiles.read
+
+    def noted(self, path):
+        read.append(path)
+        return reading(self, path)
+
+    monkeypatch.setattr(StoreFiles, "read", noted)
+    assert next(latest_publications(files)).run_id == made[-1].run_id
+    assert read == [CURRENT_FILE, f"runs/{made[-1].run_id}/published.json"]
+
+
+def test_runs_are_found_by_their_folders_and_only_those_after_the_publication_are_read(files, monkeypatch):
+    for number in range(3):
+        publish_refresh(files, row(f"{number}.jpg"))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("x.jpg")))
+    monkeypatch.setattr(StoreFiles, "list", None)
+    read, reading = [], StoreFiles.read
+
+    def noted(self, path):
+        read.append(path)
+        return reading(self, path)
+
+    monkeypatch.setattr(StoreFiles, "read", noted)
+    assert [each.run_id for each in unfinished_runs(files)] == [run.run_id]
+    assert last_run(files).run_id == run.run_id
+    assert read == [CURRENT_FILE, *[f"runs/{run.run_id}/run.json"] * 2]

@@ -193,6 +193,7 @@ def test_files_are_listed_found_and_deleted_as_on_a_disk(files, tmp_path):
         for path in ("runs/b/run.json", "runs/a/journal/1.json", "runs-old/x"):
             each.write(path, path.encode())
         assert sorted(each.list("runs")) == [("runs/a/journal/1.json", 21), ("runs/b/run.json", 15)]
+        assert (each.folders("runs"), each.folders("nothing")) == (["a", "b"], [])
         assert each.exists("runs/b/run.json")
         each.delete("runs/b/run.json")
         each.delete("runs/b/run.json")
@@ -201,6 +202,10 @@ def test_files_are_listed_found_and_deleted_as_on_a_disk(files, tmp_path):
             each.read("runs/b/run.json")
         with pytest.raises(FileNotFoundError):
             each.open("runs/b/run.json")
+        each.delete_each([])
+        each.delete_each(["runs/a/journal/1.json", "runs-old/x"])
+        assert list(each.list("runs")) == []
+        assert list(each.stream(len, ["a", "bb", "ccc", "d"], num_ahead=3)) == [1, 2, 3, 1]
 
 
 def test_a_large_file_is_read_by_the_columns_that_are_asked_for(files):
