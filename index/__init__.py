@@ -8,7 +8,7 @@
 
 Steps of a build: `vectors` collects the table on disk, `queries` holds some out for measuring, `choose` has
 `design_trials` measure `designs` on samples within the `constraints`, `faiss_build` fills the chosen one, `autotune`
-finds its search parameters. `disk_build` makes designs in parts, with codes of vectors that `query_weights` weighs, also
-where memory does not hold the vectors; `disk_index` searches them, and `disk_files` opens them. `build`, `update` and
-`search` import FAISS; the modules of ids, manifests and versions do not.
+finds its search parameters. `disk_build` makes designs in parts, with codes of vectors that `query_weights` weighs,
+also where memory does not hold the vectors; `disk_index` searches them, and `disk_files` opens them. `build`, `update`
+and `search` import FAISS; the modules of ids, manifests and versions do not.
 """
