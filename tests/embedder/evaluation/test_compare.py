@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.config_toml.compare_section import CompareConfig
 from embedder.errors import ConfigError, StoreError
-from embedder.evaluation.clicks import corrected_rates, grades_of_clicks, propensities
+from embedder.evaluation.clicks import corrected_rates, grades_of_clicks, linked_positions, propensities
 from embedder.evaluation.common_images import ndcg
 from embedder.evaluation.compare import compare
 from embedder.evaluation.comparison_page import page, thumbnails
@@ -213,6 +213,30 @@ def test_clicks_become_grades_and_one_click_makes_nothing_right():
     grades = {each["item_id"]: each["relevance"] for each in grades_of_clicks(log)}
     assert grades["slip"] == 0 and grades["i4"] == 0
     assert [grades[f"i{number}"] for number in range(4)] == pytest.approx(3 * worth[:4], abs=0.25)
+
+
+def test_positions_that_nothing_links_are_left_out_and_told(caplog):
+    item, position, clicked, worth, _ = clicks(20_000)
+    log = [
+        {"query": "q", "item_id": f"i{i}", "position": int(p) + 1, "clicked": bool(c)}
+        for i, p, c in zip(item, position, clicked, strict=True)
+    ]
+    deep = [{"query": "q", "item_id": "deep", "position": 40, "clicked": True}] * 30
+    assert linked_positions(np.array([0, 0, 1, 1, 2]), np.array([0, 2, 2, 3, 1])).tolist() == [0, 1, 0, 0]
+    grades = {each["item_id"]: each["relevance"] for each in grades_of_clicks(log + deep)}
+    assert "deep" not in grades
+    assert [grades[f"i{number}"] for number in range(4)] == pytest.approx(3 * worth[:4], abs=0.25)
+    assert any(message.startswith(f"30 rows of {len(log) + 30:,} left out of the log") for message in caplog.messages)
+
+
+def test_a_log_in_which_place_and_worth_cannot_be_told_apart_is_refused(tmp_path):
+    columns = {"query": ["a"] * 4, "item_id": ["p1", "p2"] * 2, "position": [1, 2] * 2, "clicked": [1, 1, 1, 0]}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    with pytest.raises(ConfigError, match="log.parquet: the log shows each item of a query at one position alone"):
+        read_query_file(str(tmp_path / "log.parquet"))
+    columns["position"] = [1] * 4  # nothing to correct
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    assert read_query_file(str(tmp_path / "log.parquet")).rows["relevance"].to_pylist() == [3]
 
 
 def test_the_page_shows_images_names_nothing_elsewhere_and_escapes_what_it_shows(make_store, tmp_path):

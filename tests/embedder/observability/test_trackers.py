@@ -238,7 +238,7 @@ def mlflow_server(folder):
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
-        uri, until = f"http://127.0.0.1:{port}", time.monotonic() + 180
+        uri, until = f"http://127.0.0.1:{port}", time.monotonic() + 400
         while not answers(f"{uri}/health"):
             assert process.poll() is None and time.monotonic() < until, (folder / "server.log").read_text()
             time.sleep(0.2)
@@ -258,6 +258,7 @@ def answers(url):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the server imports for half a minute on an idle machine
 def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, tmp_path, monkeypatch, caplog):
     pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)
