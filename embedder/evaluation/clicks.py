@@ -42,8 +42,8 @@ def grades_of_clicks(rows: list[dict[str, Any]], group: str | None = None) -> li
         group: name of that column, if any; the pair's first row counts.
 
     Returns:
-        A row for each pair with its `relevance`: 0 where it isn't right, else above 0 up to 3. Rows of positions that are
-        not linked with the most shown ones are left out.
+        A row for each pair with its `relevance`: 0 where it isn't right, else above 0 up to 3. Rows of positions
+        that are not linked with the most shown ones are left out.
 
     Raises:
         ConfigError: no positions are linked, though there are several.

@@ -133,7 +133,9 @@ def _figures(found: Comparison) -> str:
         ("have the same best one", f"{found.same_first:.1%}"),
         ("queries", f"{found.num_queries:,}"),
     )
-    return "<dl class=figures>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in told) + "</dl>"
+    return (
+        "<dl class=figures>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in told) + "</dl>"
+    )
 
 
 def _group_parts(found: Comparison) -> list[str]:

@@ -116,5 +116,7 @@ class Evaluation(ReportSection):
     index: IndexFigures | None = Field(description="none where the store has none: then search is exact")
     encoding: Latency | None = Field(description="of one text, apart from search; none where it could not be timed")
     groups: list[GroupFigures]
-    hard: list[HardQuery] = Field([], description="queries whose right item is behind the tenth place, the latest first")
+    hard: list[HardQuery] = Field(
+        [], description="queries whose right item is behind the tenth place, the latest first"
+    )
     notes: list[str] = Field(description="limits of the evaluation: what was left out, and why")
