@@ -29,6 +29,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "formats": ("pillow_heif", "pillow_jxl", "rawpy"),
     "s3": ("boto3", "botocore"),
     "ray-serve": ("ray", "grpc", "watchfiles"),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Packages, by the names they are imported under, that each extra of pyproject.toml brings."""

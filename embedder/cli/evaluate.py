@@ -20,8 +20,7 @@ FILE_HELP = "Parquet, CSV or JSON Lines with the columns query and item_id; by d
 GROUP_HELP = "Column to split the figures by, of FILE or of the embeddings table."
 NUM_HELP = "Most queries to ask; by default all of FILE, or 2,000 captions."
 MAX_GROUPS_SHOWN = 30
-REPORT_NAME = "evaluation.json"
-PLOT_NAME = "recall_latency.png"
+MAX_HARD_SHOWN = 5
 
 
 @command
@@ -40,12 +39,12 @@ def evaluate(
     run = read({"store": store, "model": model})
 
     from embedder.evaluation.evaluate import EvaluationOptions
-    from embedder.evaluation.evaluate import evaluate as run_evaluation
+    from embedder.evaluation.outputs import evaluate_tracked
     from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)
     opened = open_store(run.required_store, model=run.main_model, version=version)
-    found = run_evaluation(opened, options)
+    found = evaluate_tracked(opened, run, options, out)
     saved = save_evaluation(found, out) if out is not None else []
     return Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved])
 
@@ -56,23 +55,17 @@ def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
     Raises:
         ConfigError: the folder can't be made.
     """
-    from embedder.evaluation.plot import draw_curve
+    from embedder.evaluation.outputs import PLOT_NAME, evaluation_files
 
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder, which is made where it is missing") from None
-    with atomic_write(out / REPORT_NAME) as file:
-        file.write(found.model_dump_json(indent=2).encode() + b"\n")
-    lines: list[RenderableType] = [f"report: {out / REPORT_NAME}"]
-    if found.index is not None:
-        title = (
-            f"{counted(found.num_pictures, 'image')}, "
-            f"{counted(found.queries.num_queries, 'text query', 'text queries')}"
-        )
-        draw_curve(out / PLOT_NAME, found.index, title)
-        lines.append(f"plot: {out / PLOT_NAME}")
-    return lines
+    files = evaluation_files(found)
+    for name, content in files.items():
+        with atomic_write(out / name) as file:
+            file.write(content)
+    return [f"{'plot' if name == PLOT_NAME else 'report'}: {out / name}" for name in files]
 
 
 def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
@@ -90,6 +83,9 @@ def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
             parts.append(f"and {counted(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
     if found.index is not None:
         parts += ["", _speed(found.index), *_curve(found.index)]
+    if found.hard:
+        rows = [(each.query, f"{each.rank:,}") for each in found.hard[:MAX_HARD_SHOWN]]
+        parts += ["", new_table("hard queries", "place of the right image", left=("hard queries",), rows=rows)]
     if found.encoding is not None:
         parts.append(f"encoding a text: p50 {found.encoding.p50_ms:.2f} ms, p99 {found.encoding.p99_ms:.2f} ms")
     return [*parts, *found.notes]
@@ -104,6 +100,8 @@ def _quality(found: "Evaluation") -> Table:
     ks = list(found.model.r_at)
     table = _figure_table("text -> image", *(f"R@{k}" for k in ks), "MRR")
     table.add_row("model, exact search", *(_estimate(found.model.r_at[k]) for k in ks), _estimate(found.model.mrr))
+    if found.model.ndcg_at_10 is not None:
+        table.add_row("nDCG@10 of the grades", *("" for _ in ks), _estimate(found.model.ndcg_at_10))
     if found.index is not None:
         index = found.index
         table.add_row(f"through index {index.number}", *(_estimate(index.r_at[k]) for k in ks), "")

@@ -20,6 +20,9 @@ class TrackerConfig(ConfigSection):
     )
     experiment: str = Field("embedder", min_length=1, description="experiment of MLflow, project of W&B")
     offline: bool = Field(False, description="wandb: write to `folder` alone; `wandb sync` sends it later")
+    pictures: bool = Field(
+        True, description="whether `embed` and `refresh` add a contact sheet of up to 20 items that they embedded"
+    )
     folder: str | None = Field(None, min_length=1, description="wandb: folder for its files; left out: ./wandb")
 
     @model_validator(mode="after")

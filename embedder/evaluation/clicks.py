@@ -2,9 +2,10 @@
 
 People look at the first places more than at later ones, so an answer is clicked by its place as well as by its worth.
 By the position-based model a click is an examination, whose probability depends on the position alone, times an
-attraction, which depends on query and item. Both are estimated from the log by expectation maximisation, which needs
-items that were shown at several positions. Then each click counts 1 / examination (inverse propensity scoring), so that
-an item's rate is the one that it would have at the first place.
+attraction, which depends on query and item. Both are estimated from the log by expectation maximisation. That needs
+pairs of a query and an item that were shown at several positions: they link these positions with each other, and of
+positions that nothing links nobody can say which is looked at more. Then each click counts 1 / examination (inverse
+propensity scoring), so that an item's rate is the one that it would have at the first place.
 
 Sources: N. Craswell et al., An experimental comparison of click position-bias models, WSDM (2008), the model; A.
 Chuklin, I. Markov, M. de Rijke, Click Models for Web Search (2015), section 4.2, its estimation; T. Joachims, A.
@@ -13,12 +14,16 @@ Swaminathan, T. Schnabel, Unbiased learning-to-rank with biased feedback, WSDM (
 Legend: `C` cells (a pair of query and item at one position), `P` pairs, `K` positions.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
 
+from embedder.errors import ConfigError
 from embedder.evaluation.exact import Ints
+from embedder.quantities import counted
 
+LOG = logging.getLogger(__name__)
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 NUM_ITERATIONS = 200
@@ -37,8 +42,13 @@ def grades_of_clicks(rows: list[dict[str, Any]], group: str | None = None) -> li
         group: name of that column, if any; the pair's first row counts.
 
     Returns:
-        A row for each pair with its `relevance`: 0 where it isn't right, else above 0 up to 3.
+        A row for each pair with its `relevance`: 0 where it isn't right, else above 0 up to 3. Rows of positions
+        that are not linked with the most shown ones are left out.
+
+    Raises:
+        ConfigError: no positions are linked, though there are several.
     """
+    rows = _linked_rows(rows)
     keys: dict[tuple[str, str], int] = {}
     first: list[dict[str, Any]] = []
     numbers = np.empty(len(rows), np.int64)
@@ -55,6 +65,47 @@ def grades_of_clicks(rows: list[dict[str, Any]], group: str | None = None) -> li
         {name: row[name] for name in kept} | {"relevance": float(grade)}
         for row, grade in zip(first, np.where(is_right, MAX_GRADE * rates, 0.0), strict=True)
     ]
+
+
+def _linked_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the positions whose examination can be estimated against each other.
+
+    Raises:
+        ConfigError: see `grades_of_clicks`.
+    """
+    _, pairs = np.unique([f"{row['query']}\0{row['item_id']}" for row in rows], return_inverse=True)
+    positions = np.array([row["position"] for row in rows], np.int64) - 1
+    group = linked_positions(pairs.astype(np.int64), positions)
+    is_kept = group[positions] == np.bincount(group[positions]).argmax()
+    if len(np.unique(positions)) > 1 and len(np.unique(positions[is_kept])) == 1:
+        raise ConfigError(
+            "the log shows each item of a query at one position alone, so what is clicked for its place can't be told "
+            "from what is clicked for its worth; log some answers in a shuffled order, or give a column relevance"
+        )
+    if not is_kept.all():
+        LOG.warning(
+            f"{counted(int((~is_kept).sum()), 'row')} of {len(rows):,} left out of the log: what was shown at their "
+            "positions was never shown at the others, so their clicks can't be corrected"
+        )
+    return [row for row, is_one in zip(rows, is_kept.tolist(), strict=True) if is_one]
+
+
+def linked_positions(pairs: Ints, positions: Ints) -> Ints:
+    """Group of each position, int64 (K,): those that pairs shown at several of them link, by the lowest of the group.
+
+    Args:
+        pairs: int64 (showings,).
+        positions: int64 (showings,), from 0.
+    """
+    group = np.arange(int(positions.max()) + 1)
+    while True:
+        of_pair = np.full(int(pairs.max()) + 1, len(group))
+        np.minimum.at(of_pair, pairs, group[positions])
+        lower = group.copy()
+        np.minimum.at(lower, positions, of_pair[pairs])
+        if np.array_equal(lower, group):
+            return group
+        group = lower
 
 
 def corrected_rates(pairs: Ints, positions: Ints, is_clicked: Values) -> tuple[Values, Values]:

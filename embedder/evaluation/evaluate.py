@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from embedder.config import RunConfig
 from embedder.errors import USER_MISTAKES, StoreError, check_argument
-from embedder.evaluation.exact import RelevantPairs, right_rows, search_exactly
+from embedder.evaluation.common_images import CommonImages, best_items, ndcg
+from embedder.evaluation.exact import Ints, RelevantPairs, right_rows, search_exactly
 from embedder.evaluation.images import ImageTable
 from embedder.evaluation.index_recall import ask_index, index_figures
-from embedder.evaluation.metrics import by_group, mean_reciprocal_rank, recalls
+from embedder.evaluation.metrics import by_group, mean, mean_reciprocal_rank, recalls
 from embedder.evaluation.query_sets import (
     ONE_TOWER,
     OWN_CAPTIONS,
@@ -21,7 +23,14 @@ from embedder.evaluation.query_sets import (
     own_captions,
     read_query_file,
 )
-from embedder.evaluation.report import Evaluation, Latency, ModelFigures, QueryFigures
+from embedder.evaluation.report import (
+    ConfidenceInterval,
+    Evaluation,
+    HardQuery,
+    Latency,
+    ModelFigures,
+    QueryFigures,
+)
 from embedder.evaluation.timing import time_each
 from embedder.installation import require
 from embedder.quantities import agree, counted
@@ -35,6 +44,8 @@ LOG = logging.getLogger(__name__)
 DEFAULT_NUM_CAPTIONS = 2000
 KS = (1, 5, 10)
 NUM_ENCODED = 200  # texts to time the encoder with
+DEPTH = 10
+NUM_HARD = 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def evaluate(
     """Measure retrieval by exact search and through the index, recall of the index, speed and memory.
 
     Args:
-        store: from `embedder.open_store`, or a configuration that names one.
+        store: from `embedder.open_store`, or a configuration that names one, whose tracker is told.
         options: see `EvaluationOptions`.
         keywords: fields of `EvaluationOptions`, over those of `options`: `num_queries=500, group="modality"`.
 
@@ -85,7 +96,10 @@ def evaluate(
     kinds = (Store, FollowingStore, RunConfig)
     check_argument("embedder.evaluate: store", store, kinds, "a store, as embedder.open_store opens one")
     if isinstance(store, RunConfig):
-        store = open_store(store.required_store, model=store.main_model)
+        from embedder.evaluation.outputs import evaluate_tracked
+
+        opened = open_store(store.required_store, model=store.main_model)
+        return evaluate_tracked(opened, store, options)
     check_has_vectors(store.files, store.current)
     if store.info.searched == "text":
         raise StoreError(ONE_TOWER.format(address=store.files.address, side="vision"))
@@ -125,12 +139,34 @@ def evaluate(
             num_answers=len(query_set.item_ids),
             num_unknown=query_set.num_unknown,
         ),
-        model=ModelFigures(r_at=recalls(exact.ranks, options.ks), mrr=mean_reciprocal_rank(exact.ranks)),
+        model=ModelFigures(
+            r_at=recalls(exact.ranks, options.ks),
+            mrr=mean_reciprocal_rank(exact.ranks),
+            ndcg_at_10=_ndcg(query_set, images, right_items),
+        ),
         index=None if answers is None else index_figures(answers, exact, query_set.vectors, options.ks),
         encoding=encoding,
         groups=groups,
+        hard=_hard(query_set.texts, exact.ranks),
         notes=[*_notes(query_set, options, has_index=answers is not None), *failure],
     )
+
+
+def _ndcg(query_set: QuerySet, images: ImageTable, right_items: Ints) -> ConfidenceInterval | None:
+    """Mean nDCG@10 by exact search of a file that grades its answers; of equal pairs the first counts."""
+    if query_set.gains is None:
+        return None
+    num_items = len(images.item_ids)
+    _, first = np.unique(query_set.queries * num_items + right_items, return_index=True)
+    right, gains = (query_set.queries[first], right_items[first]), np.array(query_set.gains)[first]
+    items, _ = best_items(query_set.vectors, CommonImages(images, images.item_ids), right, num_items, DEPTH)
+    return mean(ndcg(items, right, gains, num_items, DEPTH))
+
+
+def _hard(texts: list[str], ranks: Ints) -> list[HardQuery]:
+    """Queries whose right item is behind the tenth place, the latest first."""
+    order = np.argsort(-ranks, kind="stable")[:NUM_HARD]
+    return [HardQuery(query=texts[number], rank=int(ranks[number]) + 1) for number in order if ranks[number] >= DEPTH]
 
 
 def _time_encoding(store: Store, texts: list[str]) -> tuple[Latency | None, list[str]]:

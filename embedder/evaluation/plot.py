@@ -1,20 +1,18 @@
 """Plot of recall against latency: one point for each search setting of the index, the published one marked."""
 
-from pathlib import Path
+from io import BytesIO
 
 from embedder.evaluation.report import IndexFigures
-from embedder.storage.atomic_write import atomic_write
 
 SIZE_INCH = (7, 5)
 DOTS_PER_INCH = 110
 TOP = 1.01  # recall ends at 1, and a point there should be seen whole
 
 
-def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
-    """Write a PNG, whole or not at all.
+def draw_curve(figures: IndexFigures, title: str) -> bytes:
+    """Draw a PNG.
 
     Args:
-        path: the file.
         figures: of an index, with its curve.
         title: above the plot.
     """
@@ -39,5 +37,6 @@ def draw_curve(path: Path, figures: IndexFigures, title: str) -> None:
     axes.set_ylim(top=TOP)
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="lower right")
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png")
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()

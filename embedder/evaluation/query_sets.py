@@ -215,7 +215,10 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
     if not rows:
         raise ConfigError(f"--queries {path}: it holds no query; write one row for each query and right item")
     if is_log:
-        rows = grades_of_clicks(rows, own_group)
+        try:
+            rows = grades_of_clicks(rows, own_group)
+        except ConfigError as error:
+            raise ConfigError(f"--queries {path}: {error}") from None
     judged = [row for row in rows if row.get(RELEVANCE, 1.0) > 0]
     if not judged:
         raise ConfigError(f"--queries {path}: no item is right for any query; grade some of them above 0")

@@ -48,6 +48,9 @@ class ModelFigures(ReportSection):
 
     r_at: dict[int, ConfidenceInterval] = Field(description="share of queries with a right item among the best k")
     mrr: ConfidenceInterval = Field(description="mean of 1/rank of the best right item, over whole rankings")
+    ndcg_at_10: ConfidenceInterval | None = Field(
+        None, description="where the file grades its answers, or is a log of clicks; else none"
+    )
 
 
 class CurvePoint(ReportSection):
@@ -90,6 +93,13 @@ class GroupFigures(ReportSection):
     r_at_through_index: dict[int, ConfidenceInterval] | None = Field(description="none where the store has no index")
 
 
+class HardQuery(ReportSection):
+    """Query that the model answers late."""
+
+    query: str
+    rank: int = Field(description="place of its best right item, from 1; with none, one more than there are items")
+
+
 class Evaluation(ReportSection):
     """Whole report; intervals are of 95 %."""
 
@@ -106,4 +116,7 @@ class Evaluation(ReportSection):
     index: IndexFigures | None = Field(description="none where the store has none: then search is exact")
     encoding: Latency | None = Field(description="of one text, apart from search; none where it could not be timed")
     groups: list[GroupFigures]
+    hard: list[HardQuery] = Field(
+        [], description="queries whose right item is behind the tenth place, the latest first"
+    )
     notes: list[str] = Field(description="limits of the evaluation: what was left out, and why")

@@ -185,6 +185,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         outcome = execute(
             config, inputs.model, inputs.plan, run, to_embed, observer.progress, stop_at_s, observer.lost, further
         )
+    observer.tracking.planned(outcome.job.plan.to_json(), inputs.model.folder)
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
     with observer.traces.span("publication"):

@@ -1,10 +1,15 @@
 """A run of `embed` or `refresh` as its tracker sees it: settings, counts at each part, figures and files at its end."""
 
 import json
+import logging
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from embedder.config import RunConfig
@@ -14,14 +19,22 @@ from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.store.accumulators.run_states import METRICS_FILE
 from embedder.store.files import StoreFiles
+from embedder.store.hash_sample import hash_of
 from embedder.store.journal import JournalEntry
 from embedder.store.layout import run_file
 from embedder.store.runs import REPORT_FILE, Run
 
+LOG = logging.getLogger(__name__)
 TRACKER_FILE = "tracker.json"
 LOG_EVERY_S = 2.0  # between two points of a curve
 FILES = (REPORT_FILE, METRICS_FILE)
 """Files of a run's folder that are added to the tracker's run, where they are."""
+CARDS = ("config.json", "MODEL_CARD.md", "README.md")
+"""What a model folder says of its model."""
+MAX_CARD_BYTES = 1 << 20
+SHEET_FILE = "contact_sheet.png"
+NUM_SHEET_PARTS, NUM_SHEET_IMAGES, SHEET_ROW = 4, 20, 5
+SHEET_S = 10.0  # after which a contact sheet goes without the rest of its images
 
 
 class RunTracking:
@@ -38,12 +51,19 @@ class RunTracking:
         self._tracker, self._config, self._kind = tracker, config, kind
         self._run: Run | None = None
         self._counts = dict.fromkeys(("items", "rejects", "vectors", "part_bytes"), 0)
+        self._parts: dict[str, bytes] = {}  # a few part files of the session, and the hashes of their names
+        self._described: dict[str, bytes] = {}
         self._has_begun = False
         self._began_s = self._next_s = 0.0
 
     def begun(self, run: Run) -> None:
         """Take the run; the tracker hears of it with its first part, as what is refused before that leaves no trace."""
         self._run = run
+
+    def planned(self, plan: str, model_folder: Path) -> None:
+        """Take the plan that was run, as JSON, and what the model's folder says of the model."""
+        self._described = {"plan.json": plan.encode()}
+        self._described |= cards_of(model_folder)
 
     def _begin(self, run: Run) -> None:
         """Begin the tracker's run; each session of a run has one. Each knows the other's id."""
@@ -73,6 +93,9 @@ class RunTracking:
         self._counts["rejects"] += entry.num_rejects
         self._counts["vectors"] += sum(part.num_rows for part in entry.parts if part.table == "embeddings")
         self._counts["part_bytes"] += sum(part.size_bytes for part in entry.parts)
+        for part in (part for part in entry.parts if part.table == "embeddings"):
+            self._parts[part.path] = hash_of(part.path)
+        self._parts = dict(sorted(self._parts.items(), key=lambda each: each[1])[:NUM_SHEET_PARTS])
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + LOG_EVERY_S
@@ -85,7 +108,11 @@ class RunTracking:
             return
         self._begin(self._run)
         self._tracker.log({**dict(figures_of(summary)), **self._counts}, step=self._counts["items"])
-        self._tracker.end(succeeded=summary["exit_code"] == 0, files=files_of(self._run.files, self._run.run_id))
+        files = self._run.files
+        self._tracker.attach(lambda: self._described | files_of(files, summary["run_id"] or ""))
+        if self._config.tracker is not None and self._config.tracker.pictures:
+            self._tracker.attach(lambda: contact_sheet(files, list(self._parts)))
+        self._tracker.end(succeeded=summary["exit_code"] == 0, files={})
 
 
 def parameters_of(config: BaseModel) -> dict[str, str]:
@@ -125,3 +152,49 @@ def files_of(files: StoreFiles, run_id: str) -> dict[str, bytes]:
         except (FileNotFoundError, *UNWRITABLE):
             continue
     return found
+
+
+def cards_of(folder: Path) -> dict[str, bytes]:
+    """Read the configuration and the card of a model folder, below `model/`.
+
+    Args:
+        folder: on this machine.
+    """
+    found = [folder / name for name in CARDS]
+    is_card = [path.is_file() and path.stat().st_size <= MAX_CARD_BYTES for path in found]
+    return {f"model/{path.name}": path.read_bytes() for path, is_one in zip(found, is_card, strict=True) if is_one}
+
+
+def contact_sheet(files: StoreFiles, parts: Collection[str]) -> dict[str, bytes]:
+    """Draw some of the items that part files hold, those with the lowest hashes; nothing where that can't be done.
+
+    Args:
+        files: the store.
+        parts: of the embeddings table.
+    """
+    try:
+        return {SHEET_FILE: _drawn(files, parts)} if parts else {}
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with an image, the run is told without the sheet
+        LOG.info(f"tracker: no {SHEET_FILE} ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+        return {}
+
+
+def _drawn(files: StoreFiles, parts: Collection[str]) -> bytes:
+    from embedder.media.contact_sheet import Block, Cell, save_sheet
+    from embedder.retrieval.hits import Hit, Hits
+
+    names = ["item_id", "segment", "modality", "uri", "caption", "start_s", "end_s"]
+    rows = pa.concat_tables([files.read_table(f"embeddings/{path}", names) for path in parts])
+    rows = rows.filter(pc.and_(pc.equal(rows["segment"], 0), pc.not_equal(rows["modality"], "text")))
+    chosen = sorted(rows.to_pylist(), key=lambda row: hash_of(row["item_id"]))[:NUM_SHEET_IMAGES]
+    hits = [Hit(0.0, **row, carryover={}) for row in chosen]
+    cells: list[Cell] = []
+    stop_s = time.monotonic() + SHEET_S
+    for first in range(0, len(hits), SHEET_ROW):
+        some = hits[first : first + SHEET_ROW]
+        images = Hits(some).thumbnails() if time.monotonic() < stop_s else [None] * len(some)
+        cells += [Cell(pixels, [hit.caption or hit.item_id]) for pixels, hit in zip(images, some, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / SHEET_FILE
+        save_sheet(path, [Block(cells, title="", note="no image in these parts")])
+        return path.read_bytes()

@@ -12,8 +12,12 @@ from embedder.config_toml.tracker_section import TrackerConfig
 
 MAX_CHARACTERS = 500  # of a parameter or tag, which all versions of MLflow take
 MAX_PARAMETERS = 100  # of one call of MLflow
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""Settings of MLflow's client where the environment has none: by default it tries for minutes."""
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Settings of MLflow's client where the environment has none: it tries for minutes, and tells its makers of its use."""
 
 
 class TrackerClient(Protocol):
@@ -25,8 +29,11 @@ class TrackerClient(Protocol):
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add values."""
 
-    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
-        """Add files and end the run."""
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """Add files; a name may have a folder before it."""
+
+    def end(self, *, succeeded: bool) -> None:
+        """End the run."""
 
 
 def open_client(config: TrackerConfig) -> TrackerClient:
@@ -44,7 +51,7 @@ class MlflowClient:
 
     def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
         """Begin a run in the experiment, which is made where there is none."""
-        for key, value in PATIENCE.items():
+        for key, value in DEFAULTS.items():
             os.environ.setdefault(key, value)
         make, entities = import_module("mlflow.tracking").MlflowClient, import_module("mlflow.entities")
         self._client = make(tracking_uri=self._config.uri)
@@ -61,13 +68,15 @@ class MlflowClient:
         make, now_ms = import_module("mlflow.entities").Metric, int(time.time() * 1000)
         self._client.log_batch(self._run_id, metrics=[make(key, value, now_ms, step) for key, value in values.items()])
 
-    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
-        """Add files as artifacts, and end the run."""
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """Add files as artifacts."""
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
-                path = Path(folder) / name
-                path.write_bytes(content)
-                self._client.log_artifact(self._run_id, str(path))
+                path = _written(Path(folder), name, content)
+                self._client.log_artifact(self._run_id, str(path), name.rpartition("/")[0] or None)
+
+    def end(self, *, succeeded: bool) -> None:
+        """End the run."""
         self._client.set_terminated(self._run_id, "FINISHED" if succeeded else "FAILED")
 
 
@@ -100,13 +109,23 @@ class WandbClient:
         """Add values; a step that was there already gets them, too."""
         self._run.log(dict(values), step=step)
 
-    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
-        """Copy files beside the run's own, and end it."""
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """Copy files beside the run's own; W&B writes a `config.yaml` there, too."""
         for name, content in files.items():
-            path = Path(self._run.dir) / name
-            path.write_bytes(content)
+            path = _written(Path(self._run.dir), name, content)
             self._run.save(str(path), base_path=self._run.dir, policy="end")
+
+    def end(self, *, succeeded: bool) -> None:
+        """End the run."""
         self._run.finish(exit_code=0 if succeeded else 1)
+
+
+def _written(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file, in a folder that is made where it is missing."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
 
 
 def _short(values: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
     with tracked(config.tracker, "embed") as tracker:
         tracker.begin("run-1", {"model": "models/mine"}, {"store": "runs/archive"})
         tracker.log({"items": 512}, step=512)
+        tracker.attach(lambda: {"sheet.png": drawn()})
         tracker.end(succeeded=True, files={"report.json": b"{}"})
 
 All calls are made by a thread of their own, in order, and none is waited for but the last, for some seconds. A tracker
@@ -14,20 +15,19 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import Protocol
 
 from embedder.config_toml.tracker_section import TrackerConfig
-from embedder.installation import InstallationError
+from embedder.installation import require
 from embedder.observability.tracker_clients import TrackerClient, open_client
 from embedder.redaction import mask
 
 LOG = logging.getLogger(__name__)
 MAX_WAITING = 1000  # calls that a slow tracker may be behind
-PACKAGES = {"mlflow": "mlflow-skinny sqlalchemy alembic", "wandb": "wandb"}
-"""What pip installs for each kind; all of `mlflow`, with its server, does, too."""
 END_S = 30.0  # that the end of a run waits for its tracker
 Numbers = Mapping[str, float]
+Files = Mapping[str, bytes]
+"""Contents by name; `model/config.json` is in a folder."""
 
 
 class Tracker(Protocol):
@@ -52,7 +52,10 @@ class Tracker(Protocol):
     def log(self, values: Numbers, step: int) -> None:
         """Add values at a step, which grows."""
 
-    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
+    def attach(self, make: Callable[[], Files]) -> None:
+        """Add files that are made in the tracker's thread."""
+
+    def end(self, *, succeeded: bool, files: Files) -> None:
         """Add files by their names, and end the run; nothing where none has begun."""
 
 
@@ -71,7 +74,10 @@ class NoTracker:
     def log(self, values: Numbers, step: int) -> None:
         """Add nothing."""
 
-    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
+    def attach(self, make: Callable[[], Files]) -> None:
+        """Make nothing."""
+
+    def end(self, *, succeeded: bool, files: Files) -> None:
         """End nothing."""
 
 
@@ -108,10 +114,16 @@ class ThreadedTracker:
         if self._has_begun:
             self._add(lambda: self._client.log(values, step))
 
-    def end(self, *, succeeded: bool, files: Mapping[str, bytes]) -> None:
+    def attach(self, make: Callable[[], Files]) -> None:
+        """Add files that are made in the tracker's thread."""
+        if self._has_begun:
+            self._add(lambda: self._client.add_files(make()))
+
+    def end(self, *, succeeded: bool, files: Files) -> None:
         """Add files, end the run, and wait for it."""
         if self._has_begun and not self._has_ended:
-            self._add(lambda: self._client.end(succeeded=succeeded, files=files))
+            self.attach(lambda: files)
+            self._add(lambda: self._client.end(succeeded=succeeded))
         self.close()
 
     def close(self) -> None:
@@ -169,11 +181,7 @@ def tracked(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
     if config is None:
         yield NoTracker()
         return
-    if find_spec(config.kind) is None:
-        raise InstallationError(
-            f"{where} with [tracker]: {config.kind} is not installed; pip install {PACKAGES[config.kind]}, or leave "
-            "the section out"
-        )
+    require(config.kind, f"{where} with [tracker]")
     tracker = ThreadedTracker(open_client(config), f"{config.kind} {config.uri or ''}".strip())
     try:
         yield tracker

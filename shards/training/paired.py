@@ -1,9 +1,10 @@
 """Paired differences of a retrieval metric between two models, by group of queries, in plain NumPy.
 
 Both models answer the same queries, so each query gives one difference, and the mean of these has an interval by the
-bootstrap over queries. Its percentiles are moved outwards for few queries, as percentiles of a small sample are too
-narrow. Several groups are several chances to be fooled: of G comparisons each one has the level 1 - alpha / G
-(Bonferroni), so that all of them hold together with the confidence that is asked for.
+bootstrap over queries: of R@k, whose differences are -1, 0 and 1, its distribution itself, of other metrics that of
+resamples. Its percentiles are moved outwards for few queries, as percentiles of a small sample are too narrow. Several
+groups are several chances to be fooled: of G comparisons each one has the level 1 - alpha / G (Bonferroni), so that
+all of them hold together with the confidence that is asked for.
 
 Sources: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; T. Hesterberg, What Teachers
 Should Know About the Bootstrap, The American Statistician 69 (2015), the expanded percentile interval; T. Sakai,
@@ -195,14 +196,34 @@ def interval(differences: Floats, level: float, num_resamples: int = NUM_RESAMPL
     if len(values) == 1:
         reach = 1 - (level / 2) ** (1 / num)  # the share of other values that none of `num` shows
         return max(-1.0, centre - reach), min(1.0, centre + reach)
-    means = _resampled_means(differences, values, counts, num_resamples)
     outside = _NORMAL.cdf(-math.sqrt(num / (num - 1)) * student_quantile(1 - level / 2, num - 1))
-    low, high = np.quantile(means, (outside, 1 - outside))
-    return min(centre, float(low)), max(centre, float(high))
+    if set(values.tolist()) <= {-1.0, 0.0, 1.0}:
+        low, high = _percentiles_of_hits(differences, outside)
+    else:
+        means = _resampled_means(differences, values, counts, num_resamples)
+        low, high = (float(each) for each in np.quantile(means, (outside, 1 - outside)))
+    return min(centre, low), max(centre, high)
+
+
+def _percentiles_of_hits(differences: Floats, outside: float) -> tuple[float, float]:
+    """Both percentiles of the mean of a resample of -1, 0 and 1.
+
+    The sum of Q draws has the distribution of one draw, convolved Q times with itself: a power of its Fourier transform.
+
+    Args:
+        differences: float64 (Q,).
+        outside: probability below the first, and above the second.
+    """
+    num = len(differences)
+    one = np.array([(differences == value).mean() for value in (-1, 0, 1)])
+    sums = np.fft.irfft(np.fft.rfft(one, 2 * num + 1) ** num, 2 * num + 1)  # of -Q to Q
+    low = int(np.searchsorted(np.cumsum(sums), outside))
+    high = 2 * num - int(np.searchsorted(np.cumsum(sums[::-1]), outside))
+    return low / num - 1, high / num - 1
 
 
 def _resampled_means(differences: Floats, values: Floats, counts: Ints, num_resamples: int) -> Floats:
-    """Means of B resamples, (B,): by how often each value is drawn where there are few values, as in R@k."""
+    """Means of B resamples, (B,): by how often each value is drawn where there are few values."""
     rng, num = np.random.default_rng(SEED), len(differences)
     if 4 * len(values) < num:
         drawn = rng.multinomial(num, counts / num, num_resamples)

@@ -154,6 +154,7 @@ def test_extras_of_the_refusals_are_those_of_the_project():
     named = {"fonttools": "fontTools", "prometheus-client": "prometheus_client", "python-multipart": "python_multipart"}
     named |= {"opentelemetry-sdk": "opentelemetry.sdk"}
     named |= {"opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http"}
+    named |= {"mlflow-skinny": "mlflow"}
     named |= {"pillow-heif": "pillow_heif", "pillow-jxl-plugin": "pillow_jxl"}
     for extra, packages in EXTRAS.items():
         asked = [name.partition(">")[0].partition("[")[0] for name in project["optional-dependencies"][extra]]

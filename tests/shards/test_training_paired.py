@@ -7,6 +7,7 @@ from shards.training.metrics import score_ranks
 from shards.training.paired import (
     EVERYTHING,
     Thresholds,
+    _percentiles_of_hits,
     describe_failures,
     failures,
     members_of,
@@ -102,6 +103,19 @@ def test_values_drawn_by_count_and_one_by_one_give_the_same_interval():
     one_by_one = paired_difference(before, jittered, LIMITS)
     assert one_by_one.low == pytest.approx(by_count.low, abs=0.006)
     assert one_by_one.high == pytest.approx(by_count.high, abs=0.006)
+
+
+def test_percentiles_of_hits_are_those_of_all_resamples_there_are():
+    differences = np.array([1.0, 1.0, 0.0, -1.0] * 3 + [0.0])
+    num, draws = len(differences), np.random.default_rng(5)
+    sums = np.sort(draws.choice(differences, (400_000, num)).sum(1))
+    for outside in (0.02, 0.1, 0.3):
+        low, high = _percentiles_of_hits(differences, outside)
+        assert low * num == pytest.approx(np.quantile(sums, outside, method="inverted_cdf"))
+        assert high * num == pytest.approx(-np.quantile(-sums, outside, method="inverted_cdf"))
+    many = np.concatenate([np.ones(3000), np.zeros(94_000), -np.ones(3000)])
+    low, high = _percentiles_of_hits(many, 0.025)
+    assert (low, high) == (pytest.approx(-0.00152, abs=2e-5), pytest.approx(0.00152, abs=2e-5))  # 1.96 sqrt(0.06 / Q)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from model_stores import add_model
 from PIL import Image
+from playwright.sync_api import sync_playwright
 from store_samples import begin, row, table
 from store_states import new_store
 from typer.testing import CliRunner
@@ -16,10 +19,10 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.config_toml.compare_section import CompareConfig
 from embedder.errors import ConfigError, StoreError
-from embedder.evaluation.clicks import corrected_rates, grades_of_clicks, propensities
+from embedder.evaluation.clicks import corrected_rates, grades_of_clicks, linked_positions, propensities
 from embedder.evaluation.common_images import ndcg
 from embedder.evaluation.compare import compare
-from embedder.evaluation.comparison_page import page, thumbnails
+from embedder.evaluation.comparison_page import page, save_page, thumbnails
 from embedder.evaluation.query_sets import read_query_file
 from embedder.evaluation.sides import open_side
 from embedder.retrieval.store_api import open_store
@@ -215,6 +218,30 @@ def test_clicks_become_grades_and_one_click_makes_nothing_right():
     assert [grades[f"i{number}"] for number in range(4)] == pytest.approx(3 * worth[:4], abs=0.25)
 
 
+def test_positions_that_nothing_links_are_left_out_and_told(caplog):
+    item, position, clicked, worth, _ = clicks(20_000)
+    log = [
+        {"query": "q", "item_id": f"i{i}", "position": int(p) + 1, "clicked": bool(c)}
+        for i, p, c in zip(item, position, clicked, strict=True)
+    ]
+    deep = [{"query": "q", "item_id": "deep", "position": 40, "clicked": True}] * 30
+    assert linked_positions(np.array([0, 0, 1, 1, 2]), np.array([0, 2, 2, 3, 1])).tolist() == [0, 1, 0, 0]
+    grades = {each["item_id"]: each["relevance"] for each in grades_of_clicks(log + deep)}
+    assert "deep" not in grades
+    assert [grades[f"i{number}"] for number in range(4)] == pytest.approx(3 * worth[:4], abs=0.25)
+    assert any(message.startswith(f"30 rows of {len(log) + 30:,} left out of the log") for message in caplog.messages)
+
+
+def test_a_log_in_which_place_and_worth_cannot_be_told_apart_is_refused(tmp_path):
+    columns = {"query": ["a"] * 4, "item_id": ["p1", "p2"] * 2, "position": [1, 2] * 2, "clicked": [1, 1, 1, 0]}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    with pytest.raises(ConfigError, match="log.parquet: the log shows each item of a query at one position alone"):
+        read_query_file(str(tmp_path / "log.parquet"))
+    columns["position"] = [1] * 4  # nothing to correct
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    assert read_query_file(str(tmp_path / "log.parquet")).rows["relevance"].to_pylist() == [3]
+
+
 def test_the_page_shows_images_names_nothing_elsewhere_and_escapes_what_it_shows(make_store, tmp_path):
     for number in range(40):
         Image.new("RGB", (8, 8), (6 * number, 30, 30)).save(tmp_path / f"{number}.png")
@@ -242,3 +269,28 @@ def test_the_command_writes_both_reports_and_exits_with_1_where_a_group_lost(mak
     allowed = ["compare", one, other, "--group", "kind", "--set", "compare.max_drop=1", "--json"]
     done = CliRunner().invoke(app, allowed)
     assert done.exit_code == 0 and json.loads(done.stdout)["passed"]
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser_overflows_nowhere_and_axe_finds_no_violation(make_store, tmp_path):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium: install Debian's package (apt-get install chromium) to test the page")
+    for number in range(60):
+        Image.new("RGB", (64, 64), (4 * number, 90, 120)).save(tmp_path / f"{number}.png")
+    uri = f"{tmp_path}/{{}}.png"
+    one = make_store("one", *rows(num=60, uri=uri))
+    found = compare(one, make_store("two", *rows(1, {"fish": 3.0}, num=60, uri=uri)), group="kind")
+    save_page(tmp_path / "comparison.html", found)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360)):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+            page.goto((tmp_path / "comparison.html").as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            shown = page.evaluate("[...document.images].map(each => [each.naturalWidth, each.width, each.height])")
+            assert shown and all(natural == 160 and wide == high > 40 for natural, wide, high in shown)
+            assert page.locator("th[scope=col]").count() > 20 and page.locator("h3").count() == len(found.losses)
+            violations = Axe().run(page).response["violations"]
+            assert not violations, [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations]
+        browser.close()

@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.cli.evaluate import evaluation_parts, save_evaluation
+from embedder.config import RunConfig
 from embedder.errors import ConfigError, EmbedderError, StoreError
 from embedder.evaluation.evaluate import EvaluationOptions, evaluate
+from embedder.evaluation.outputs import evaluate_tracked
 from embedder.evaluation.report import Evaluation
+from embedder.observability import trackers
 from embedder.retrieval.store_api import Store
 from index.errors import RetrievalError
 
@@ -81,6 +84,8 @@ def test_captions_that_all_lie_at_one_end_rank_the_pictures_by_distance(make_sto
     found = run(make_store(pictures(text_embedding=lambda number: on_arc(0))), k=20)
     assert values(found.model.r_at) == values(found.index.r_at) == {k: k / NUM for k in (1, 5, 10, 20)}
     assert found.model.mrr.value == pytest.approx(np.mean(1 / np.arange(1, NUM + 1)))
+    assert [each.rank for each in found.hard] == list(range(NUM, NUM - 20, -1))
+    assert found.hard[0].query == f"number {NUM - 1}" and found.model.ndcg_at_10 is None
     ten = found.model.r_at[10]
     assert 0 < ten.low < ten.value < ten.high < 1
 
@@ -148,6 +153,50 @@ def test_a_graph_gives_a_curve_from_fast_to_thorough_which_is_saved_with_its_pic
     with Image.open(tmp_path / "out" / "recall_latency.png") as picture:
         assert len(np.unique(np.asarray(picture).reshape(-1, 4), axis=0)) > 20
     assert evaluation_parts(found)
+
+
+def test_grades_of_a_file_weigh_in_ndcg(make_store, tmp_path):
+    columns = {"query": ["at 0", "at 0", "at 0"], "item_id": ["000.png", "003.png", "003.png"], "relevance": [1, 3, 2]}
+    pq.write_table(pa.table(columns), tmp_path / "judged.parquet")
+    found = run(make_store(pictures()), queries=str(tmp_path / "judged.parquet"))
+    reached, best = 1 + 7 / np.log2(5), 7 + 1 / np.log2(3)
+    assert found.model.ndcg_at_10.value == pytest.approx(reached / best) and not found.hard
+
+
+def test_a_tracker_is_told_the_figures_the_curve_and_both_files(make_store, tmp_path, monkeypatch):
+    client = NotedRun()
+    monkeypatch.setattr(trackers, "require", lambda extra, where: None)
+    monkeypatch.setattr(trackers, "open_client", lambda config: client)
+    store = make_store(pictures())
+    config = RunConfig(store=str(tmp_path / "store"), tracker={"kind": "mlflow", "uri": "sqlite:///nowhere.db"})
+    found = evaluate_tracked(store, config, EvaluationOptions(num_queries=30), tmp_path / "out")
+    assert client.parameters == {"store": str(tmp_path / "store"), "evaluate.num_queries": "30", "evaluate.k": "10"}
+    assert client.tags["embedder.run_id"] == found.run_id and client.tags["embedder.kind"] == "evaluate"
+    assert client.values[0]["model/r_at_1"] == 1 and client.values[0]["index/recall_at_10"] == 1
+    assert [sorted(each) for each in client.values[1:]] == [["curve/p50_ms", "curve/p99_ms", "curve/recall_at_10"]]
+    assert json.loads(client.files["evaluation.json"]) == json.loads(found.model_dump_json())
+    assert client.files["recall_latency.png"].startswith(b"\x89PNG") and client.ended == [True]
+    assert json.loads((tmp_path / "out" / "tracker.json").read_text()) == {"id": "run-7"}
+
+
+class NotedRun:
+    """Client of a tracker that notes what it is told."""
+
+    def __init__(self):
+        self.values, self.files, self.ended = [], {}, []
+
+    def begin(self, name, parameters, tags):
+        self.parameters, self.tags = parameters, tags
+        return "run-7"
+
+    def log(self, values, step):
+        self.values.append(values)
+
+    def add_files(self, files):
+        self.files |= files
+
+    def end(self, *, succeeded):
+        self.ended.append(succeeded)
 
 
 def test_the_command_prints_one_json_document_and_saves_the_same(make_store, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ SETTINGS = {
     "batch_size": 2,
     "decode": {"items_per_task": 2},
 }
+
+ON_RAY = SETTINGS | {"engine": "ray", "no_progress_timeout_s": 600}
 
 
 class KilledError(Exception):
@@ -113,8 +116,37 @@ def test_a_run_on_ray_has_the_figures_of_one_process(make_run, source, tmp_path)
     """Vectors may differ in their last bits between batches; what is not of vectors may not."""
     metrics = [each for each in METRICS if each["kind"] not in ("recall", "drift")]
     expected, _ = embedded(make_run(source, store=str(tmp_path / "local"), metric=metrics, **SETTINGS))
-    report, rows = embedded(make_run(source, store=str(tmp_path / "ray"), metric=metrics, engine="ray", **SETTINGS))
+    report, rows = embedded(make_run(source, store=str(tmp_path / "ray"), metric=metrics, **ON_RAY))
     assert report.engine == "ray" and report.metrics == expected.metrics and told(report) == figures_of(rows)
+
+
+@pytest.mark.slow
+def test_metrics_take_not_one_ray_task_or_actor_more(make_run, source, tmp_path, monkeypatch, ray_cluster):
+    """All tasks and actors of a run are submitted by its driver, this process; whom they are of is counted there."""
+    from ray.actor import ActorClass
+    from ray.remote_function import RemoteFunction
+
+    submitted = []
+
+    def counted(remote):
+        def counting(self, *arguments, **options):
+            own = getattr(self, "_function_name", None) or self.__ray_metadata__.class_name
+            submitted.append(options.get("name") or own)
+            return remote(self, *arguments, **options)
+
+        return counting
+
+    monkeypatch.setattr(RemoteFunction, "_remote", counted(RemoteFunction._remote))
+    monkeypatch.setattr(ActorClass, "_remote", counted(ActorClass._remote))
+    counts = []
+    for metrics in ([], METRICS):
+        store = str(tmp_path / f"store{len(counts)}")
+        report, _ = embedded(make_run(source, store=store, metric=metrics, **ON_RAY))
+        assert report.engine == "ray" and len(report.metrics) == len(metrics)
+        counts.append(Counter(submitted))
+        submitted.clear()
+    assert counts[0].total() > 5 and any("write" in name.lower() for name in counts[0]), counts[0]
+    assert counts[1] == counts[0]
 
 
 def test_rows_that_are_done_again_count_once(make_run, source, tmp_path, monkeypatch):

@@ -2,23 +2,42 @@
 
 import json
 import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import samples
 import train_samples
 from embedding_runs import embedded
+from PIL import Image
 
+from embedder import installation
 from embedder.config import RunConfig
 from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.errors import ConfigError
 from embedder.ingest.embed import embed
 from embedder.installation import InstallationError
-from embedder.observability import run_tracking, trackers
-from embedder.observability.run_tracking import parameters_of
+from embedder.observability import run_tracking, tracker_clients, trackers
+from embedder.observability.run_tracking import RunTracking, contact_sheet, parameters_of
 from embedder.observability.trackers import ThreadedTracker, tracked
 from embedder.store.files import StoreFiles
 from embedder.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def extras_are_looked_for_again(monkeypatch):
+    """No client tells its makers of a test, and what a test hides is found by the next one."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    yield
+    installation.missing.cache_clear()
 
 
 class Notes:
@@ -34,7 +53,10 @@ class Notes:
     def log(self, values, step):
         self._note("log", step)
 
-    def end(self, *, succeeded, files):
+    def add_files(self, files):
+        self._note("files", sorted(files))
+
+    def end(self, *, succeeded):
         self._note("end", succeeded)
 
     def _note(self, call, value):
@@ -58,7 +80,7 @@ def test_calls_reach_the_client_in_order_and_the_end_is_waited_for():
         tracker.log({"items": step}, step=step)
     tracker.end(succeeded=True, files={})
     tracker.end(succeeded=False, files={})
-    assert client.calls == [("begin", "run"), *(("log", step) for step in range(5)), ("end", True)]
+    assert client.calls == [("begin", "run"), *(("log", step) for step in range(5)), ("files", []), ("end", True)]
     assert told == ["id-1"]
 
 
@@ -118,14 +140,16 @@ def test_a_section_that_makes_no_sense_is_refused(values, found):
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(InstallationError, match="pip install wandb"), tracked(TrackerConfig(kind="wandb"), "embed"):
+    monkeypatch.setitem(installation.EXTRAS, "wandb", ("no_package_of_this_name",))
+    installation.missing.cache_clear()
+    expected = r"embed with \[tracker\]: needs no_package_of_this_name.*pip install 'embedder\[wandb\]'"
+    with pytest.raises(InstallationError, match=expected), tracked(TrackerConfig(kind="wandb"), "embed"):
         pass
 
 
 def noted_run(make_run, source, monkeypatch, client, **changes):
     """A run whose tracker is a client of this file."""
-    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setattr(trackers, "require", lambda extra, where: None)
     monkeypatch.setattr(trackers, "open_client", lambda config: client)
     monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)
     tracker = {"kind": "mlflow", "uri": "sqlite:///nowhere.db"}
@@ -153,7 +177,7 @@ def test_a_run_that_is_refused_leaves_no_trace_at_the_tracker(make_run, tmp_path
 
 def test_a_training_tells_its_tracker_of_each_logged_step(tiny_model, tmp_path, monkeypatch):
     client = Notes()
-    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setattr(trackers, "require", lambda extra, where: None)
     monkeypatch.setattr(trackers, "open_client", lambda config: client)
     pairs = train_samples.table(tmp_path / "pairs.parquet", 24)
     tracker = {"kind": "wandb", "offline": True}
@@ -164,29 +188,110 @@ def test_a_training_tells_its_tracker_of_each_logged_step(tiny_model, tmp_path, 
     assert json.loads((tmp_path / "out" / "tracker.json").read_text()) == {"id": "id-1"}
 
 
-def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
-    pytest.importorskip("sqlalchemy", reason="mlflow without sqlalchemy reads no sqlite")
+def tracked_by_mlflow(make_run, source, uri, **changes):
+    """A run of several parts that is told to MLflow, and MLflow's own record of it, read by MLflow's client."""
     from mlflow.tracking import MlflowClient
 
+    tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}
+    metric = [{"name": "rows", "kind": "count"}]
+    settings = {"rows_per_part": 2, "batch_size": 2, "decode": {"items_per_task": 2}} | changes
+    report, _ = embedded(make_run(source, tracker=tracker, metric=metric, **settings))
+    client = MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    return report, client, run
+
+
+def artifacts(client, run, folder=None):
+    found = client.list_artifacts(run.info.run_id, folder)
+    return {path for each in found for path in (artifacts(client, run, each.path) if each.is_dir else {each.path})}
+
+
+def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)
     monkeypatch.chdir(tmp_path)  # MLflow puts artifacts of an sqlite store below the working directory
     source = samples.folder(tmp_path / "in", num_images=8)
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    metric = [{"name": "rows", "kind": "count"}]
-    tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}
-    report, _ = embedded(
-        make_run(source, tracker=tracker, metric=metric, rows_per_part=2, batch_size=2, decode={"items_per_task": 2})
-    )
-    client = MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    report, client, run = tracked_by_mlflow(make_run, source, f"sqlite:///{tmp_path}/mlflow.db")
     assert run.info.status == "FINISHED" and run.data.tags["embedder.run_id"] == report.run_id
     assert run.data.params["rows_per_part"] == "2" and run.data.params["metric.0.name"] == "rows"
     assert [each.step for each in client.get_metric_history(run.info.run_id, "items")] == [2, 4, 6, 8, 8]
     assert run.data.metrics["metric/rows.num"] == 8 and run.data.metrics["run/num_items"] == 8
-    assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"report.json", "metrics.json"}
+    files = {"report.json", "metrics.json", "plan.json", "contact_sheet.png", "model/config.json"}
+    assert artifacts(client, run) == files
     kept = json.loads(StoreFiles(tmp_path / "store").read(f"runs/{report.run_id}/tracker.json"))
     assert kept["id"] == run.info.run_id
+    plan = json.loads(Path(client.download_artifacts(run.info.run_id, "plan.json", str(tmp_path))).read_text())
+    assert len(plan["stages"]) >= 1
+    with Image.open(client.download_artifacts(run.info.run_id, "contact_sheet.png", str(tmp_path))) as sheet:
+        assert sheet.width > 5 * 160 and len(set(sheet.convert("RGB").get_flattened_data())) > 8, (
+            "images, not paper alone"
+        )
+
+
+@contextmanager
+def mlflow_server(folder):
+    """MLflow's own server on a free port of this machine; gives its address and its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "kept")]
+    command = [sys.executable, "-m", "mlflow", "server", *options, "--port", str(port), "--workers", "1"]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        uri, until = f"http://127.0.0.1:{port}", time.monotonic() + 400
+        while not answers(f"{uri}/health"):
+            assert process.poll() is None and time.monotonic() < until, (folder / "server.log").read_text()
+            time.sleep(0.2)
+        yield uri, process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the server imports for half a minute on an idle machine
+def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    source = samples.folder(tmp_path / "in", num_images=16)
+    with mlflow_server(tmp_path) as (uri, process):
+        report, client, run = tracked_by_mlflow(make_run, source, uri, store=str(tmp_path / "whole"))
+        assert run.info.status == "FINISHED" and "report.json" in artifacts(client, run)
+        finished, told = RunTracking.finished, threading.Event()
+        log = tracker_clients.MlflowClient.log
+
+        def logged(self, values, step):
+            log(self, values, step)
+            told.set()
+
+        def killed_after_the_first_point(self, entry):
+            finished(self, entry)
+            if process.poll() is None:
+                assert told.wait(60), "MLflow has a point of this run"
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+
+        monkeypatch.setattr(tracker_clients.MlflowClient, "log", logged)
+        monkeypatch.setattr(RunTracking, "finished", killed_after_the_first_point)
+        caplog.clear()
+        tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}
+        settings = {"rows_per_part": 2, "batch_size": 2, "decode": {"items_per_task": 2}}
+        report, rows = embedded(make_run(source, tracker=tracker, **settings))
+    assert report.published and len(rows) == 16
+    (warning,) = [each for each in warnings_of(caplog) if each.startswith("tracker mlflow")]
+    assert "given up for this run" in warning and uri in warning
 
 
 def test_an_mlflow_server_that_is_away_costs_one_warning(make_run, tmp_path, monkeypatch, caplog):
@@ -198,6 +303,18 @@ def test_an_mlflow_server_that_is_away_costs_one_warning(make_run, tmp_path, mon
     assert report.published
     (warning,) = [each for each in warnings_of(caplog) if each.startswith("tracker mlflow")]
     assert "http://127.0.0.1:9" in warning
+
+
+def test_no_picture_leaves_the_store_where_the_section_says_so(make_run, tmp_path, monkeypatch):
+    source, client = samples.folder(tmp_path / "in", num_images=4), Notes()
+    config = noted_run(make_run, source, monkeypatch, client)
+    embedded(config.model_copy(update={"tracker": config.tracker.model_copy(update={"pictures": False})}))
+    files = [name for call, names in client.calls if call == "files" for name in names]
+    assert sorted(files) == ["metrics.json", "model/config.json", "plan.json", "report.json"][1:]
+
+
+def test_a_contact_sheet_that_cannot_be_drawn_is_left_out(tmp_path):
+    assert contact_sheet(StoreFiles(tmp_path), ["gone.parquet"]) == {}
 
 
 @pytest.mark.slow

@@ -3,10 +3,13 @@
 import json
 import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embedder.config_toml.metric_section import MetricConfig
 from embedder.errors import ConfigError
@@ -116,6 +119,27 @@ def test_any_partition_in_any_order_has_the_state_of_the_whole(own_file, seed):
     for metric in all_metrics(own_file, rows.schema):
         whole = state_of(metric, rows)
         merged = merge_states(metric, [state_of(metric, part) for part in parts])
+        assert merged == whole, metric.config.name
+        assert json.dumps(metric.accumulator.figures(merged)) == json.dumps(metric.accumulator.figures(whole))
+
+
+def merged_anyhow(metric, states, chance):
+    """Sum of states in a random order, by a random tree of pairs."""
+    while len(states) > 1:
+        chance.shuffle(states)
+        states = [*states[2:], json.loads(json.dumps(metric.accumulator.merge(states[0], states[1])))]
+    return states[0]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12), seed=st.integers(0, 2**16), chance=st.randoms())
+def test_any_partition_merged_by_any_tree_has_the_figures_of_the_whole(own_file, sizes, seed, chance):
+    rows = hostile_rows(max(1, sum(sizes)), seed)
+    cuts = [min(sum(sizes[:place]), rows.num_rows) for place in range(len(sizes))] + [rows.num_rows]
+    parts = [rows.slice(begin, end - begin) for begin, end in pairwise(cuts)]
+    for metric in all_metrics(own_file, rows.schema):
+        whole = state_of(metric, rows)
+        merged = merged_anyhow(metric, [state_of(metric, part) for part in parts], chance)
         assert merged == whole, metric.config.name
         assert json.dumps(metric.accumulator.figures(merged)) == json.dumps(metric.accumulator.figures(whole))
 
