@@ -66,8 +66,11 @@ def test_each_metric_of_a_run_is_in_a_dashboard():
     assert told <= shown, "what no panel shows nobody sees"
 
 
-def test_the_page_of_the_metrics_is_current():
-    assert metric_docs.PAGE.read_text(encoding="utf-8") == metric_docs.page()
+def test_the_page_of_the_metrics_is_current_and_has_each_metric():
+    text = metric_docs.PAGE.read_text(encoding="utf-8")
+    assert text == metric_docs.page()
+    rows = (*metric_docs._live(), *metric_docs._text_file(), *metric_docs._of_ray(), *metric_docs._service())
+    assert [name for name, *_ in rows if f"| `{name}` | " not in text] == []
 
 
 def test_each_alert_has_its_line_of_the_page_and_its_test():
