@@ -105,9 +105,8 @@ def test_a_light_installation_submits_follows_and_lists(head, write_config):
 def test_ray_exports_the_counters_of_write_tasks(head):
     """Follows the first job, whose counts stay."""
     pattern = r"^ray_embedder_(\w+?)(?:_total)?\{"
-    assert until(
-        lambda: {"items", "vectors", "step_seconds"} <= set(re.findall(pattern, head.metrics(), re.M)), "counters"
-    )
+    wanted = {"items", "vectors", "part_bytes", "step_seconds", "step_rows", "step_bytes"}
+    assert until(lambda: wanted <= set(re.findall(pattern, head.metrics(), re.M)), "counters")
 
 
 def test_the_code_that_runs_is_the_one_that_was_sent(head):
