@@ -27,7 +27,7 @@ GRAFANA, PROMETHEUS = ROOT / "scripts/grafana", ROOT / "scripts/prometheus"
 NAMES = ("fleet", "run", "service")
 DASHBOARDS = {name: json.loads((GRAFANA / f"{name}.json").read_text()) for name in NAMES}
 SCRAPES = 4
-WAIT_S = 60.0
+WAIT_S = 240.0
 SIZES = (160, 320, 640, 1280)
 
 needs_prometheus = pytest.mark.skipif(
@@ -165,6 +165,7 @@ def empty_panels(server, names):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 @needs_prometheus
 def test_each_panel_finds_data_in_a_prometheus_that_scraped_a_run_its_file_and_the_service(
     ray_cluster, make_run, tmp_path
