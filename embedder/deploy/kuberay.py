@@ -85,6 +85,7 @@ def _cron_job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
         "kind": "RayCronJob",
         "metadata": deployment.metadata("refresh", "refresh"),
         "spec": {
+            "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
             "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
             "schedule": deploy.schedule,
             "timeZone": deploy.time_zone,
