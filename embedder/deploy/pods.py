@@ -15,7 +15,7 @@ Tree = dict[str, Any]
 
 HOME = "/home/embedder"
 SPILL = "/spill"
-NO_KUBERNETES = {"automountServiceAccountToken": False}  # nothing in the pod talks to Kubernetes
+NO_KUBERNETES: Tree = {"automountServiceAccountToken": False}  # nothing in the pod talks to Kubernetes
 TMP_BYTES = 8 * GIB  # Ray's logs, and files of the decoding children
 STOP_MARGIN_S = 30  # between the end of the hook and SIGKILL
 
