@@ -9,11 +9,13 @@ ARG BASE=docker.io/library/debian:bookworm-slim
 
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
-# wget: the probes that KubeRay adds to pods call it. Debian's stable release keeps the versions, and its fixes come in.
+# wget: the probes that KubeRay adds to pods call it. Login shells, which it may start commands in, forget an image's
+# PATH, but read /etc/profile.d. Debian's stable release keeps the versions, and its fixes come in.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 wget \
     && rm -rf /var/lib/apt/lists/* \
+    && echo "PATH=/opt/embedder/bin:\$PATH" > /etc/profile.d/embedder.sh \
     && groupadd --gid 10001 embedder \
     && useradd --uid 10001 --gid 10001 --home-dir /home/embedder --create-home --shell /usr/sbin/nologin embedder
 

@@ -69,7 +69,7 @@ def _text_file() -> Iterator[Row]:
 def _of_ray() -> Iterator[Row]:
     for name, meaning in RAY_COUNTERS.items():
         whole = f"ray_embedder_{name}"
-        yield f"{whole}_total", unit_of(whole), ("step",) if name == "step_seconds" else (), meaning
+        yield f"{whole}_total", unit_of(whole), ("step",) if name.startswith("step_") else (), meaning
 
 
 def _service() -> Iterator[Row]:

@@ -5,8 +5,19 @@ from collections.abc import Sequence
 
 from embedder.config_toml.deploy_section import GIB, NodeResources
 from embedder.deploy import commands
-from embedder.deploy.manifest_text import manifest_text, yaml_text
-from embedder.deploy.pods import HOME, SPILL, TMP_BYTES, Deployment, Tree, container, resources, security, template
+from embedder.deploy.manifest_text import manifest_text, quantity, yaml_text
+from embedder.deploy.pods import (
+    HOME,
+    NO_KUBERNETES,
+    SPILL,
+    TMP_BYTES,
+    Deployment,
+    Tree,
+    container,
+    resources,
+    security,
+    template,
+)
 from embedder.deploy.shipped_config import check_shippable
 from embedder.deploy.worker_groups import RAY_SHARE_OF_SHM, WorkerGroup, check_types_are_told_apart, worker_groups
 
@@ -16,7 +27,9 @@ PLAN_PATH = f"{commands.CONFIG_FOLDER}/{commands.PLAN_FILE}"
 SERVICE_PORT, NOTEBOOK_PORT = 8000, 8888
 NOTEBOOK_FOLDER = "/notebooks"
 RAY_TOKEN_KEY = "auth_token"  # of the Secret that KubeRay makes for a cluster
-SMALL = NodeResources(cpus=1, memory_bytes=GIB, shm_bytes=64 << 20, spill_bytes=64 << 20)  # submits, computes nothing
+SMALL = NodeResources(cpus=1, memory_bytes=GIB)  # submits, computes nothing
+RAY_LOGS = ("ray-logs", "/tmp/ray")  # KubeRay's name: sockets and logs that all containers of a head share
+RUNS = ("run", "refresh")  # components whose head runs a command
 UPGRADE_S = 600  # seconds until a service that does not come up is made anew
 
 
@@ -72,6 +85,7 @@ def _cron_job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
         "kind": "RayCronJob",
         "metadata": deployment.metadata("refresh", "refresh"),
         "spec": {
+            "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
             "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
             "schedule": deploy.schedule,
             "timeZone": deploy.time_zone,
@@ -82,17 +96,21 @@ def _cron_job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
 
 def _job_spec(deployment: Deployment, component: str, words: Sequence[str], groups: Sequence[WorkerGroup]) -> Tree:
     deploy = deployment.shipped.config.deploy
-    submitter = container(deployment, "ray-job-submitter", resources(1, GIB))
+    submitter = container(deployment, "ray-job-submitter", resources(1, GIB), computes=False)
     return {
         "entrypoint": shlex.join(words),
         "# runs on the head; its log: kubectl logs -f job/NAME": None,
         "submissionMode": "K8sJobMode",
         "# each further attempt gets a new cluster and goes on with the run: nothing finished is computed again": None,
         "backoffLimit": deploy.retries,
+        "# KubeRay begins the command when all pods run; one for which there is no room ends the job": None,
+        "preRunningDeadlineSeconds": deploy.start_timeout_s,
         "activeDeadlineSeconds": deploy.deadline_s,
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": deploy.keep_s,
-        "submitterPodTemplate": template(deployment, component, [submitter], SMALL, restartPolicy="Never"),
+        "submitterPodTemplate": template(
+            deployment, component, [submitter], SMALL, restartPolicy="Never", **NO_KUBERNETES
+        ),
         "rayClusterSpec": _cluster_spec(deployment, component, groups),
     }
 
@@ -130,7 +148,7 @@ def _autoscaler(idle_timeout_s: int) -> Tree:
             "resources": resources(1, GIB),
             "securityContext": security(),
             "env": [{"name": "HOME", "value": "/tmp"}],
-            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+            "volumeMounts": [{"name": name, "mountPath": folder} for name, folder in (("tmp", "/tmp"), RAY_LOGS)],
         },
     }
 
@@ -148,14 +166,13 @@ def _start_parameters(shm_bytes: int, **more: str) -> dict[str, str]:
 
 def _head(deployment: Deployment, component: str, *, with_notebook: bool = False) -> Tree:
     deploy = deployment.shipped.config.deploy
-    head = deploy.head
-    needs = resources(head.cpus or 2, head.memory_bytes or 8 * GIB, head.spill_bytes + deploy.home_bytes + TMP_BYTES)
-    main = container(deployment, "ray-head", needs, drains=True)
-    main["ports"] = [
-        {"name": name, "containerPort": port}
-        for name, port in (("gcs-server", 6379), ("dashboard", 8265), ("client", 10001), ("metrics", 8080))
-    ]
-    containers, volumes, more = [main], [], {}
+    head, is_run = deploy.head, component in RUNS
+    disk = head.spill_bytes + deploy.home_bytes + 2 * TMP_BYTES
+    needs = resources(head.cpus or 2, head.memory_bytes or 8 * GIB, disk)
+    main = container(deployment, "ray-head", needs, drains=True, mounts=[RAY_LOGS])
+    main["ports"] = [{"name": name, "containerPort": port} for name, port in _ports(deployment, component)]
+    logs: Tree = {"name": RAY_LOGS[0], "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}}
+    containers, volumes, more = [main], [logs], {}
     if with_notebook:
         containers.append(_notebook(deployment))
         claim = deploy.notebook.claim
@@ -163,10 +180,19 @@ def _head(deployment: Deployment, component: str, *, with_notebook: bool = False
         volumes.append({"name": "notebooks", **source})
         more["shareProcessNamespace"] = True  # the raylet watches the processes of its drivers
     return {
-        "# no task runs beside the command, which lists, compares and publishes": None,
+        f"# no task runs {'beside the command, which lists, compares and publishes' if is_run else 'here'}": None,
         "rayStartParams": _start_parameters(head.shm_bytes, **{"num-cpus": "0", "dashboard-host": "0.0.0.0"}),
         "template": template(deployment, component, containers, head, volumes=volumes, **more),
     }
+
+
+def _ports(deployment: Deployment, component: str) -> list[tuple[str, int]]:
+    """Ports of a head by name; of a run also that of its own metrics, where the configuration has one."""
+    ports = [("gcs-server", 6379), ("dashboard", 8265), ("client", 10001), ("metrics", 8080)]
+    address = deployment.shipped.config.metrics_address
+    if component in RUNS and address is not None:
+        ports.append(("run-metrics", int(address.rpartition(":")[2])))
+    return ports
 
 
 def _group(deployment: Deployment, component: str, group: WorkerGroup) -> Tree:
@@ -185,7 +211,7 @@ def _group(deployment: Deployment, component: str, group: WorkerGroup) -> Tree:
         **({"# stages that were planned for this type are placed by that label": None} if group.label else {}),
         **({"labels": {type_label: group.label}} if group.label else {}),
         "rayStartParams": _start_parameters(settings.shm_bytes),
-        "template": template(deployment, component, [worker], settings),
+        "template": template(deployment, component, [worker], settings, **NO_KUBERNETES),
     }
 
 
@@ -204,7 +230,7 @@ def _notebook(deployment: Deployment) -> Tree:
             "JUPYTER_TOKEN": (notebook.token_secret, "token"),
             "RAY_AUTH_TOKEN": (f"{deploy.name}-notebook", RAY_TOKEN_KEY),  # KubeRay names it after the cluster
         },
-        mounts=[("notebooks", NOTEBOOK_FOLDER)],
+        mounts=[("notebooks", NOTEBOOK_FOLDER), RAY_LOGS],
     )
     values = {"RAY_ADDRESS": "127.0.0.1:6379", "RAY_AUTH_MODE": "token"}
     found["env"] += [{"name": name, "value": value} for name, value in values.items()]
@@ -280,7 +306,7 @@ def _service_cluster(deployment: Deployment) -> Tree:
                 "minReplicas": service.replicas,
                 "maxReplicas": service.max_replicas if deploy.autoscaling else service.replicas,
                 "rayStartParams": _start_parameters(node.shm_bytes),
-                "template": template(deployment, "service", [worker], node, volumes=volumes),
+                "template": template(deployment, "service", [worker], node, volumes=volumes, **NO_KUBERNETES),
             }
         ],
     }

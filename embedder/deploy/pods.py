@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from embedder.config import RunConfig
 from embedder.config_toml.deploy_section import GIB, NodeResources
 from embedder.deploy import commands
 from embedder.deploy.manifest_text import quantity
@@ -14,6 +15,7 @@ Tree = dict[str, Any]
 
 HOME = "/home/embedder"
 SPILL = "/spill"
+NO_KUBERNETES: Tree = {"automountServiceAccountToken": False}  # nothing in the pod talks to Kubernetes
 TMP_BYTES = 8 * GIB  # Ray's logs, and files of the decoding children
 STOP_MARGIN_S = 30  # between the end of the hook and SIGKILL
 
@@ -113,6 +115,7 @@ def container(
     command: Sequence[str] = (),
     secret_env: Mapping[str, tuple[str, str]] | None = None,
     drains: bool = False,
+    computes: bool = True,
     mounts: Sequence[tuple[str, str]] = (),
 ) -> Tree:
     """One container.
@@ -124,6 +127,7 @@ def container(
         command: its words; none where KubeRay fills in `ray start`.
         secret_env: variables from Secrets: the Secret and its key by variable.
         drains: whether the pod's end waits for what is in flight.
+        computes: whether it reads sources and stores; else it gets no credentials and no data.
         mounts: further volumes and their folders.
     """
     deploy = deployment.shipped.config.deploy
@@ -132,24 +136,20 @@ def container(
         for variable, (secret, key) in (secret_env or {}).items()
     ]
     hook = {"preStop": {"exec": {"command": commands.drain_command(deployment.shipped.config)}}}
-    shared = [
-        ("config", commands.CONFIG_FOLDER),
-        ("home", HOME),
-        ("tmp", "/tmp"),
-        ("shm", "/dev/shm"),
-        ("spill", SPILL),
-    ]
+    shared = [("home", HOME), ("tmp", "/tmp")]
+    shared += [("config", commands.CONFIG_FOLDER), ("shm", "/dev/shm"), ("spill", SPILL)] if computes else []
     own = [{"name": each, "mountPath": folder} for each, folder in (*shared, *mounts)]
     claims = [
         {"name": f"volume-{number}", "mountPath": volume.path, "readOnly": volume.read_only}
-        for number, volume in enumerate(deploy.volume)
+        for number, volume in enumerate(deploy.volume if computes else ())
     ]
+    secrets_of_data = deploy.secrets if computes else ()
     return {
         "name": name,
         "image": deployment.image,
         **({"command": list(command)} if command else {}),
         "env": [*environment(deployment), *secrets],
-        **({"envFrom": [{"secretRef": {"name": each}} for each in deploy.secrets]} if deploy.secrets else {}),
+        **({"envFrom": [{"secretRef": {"name": each}} for each in secrets_of_data]} if secrets_of_data else {}),
         "resources": needs,
         "securityContext": security(),
         **({"lifecycle": hook} if drains else {}),
@@ -175,10 +175,29 @@ def template(
         node: where they go, and the sizes of their volumes.
         volumes: further volumes.
         more: further fields of the pod.
+
+    A volume that no container mounts is left out.
     """
     config = deployment.shipped.config
     deploy = config.deploy
     pull_secrets = [{"name": each} for each in deploy.image_pull_secrets]
+    all_volumes: list[Tree] = [
+        {"name": "config", "configMap": {"name": deployment.config_map}},
+        {"name": "home", "emptyDir": {"sizeLimit": quantity(deploy.home_bytes)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}},
+        {
+            "# the object store of Ray, and pixels from the decoding children; counts as memory of the pod": None,
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": quantity(node.shm_bytes)},
+        },
+        {"name": "spill", "emptyDir": {"sizeLimit": quantity(node.spill_bytes)}},
+        *volumes,
+        *(
+            {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": each.claim}}
+            for number, each in enumerate(deploy.volume)
+        ),
+    ]
+    mounted = {mount["name"] for each in containers for mount in each["volumeMounts"]}
     spec: Tree = {
         **({"serviceAccountName": deploy.service_account} if deploy.service_account else {}),
         **({"imagePullSecrets": pull_secrets} if pull_secrets else {}),
@@ -192,28 +211,17 @@ def template(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **more,
-        "# the hook before the stop ends within that": None,
-        "terminationGracePeriodSeconds": commands.drain_seconds(config) + STOP_MARGIN_S,
+        **(_time_to_drain(config) if any("lifecycle" in each for each in containers) else {}),
         "containers": list(containers),
-        "volumes": [
-            {"name": "config", "configMap": {"name": deployment.config_map}},
-            {"name": "home", "emptyDir": {"sizeLimit": quantity(deploy.home_bytes)}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}},
-            {
-                "# the object store of Ray, and pixels from the decoding children; counts as memory of the pod": None,
-                "name": "shm",
-                "emptyDir": {"medium": "Memory", "sizeLimit": quantity(node.shm_bytes)},
-            },
-            {"name": "spill", "emptyDir": {"sizeLimit": quantity(node.spill_bytes)}},
-            *volumes,
-            *(
-                {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": each.claim}}
-                for number, each in enumerate(deploy.volume)
-            ),
-        ],
+        "volumes": [each for each in all_volumes if each["name"] in mounted],
     }
     annotations = {"embedder/config": deployment.digest}
     return {"metadata": {"labels": deployment.labels(component), "annotations": annotations}, "spec": spec}
+
+
+def _time_to_drain(config: RunConfig) -> Tree:
+    seconds = commands.drain_seconds(config) + STOP_MARGIN_S
+    return {"# the hook before the stop ends within that": None, "terminationGracePeriodSeconds": seconds}
 
 
 def _tolerations(node: NodeResources, containers: Sequence[Tree]) -> list[Tree]:

@@ -33,9 +33,12 @@ RAY_COUNTERS = {
     "items": "Items finished, embedded or rejected.",
     "rejects": "Items that could not be embedded.",
     "vectors": "Rows with vectors written.",
+    "part_bytes": "Bytes of finished part files.",
     "step_seconds": "Seconds inside each step.",
+    "step_rows": "Rows that each step has handled.",
+    "step_bytes": "Bytes that each step has handed on.",
 }
-"""Counters of Ray's own metrics and their meaning; `step_seconds` by step."""
+"""Counters of Ray's own metrics and their meaning; those of steps have the label `step`."""
 WRITE_CURE = "a smaller rows_per_part needs less memory"
 
 
@@ -133,12 +136,19 @@ def count_part(entry: JournalEntry) -> None:
     """Add the counts of what a write task has finished to Ray's metrics; called inside the task."""
     counters = _counters()
     num_vectors = sum(part.num_rows for part in entry.parts if part.table == "embeddings")
-    for name, number in (("items", entry.num_items), ("rejects", entry.num_rejects), ("vectors", num_vectors)):
+    of_part = {
+        "items": entry.num_items,
+        "rejects": entry.num_rejects,
+        "vectors": num_vectors,
+        "part_bytes": sum(part.size_bytes for part in entry.parts),
+    }
+    for name, number in of_part.items():
         if number:  # Ray's counters refuse a zero
             counters[name].inc(number)
     for call in entry.trace:
-        if call["wall_s"] > 0:
-            counters["step_seconds"].inc(call["wall_s"], {"step": call["step"]})
+        for name, key in (("step_seconds", "wall_s"), ("step_rows", "num_rows"), ("step_bytes", "bytes_out")):
+            if call[key] > 0:
+                counters[name].inc(call[key], {"step": call["step"]})
 
 
 @lru_cache(maxsize=1)
@@ -147,6 +157,6 @@ def _counters() -> dict[str, Any]:
     from ray.util.metrics import Counter
 
     return {
-        name: Counter(f"embedder_{name}", text, tag_keys=("step",) if name == "step_seconds" else ())
+        name: Counter(f"embedder_{name}", text, tag_keys=("step",) if name.startswith("step_") else ())
         for name, text in RAY_COUNTERS.items()
     }

@@ -58,3 +58,9 @@ def test_it_runs_as_the_user_of_the_manifests_without_rights():
 @pytest.mark.parametrize("name", ["build", "check"])
 def test_bash_reads_the_scripts(name):
     subprocess.run(["bash", "-n", ROOT / "scripts/image" / name], check=True)
+
+
+def test_login_shells_find_what_other_shells_find():
+    """Debian's /etc/profile sets PATH anew, and then reads /etc/profile.d."""
+    (first,) = re.findall(r"^ENV PATH=([^:]+):", DOCKERFILE, re.MULTILINE)
+    assert f'echo "PATH={first}:\\$PATH" > /etc/profile.d/embedder.sh' in DOCKERFILE

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes each second, and what it answers."""
+"""A real Prometheus that scrapes every three seconds, and what it answers."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from threading import Thread
 from ray_head import free_port
 
 READY_S = 60.0
-CONFIG = "global: {scrape_interval: 1s}\nscrape_configs:\n"
+CONFIG = "global: {scrape_interval: 3s, scrape_timeout: 3s}\nscrape_configs:\n"
 JOB = "  - {job_name: NAME, static_configs: [{targets: ['TARGET']}]}\n"
 
 

@@ -157,11 +157,49 @@ def test_no_container_has_a_right_and_each_ends_in_time(documents):
                 }
                 assert container["resources"]["requests"] == container["resources"]["limits"]
                 mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-                assert {mounts[folder] for folder in ("/tmp", "/dev/shm", "/spill", "/home/embedder")} <= writable
+                folders = (
+                    "/tmp",
+                    "/home/embedder",
+                    *(("/dev/shm", "/spill") if "submitter" not in container["name"] else ()),
+                )
+                assert {mounts[folder] for folder in folders} <= writable
                 if hook := container.get("lifecycle"):
                     within = float(hook["preStop"]["exec"]["command"][-1])
                     assert within < spec["terminationGracePeriodSeconds"]
     assert seen == 17
+
+
+def test_what_submits_gets_no_data_no_credentials_and_no_token_of_kubernetes(documents):
+    spec = documents["rayjob.yaml"]["spec"]["submitterPodTemplate"]["spec"]
+    (container,) = spec["containers"]
+    assert "envFrom" not in container
+    assert {each["name"] for each in spec["volumes"]} == {each["name"] for each in container["volumeMounts"]}
+    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/tmp", "/home/embedder"}
+    for name in KINDS:
+        for template in templates(documents[name]):
+            is_head = template["spec"]["containers"][0]["name"] == "ray-head"  # the autoscaler beside it makes pods
+            assert template["spec"].get("automountServiceAccountToken", True) is is_head
+
+
+def test_all_containers_of_a_head_see_rays_sockets_and_logs(documents):
+    """KubeRay mounts /tmp/ray into its own two containers alone, unless the manifest does so into all."""
+    spec = documents["raycluster.yaml"]["spec"]
+    containers = [*spec["headGroupSpec"]["template"]["spec"]["containers"], spec["autoscalerOptions"]]
+    assert [each.get("name") for each in containers] == ["ray-head", "jupyterlab", None]
+    for folder in ("/tmp", "/tmp/ray"):
+        found = [{each["mountPath"]: each["name"] for each in one["volumeMounts"]}[folder] for one in containers]
+        assert len(set(found)) == 1
+
+
+def test_a_job_whose_pods_find_no_room_ends_before_its_deadline(documents):
+    for spec in (documents["rayjob.yaml"]["spec"], documents["raycronjob.yaml"]["spec"]["jobTemplate"]):
+        assert (spec["preRunningDeadlineSeconds"], spec["activeDeadlineSeconds"]) == (1800, 86400)
+
+
+def test_the_port_of_a_runs_metrics_has_a_name_where_one_runs(tmp_path):
+    texts = kuberay_texts(tmp_path, 'metrics_address = "0.0.0.0:9477"\n' + CONFIG)
+    named = [name for name, text in texts.items() if re.search(r"name: run-metrics\n +containerPort: 9477\n", text)]
+    assert named == ["rayjob.yaml", "raycronjob.yaml"]
 
 
 def leaf(words):
