@@ -11,6 +11,7 @@ from embedder.errors import ConfigError
 
 INPUTS = ("model", "plan", "tokenizer")
 RESULTS = ("store", "out")
+TEACHER = {"store": "teacher.store", "model": "teacher.model"}
 LOGS = ("log_file", "runs_file", "metrics_file", "traces")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -51,6 +52,9 @@ def replace_paths(tree: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
     for key, section in (("model", _model), ("step", _step), ("metric", _metric), ("source", _source), ("join", _join)):
         if isinstance(entries := tree.get(key), list):
             moved[key] = [section(each, replace) if isinstance(each, dict) else each for each in entries]
+    if isinstance(teacher := tree.get("teacher"), dict):
+        given = [key for key in ("store", "model") if isinstance(teacher.get(key), str)]
+        moved["teacher"] = teacher | {key: replace(TEACHER[key], teacher[key]) for key in given}
     match tree.get("on_failure"):
         case {"command": [str(program), *arguments]} if "/" in program:
             program = replace("on_failure.command", program)
@@ -127,7 +131,7 @@ def _followed(value: str, key: str, folder: Path, file: Path) -> str:
             f"file, and nothing is there; there is {here}, below the working directory: write that path in full, or "
             + ("name another to make a new one" if key in RESULTS else "move it beside the file")
         )
-    return value if key == "model" and _HUB_ID.fullmatch(value) else followed
+    return value if key in ("model", TEACHER["model"]) and _HUB_ID.fullmatch(value) else followed
 
 
 def _is_there(path: str) -> bool:

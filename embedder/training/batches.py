@@ -5,7 +5,7 @@ Batches are cut by position in an epoch's order: a rejected item leaves its batc
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,29 +16,33 @@ import torch
 from embedder.batch_schema import LEFT_OUT
 from embedder.training.config import TrainConfig
 from embedder.training.examples import Example, Tokens, examples_of
-from embedder.training.items import Items
+from embedder.training.items import Items, TeacherRow
 from embedder.training.sampler import drawn_captions, epoch_order, num_batches
 from shards.training.batch import TrainBatch
 
 Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]
 """Turns listed items into tables of `EXAMPLES`, one row for each item, in the items' order."""
+STALE = ("teacher", "StaleVector", "the teacher's vector is of another content")
 Rejects = dict[str, tuple[str, str, str]]
 """Step, error type and error by item_id."""
 
 
 @dataclass
 class ExampleCounts:
-    """Counts of the items seen so far: rejected, unpaired, all."""
+    """Counts of the items seen so far: rejected, unpaired, of other content than the teacher's, all."""
 
     num_items: int
     num_seen: int = 0
     rejects: Rejects = field(default_factory=dict)
     unpaired: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)
 
     def count(self, example: Example) -> None:
         """Count one example; each item once."""
         self.num_seen = min(self.num_items, self.num_seen + 1)
-        if example.problem is not None and example.problem[1] not in LEFT_OUT:
+        if example.problem == STALE:
+            self.stale.add(example.item_id)
+        elif example.problem is not None and example.problem[1] not in LEFT_OUT:
             self.rejects[example.item_id] = example.problem
         elif not example.is_pair:
             self.unpaired.add(example.item_id)
@@ -48,6 +52,7 @@ class ExampleCounts:
         self.num_seen = min(self.num_items, self.num_seen + other.num_seen)
         self.rejects |= other.rejects
         self.unpaired |= other.unpaired
+        self.stale |= other.stale
 
     @property
     def reject_fraction(self) -> float:
@@ -112,6 +117,7 @@ class Pair(NamedTuple):
     example: Example
     key: int
     concept: int
+    teacher: TeacherRow | None = None
 
 
 @dataclass(frozen=True)
@@ -167,10 +173,26 @@ def numbered_pairs(items: Items, cache: ExampleCache, counts: ExampleCounts) -> 
         cache: decodes them.
         counts: counts every example.
     """
+    teacher = iter(items.teacher or ())
     with closing(cache.examples(items)) as examples:
         for example, key, concept in zip(examples, items.keys.tolist(), items.concepts.tolist(), strict=True):
-            counts.count(example)
-            yield Pair(example, key, concept)
+            pair = checked_pair(example, key, concept, next(teacher, None))
+            counts.count(pair.example)
+            yield pair
+
+
+def checked_pair(example: Example, key: int, concept: int, teacher: TeacherRow | None) -> Pair:
+    """Pair of an example; where the teacher's vectors are of another content, one that can't be trained on.
+
+    Args:
+        example: of the item.
+        key: of the item.
+        concept: of the item.
+        teacher: its vectors of the item; None without a teacher.
+    """
+    if teacher is not None and example.problem is None and example.version != teacher.version:
+        example = replace(example, problem=STALE)
+    return Pair(example, key, concept, teacher)
 
 
 def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> TrainBatch | None:
@@ -183,11 +205,18 @@ def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> Tra
     """
     if not pairs:
         return None
-    captions = []
-    for example, key, concept in pairs:
+    captions, taught = [], []
+    for example, key, concept, teacher in pairs:
         for number in drawn_captions(key, len(example.captions), sampler.captions_per_image, sampler.seed, epoch):
             captions.append((example.captions[number], concept))
-    return pack_batch(pairs, captions, epoch)
+            if teacher is not None:
+                taught.append(teacher.of_caption(number))
+    batch = pack_batch(pairs, captions, epoch)
+    images = [pair.teacher.image for pair in pairs if pair.teacher is not None]
+    if not images:
+        return batch
+    of_images, of_captions = (torch.from_numpy(np.stack(vectors)) for vectors in (images, taught))
+    return replace(batch, teacher_images=of_images, teacher_captions=of_captions)
 
 
 def pack_batch(pairs: Sequence[Pair], captions: Sequence[tuple[Tokens, int]], epoch: int = 0) -> TrainBatch:

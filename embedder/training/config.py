@@ -22,7 +22,7 @@ from embedder.training.tokenizer import SPECIAL_TOKENS
 from shards.config import ModelConfig, PreprocessConfig
 from shards.ranges import LayerRange
 from shards.towers import DEFAULT_TEXT, DEFAULT_VISION, AnyTextTower, AnyVisionTower
-from shards.training.settings import TrainSettings
+from shards.training.settings import DistillSettings, LayerChoice, TrainSettings, chosen_layers
 
 LAYER_KEYS = ("vision_layers", "text_layers")
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2
@@ -65,6 +65,43 @@ class ValidationConfig(ConfigSection):
     max_items: int = Field(5000, ge=1, description="items measured on; held-out ones beyond them are left unused")
 
 
+class KeptLayers(ConfigSection):
+    """Layers of a model that a smaller one begins with."""
+
+    vision: LayerChoice = Field("all", description='of the vision tower: "every 2nd", "first 6", or a list of numbers')
+    text: LayerChoice = Field("all", description="of the text tower; layers that share weights keep the set")
+
+    @field_validator("vision", "text")
+    @classmethod
+    def _known(cls, value: LayerChoice) -> LayerChoice:
+        chosen_layers(value, None)
+        return value
+
+
+class TeacherConfig(DistillSettings):
+    """A larger model whose vectors a student learns from."""
+
+    store: str | None = Field(None, description="store with its vectors of the items; the teacher itself is not run")
+    publication: str | None = Field(None, description="run id of an earlier publication of that store")
+    store_model: str | None = Field(None, description="name of a further model of that store, instead of the main one")
+    model: str | None = Field(None, description="or a model folder; it embeds the items once, into OUT/teacher")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.store is None) == (self.model is None):
+            raise ValueError(
+                "give `store` for vectors that are there, or `model` to embed the items first; one of the two"
+            )
+        if self.store is None and (self.publication is not None or self.store_model is not None):
+            raise ValueError("`publication` and `store_model` go with `store`; with `model` leave them out")
+        return self
+
+    @property
+    def settings(self) -> DistillSettings:
+        """Weights of the losses."""
+        return DistillSettings(**self.model_dump(include=set(DistillSettings.model_fields)))
+
+
 class TrainConfig(ConfigSection):
     """Settings of one training run."""
 
@@ -72,6 +109,10 @@ class TrainConfig(ConfigSection):
     architecture: Architecture | None = Field(
         None, description="or a fresh model, its tokeniser made from the captions"
     )
+    layers: LayerChoice | KeptLayers | None = Field(
+        None, description='layers of `model` to begin with: "every 2nd", "first 6", or a list of numbers; left out: all'
+    )
+    teacher: TeacherConfig | None = Field(None, description="larger model whose vectors are learnt from")
     tokenizer: str | None = Field(None, description="tokenizer.json for the fresh model, instead of one made")
     out: str = Field(min_length=1, description="folder for models, checkpoint, metrics and curves")
     source: tuple[SourceConfig, ...] = Field((), description="pairs of image and caption")
@@ -121,6 +162,13 @@ class TrainConfig(ConfigSection):
             return value
         return value | {name: _layer_range(value[name]) for name in LAYER_KEYS if name in value}
 
+    @field_validator("layers")
+    @classmethod
+    def _known_layers(cls, value: LayerChoice | KeptLayers | None) -> LayerChoice | KeptLayers | None:
+        if value is not None and not isinstance(value, KeptLayers):
+            chosen_layers(value, None)
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.model is None) == (self.architecture is None):
@@ -129,6 +177,13 @@ class TrainConfig(ConfigSection):
             )
         if self.tokenizer is not None and self.architecture is None:
             raise ValueError("`tokenizer` goes with [architecture]; a model folder has its own")
+        if self.layers is not None and self.model is None:
+            raise ValueError("`layers` are those of `model`; with [architecture] write its sizes")
+        if self.layers is not None and self.train.what == "layers":
+            raise ValueError(
+                'train.what = "layers" saves a delta over `model`, and `layers` begins with another one; write '
+                'what = "all", or leave `layers` out'
+            )
         if not self.source:
             raise ValueError(
                 'no [[source]]: write [[source]] and below it path = "...", a place with images and captions'
@@ -152,6 +207,13 @@ class TrainConfig(ConfigSection):
         if self.train.loss == "concepts":
             raise ValueError('train.loss = "concepts" is not for `embedder train`; write "clip" or "siglip"')
         return self
+
+    @property
+    def kept_layers(self) -> KeptLayers | None:
+        """Layers of `model` to begin with, by side; None: all."""
+        if self.layers is None or isinstance(self.layers, KeptLayers):
+            return self.layers
+        return KeptLayers(vision=self.layers, text=self.layers)
 
     def _check_workers(self) -> None:
         if self.num_workers == 1:

@@ -1,8 +1,8 @@
 """Decode step of training: the pipeline's own decoder, and all captions of an item as token ids.
 
 One row is one item: `item_id`, `pixels` (uint8, H x W x 3), `captions` (token ids, one list a caption), and where
-something is wrong with it `step`, `error_type` and `error`. Arrow in, Arrow out, so that it runs in this process or in
-tasks of Ray Data.
+something is wrong with it `step`, `error_type` and `error`; and the hash of its content, `content_version`. Arrow in,
+Arrow out, so that it runs in this process or in tasks of Ray Data.
 """
 
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ EXAMPLES = pa.schema(
         "step": pa.string(),
         "error_type": pa.string(),
         "error": pa.string(),
+        "content_version": pa.string(),
     }
 )
 TAG_SEPARATOR = ", "
@@ -59,12 +60,14 @@ class Example:
         pixels: uint8 (H, W, 3); None where it has no image.
         captions: int32 token ids of each caption.
         problem: step, type and message where it can't be trained on.
+        version: hash of its content.
     """
 
     item_id: str
     pixels: Pixels | None
     captions: tuple[Tokens, ...]
     problem: tuple[str, str, str] | None = None
+    version: str | None = None
 
     @property
     def is_pair(self) -> bool:
@@ -112,6 +115,7 @@ def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec
         "step": step,
         "error_type": error_type,
         "error": error,
+        "content_version": row["content_version"],
     }
 
 
@@ -132,4 +136,5 @@ def examples_of(table: pa.Table, image_size: int) -> Iterator[Example]:
             pixels=None if pixels is None else np.frombuffer(pixels, np.uint8).reshape(image_size, image_size, 3),
             captions=tuple(np.array(caption, np.int32) for caption in captions),
             problem=problem,
+            version=row["content_version"],
         )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from embedder.training.batches import ExampleCache, ExampleCounts, SamplerConfig, numbered_pairs, pack_batch
-from embedder.training.items import Items
+from embedder.training.items import Items, Vector
 from embedder.training.sampler import Keys, drawn_captions, epoch_order, num_batches
 from shards.training.batch import FeatureBatch
 from shards.training.trainer import Trainer
@@ -98,6 +98,9 @@ def _feature_batch(
 ) -> FeatureBatch:
     captions: list[int] = []
     caption_concepts: list[int] = []
+    taught: list[Vector] = []
+    of_items = iter(items.teacher.take(positions) if items.teacher is not None else ())
+    images: list[Vector] = []
     for position in positions:
         row = features.rows[position]
         start, stop = int(features.starts[row]), int(features.starts[row + 1])
@@ -105,9 +108,14 @@ def _feature_batch(
         drawn = drawn_captions(key, stop - start, num_drawn, sampler.seed, epoch)
         captions.extend(start + number for number in drawn)
         caption_concepts.extend([items.concepts[position]] * len(drawn))
+        if (teacher := next(of_items, None)) is not None:
+            images.append(teacher.image)
+            taught.extend(teacher.of_caption(number) for number in drawn)
     return FeatureBatch(
         image_features=features.images[torch.from_numpy(features.rows[positions])],
         image_concepts=torch.from_numpy(items.concepts[positions]),
         caption_features=features.captions[torch.tensor(captions)],
         caption_concepts=torch.tensor(caption_concepts),
+        teacher_images=torch.from_numpy(np.stack(images)) if images else None,
+        teacher_captions=torch.from_numpy(np.stack(taught)) if images else None,
     )

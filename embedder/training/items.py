@@ -1,9 +1,10 @@
 """Items to train on and items to measure on: listing, concepts, and the split between the two."""
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,55 @@ from embedder.training.config import TrainConfig
 from embedder.training.sampler import Keys, epoch_order, is_held_out
 from shards.training.batch import item_key
 
+Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
+Vectors = np.ndarray[Any, np.dtype[np.float32]]
+
 LOG = logging.getLogger(__name__)
 VALIDATION_EPOCH = -1
 OWN_COLUMNS = ("item_id", "caption")  # of every listing; concepts that no column needs to be carried for
+
+
+class TeacherRow(NamedTuple):
+    """A teacher's vectors of one item, float32 (F,), NaN where it has none, and the content that they are of."""
+
+    image: Vector
+    caption: Vector
+    version: str
+
+    def of_caption(self, number: int) -> Vector:
+        """Vector of one of the item's captions: the teacher knows its own, which comes first, and no further ones."""
+        return np.full_like(self.caption, np.nan) if number else self.caption
+
+
+@dataclass(frozen=True)
+class TeacherVectors:
+    """A teacher's vectors, and which of them are each item's.
+
+    Attributes:
+        images: float32 (T, F), unit rows, NaN where there is none.
+        captions: float32 (T, F).
+        versions: string (T,), of the content.
+        rows: int64 (items,), the row of each item.
+    """
+
+    images: Vectors
+    captions: Vectors
+    versions: pa.Array
+    rows: Keys
+
+    @property
+    def dim(self) -> int:
+        """Size of the teacher's space, F."""
+        return self.images.shape[1]
+
+    def take(self, positions: Keys) -> "TeacherVectors":
+        """Those of some of the items."""
+        return replace(self, rows=self.rows[positions])
+
+    def __iter__(self) -> Iterator[TeacherRow]:
+        versions = self.versions.take(pa.array(self.rows)).to_pylist()
+        for row, version in zip(self.rows.tolist(), versions, strict=True):
+            yield TeacherRow(self.images[row], self.captions[row], version)
 
 
 @dataclass(frozen=True)
@@ -31,18 +78,21 @@ class Items:
         listing: rows of `embedder.sources.listing`, the columns with concepts and texts carried.
         keys: int64 (items,), from item_id.
         concepts: int64 (items,), equal where the concept is.
+        teacher: vectors to learn from; None without a teacher.
     """
 
     listing: pa.Table
     keys: Keys
     concepts: Keys
+    teacher: TeacherVectors | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, positions: Keys) -> "Items":
         """Some of the items, in this order."""
-        return Items(self.listing.take(pa.array(positions)), self.keys[positions], self.concepts[positions])
+        teacher = None if self.teacher is None else self.teacher.take(positions)
+        return Items(self.listing.take(pa.array(positions)), self.keys[positions], self.concepts[positions], teacher)
 
 
 def list_items(config: TrainConfig) -> Items:

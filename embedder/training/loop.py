@@ -164,6 +164,11 @@ class Loop:
         progress.epoch, progress.next_batch = progress.epoch + 1, 0
         if is_whole and self.trainer.num_steps_done == before:
             self._check_rejects()
+            if stale := self.progress.counts.stale:
+                raise SourceError(
+                    f"0 of {counted(len(self.prepared.train), 'item')} can be trained on: of {len(stale):,} the "
+                    "teacher's vectors are of another content; embed the same sources, with the same columns, again"
+                )
             raise SourceError(
                 f"0 of {counted(len(self.prepared.train), 'item')} with both an image and a caption; name "
                 "`columns.caption` or `texts`, or put .txt files beside the images"
@@ -173,7 +178,7 @@ class Loop:
         latest = self.progress.latest
         self.on_step(metrics.step, self.progress.epoch, metrics.loss, latest["r_at_10"] if latest else None)
         if metrics.step % self.config.log_every_steps == 0 or self._is_done():
-            self._log({"kind": "train", **asdict(metrics)})
+            self._log({"kind": "train", **metrics.values()})
         if metrics.step % self.config.validation.every_steps == 0 or self._is_done():
             self._measure()
 

@@ -9,6 +9,8 @@ curves.png        the same as a plot, from time to time
 rejects.jsonl     items that could not be trained on, and why
 tokenizer.json    of a fresh model
 report.json       figures of the run
+start/            with `layers`: the pruned model that training began with
+teacher/          with teacher.model: store of its vectors
 tracker.json      with [tracker]: the id that the tracker has given the run
 """
 
@@ -45,6 +47,7 @@ class Outputs:
         self.tokenizer = self.root / "tokenizer.json"
         self.report = self.root / "report.json"
         self.tracker = self.root / "tracker.json"
+        self.start, self.teacher = self.root / "start", self.root / "teacher"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -58,7 +61,7 @@ class Outputs:
             try:
                 yield
             except USER_MISTAKES:
-                if is_new and not any(path.exists() for path in (self.checkpoint, self.model, self.last)):
+                if is_new and not any(path.exists() for path in (self.checkpoint, self.model, self.last, self.teacher)):
                     shutil.rmtree(self.root, ignore_errors=True)
                 raise
 

@@ -12,7 +12,7 @@ from embedder.config_toml.values import toml
 from embedder.errors import ConfigError
 from embedder.training.batches import ExampleCounts
 from embedder.training.config import TrainConfig
-from embedder.training.items import Items
+from embedder.training.items import Items, TeacherVectors
 
 # Keys that may differ between a run and its resumption: none changes a weight, unless a file exceeds a decoding limit.
 # Workers, threads and device change the rounding; workers also what a convolutional stem's BatchNorm sees together.
@@ -33,6 +33,9 @@ FREE_KEYS = {
     "web",
 }
 
+COUNTED_SETS = ("unpaired", "stale")
+HASHED_ROWS = 1 << 16  # at a time
+
 
 @dataclass
 class TrainProgress:
@@ -50,7 +53,8 @@ def to_plain(progress: TrainProgress) -> dict[str, Any]:
     """Convert the progress to values that a checkpoint holds, where the counts are named `tally`."""
     values = asdict(progress)
     counts = values.pop("counts")
-    return {"json": json.dumps({**values, "tally": {**counts, "unpaired": sorted(counts["unpaired"])}})}
+    sets = {name: sorted(counts[name]) for name in COUNTED_SETS}
+    return {"json": json.dumps({**values, "tally": {**counts, **sets}})}
 
 
 def from_plain(values: dict[str, Any]) -> TrainProgress:
@@ -58,9 +62,8 @@ def from_plain(values: dict[str, Any]) -> TrainProgress:
     tree = json.loads(values["json"])
     counts = tree.pop("tally")
     rejects = {item_id: tuple(problem) for item_id, problem in counts["rejects"].items()}
-    return TrainProgress(
-        **tree, counts=ExampleCounts(**{**counts, "rejects": rejects, "unpaired": set(counts["unpaired"])})
-    )
+    sets = {name: set(counts.get(name, ())) for name in COUNTED_SETS}  # earlier versions have no `stale`
+    return TrainProgress(**tree, counts=ExampleCounts(**{**counts, "rejects": rejects, **sets}))
 
 
 def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[str, Any]:
@@ -72,7 +75,8 @@ def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[st
         validation: items held out.
     """
     values = dict(_flat(config.model_dump(mode="json", exclude=FREE_KEYS)))
-    return values | {"the items to train on": _items_hash(train), "the items held out": _items_hash(validation)}
+    values |= {"the items to train on": _items_hash(train), "the items held out": _items_hash(validation)}
+    return values if train.teacher is None else values | {"the teacher's vectors": _teacher_hash(train, train.teacher)}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,6 +91,14 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _items_hash(items: Items) -> str:
     rows = np.sort(np.stack([items.keys, items.concepts], 1).view("i8,i8"), axis=0)
     return f"{len(items)} items, {hashlib.sha256(rows.tobytes()).hexdigest()[:12]}"
+
+
+def _teacher_hash(items: Items, teacher: TeacherVectors) -> str:
+    rows, digest = teacher.rows[np.argsort(items.keys)], hashlib.sha256()
+    for start in range(0, len(rows), HASHED_ROWS):
+        some = rows[start : start + HASHED_ROWS]
+        digest.update(teacher.images[some].tobytes() + teacher.captions[some].tobytes())
+    return f"{len(rows)} of {teacher.dim} values, {digest.hexdigest()[:12]}"
 
 
 def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:

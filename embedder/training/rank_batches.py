@@ -10,13 +10,15 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from embedder.training.batches import ExampleCounts, Pair, SamplerConfig
+from embedder.training.batches import ExampleCounts, Pair, SamplerConfig, checked_pair
 from embedder.training.examples import ExampleSpec, decode_examples, examples_of
-from embedder.training.items import Items
+from embedder.training.items import Items, TeacherRow
 from embedder.training.sampler import epoch_order, num_batches
 
 # Beside the columns of a listing, and of EXAMPLES.
 NUMBERS = ("key", "concept", "epoch", "batch", "share")
+TEACHER = ("teacher_image", "teacher_caption", "teacher_version")
+"""The teacher's vectors of each item and the content that they are of, where there is a teacher."""
 
 
 def cut_shares(
@@ -46,6 +48,12 @@ def _numbered(items: Items, *position: int) -> pa.Table:
     table = items.listing.combine_chunks()
     for name, values in zip(NUMBERS, columns, strict=True):
         table = table.append_column(name, pa.array(values, pa.int64()))
+    if (teacher := items.teacher) is not None:
+        rows = teacher.rows
+        for name, vectors in zip(TEACHER, (teacher.images, teacher.captions), strict=False):
+            flat = pa.array(vectors[rows].reshape(-1), pa.float32())
+            table = table.append_column(name, pa.FixedSizeListArray.from_arrays(flat, teacher.dim))
+        table = table.append_column(TEACHER[-1], teacher.versions.take(pa.array(rows)))
     return table
 
 
@@ -55,10 +63,11 @@ def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
     Raises:
         RuntimeError: the decoder gave other items than asked for, or in another order.
     """
-    examples = pa.concat_tables(decode_examples(block.drop_columns(list(NUMBERS)), spec=spec)).combine_chunks()
+    added = [name for name in (*NUMBERS, *TEACHER) if name in block.schema.names]
+    examples = pa.concat_tables(decode_examples(block.drop_columns(added), spec=spec)).combine_chunks()
     if examples["item_id"].to_pylist() != block["item_id"].to_pylist():
         raise RuntimeError(f"decoding gave {examples.num_rows} items where {block.num_rows} others were due")
-    for name in NUMBERS:
+    for name in added:
         examples = examples.append_column(name, block[name].combine_chunks())
     return examples
 
@@ -78,8 +87,18 @@ def take_share(table: pa.Table, position: tuple[int, int, int], image_size: int,
     found = tuple(table[name][0].as_py() for name in NUMBERS[2:])
     if found != position:
         raise RuntimeError(f"the stream gave epoch, batch and share {found} where {position} were due")
-    numbers = zip(table["key"].to_pylist(), table["concept"].to_pylist(), strict=True)
-    pairs = [Pair(example, *of) for example, of in zip(examples_of(table, image_size), numbers, strict=True)]
+    numbers = table["key"].to_pylist(), table["concept"].to_pylist(), _teacher_rows(table)
+    pairs = [checked_pair(*of) for of in zip(examples_of(table, image_size), *numbers, strict=True)]
     for pair in pairs:
         counts.count(pair.example)
     return [pair for pair in pairs if pair.example.is_pair]
+
+
+def _teacher_rows(table: pa.Table) -> list[TeacherRow | None]:
+    """The teacher's vectors of each row; None of each without a teacher."""
+    if TEACHER[0] not in table.schema.names:
+        return [None] * table.num_rows
+    images, captions = (
+        table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1) for name in TEACHER[:2]
+    )
+    return [TeacherRow(*of) for of in zip(images, captions, table[TEACHER[2]].to_pylist(), strict=True)]

@@ -37,12 +37,14 @@ from embedder.training.loop import Loop, PreparedTraining, ShowSteps, no_steps
 from embedder.training.outputs import Outputs
 from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of, with_warm_up_of
 from embedder.training.sampler import num_batches
+from embedder.training.teacher import Teacher, TeacherReport, join_teacher, teacher_store
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.train_worker import allocate_workers
 from embedder.training.validation import Validation
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.kinds import TextTower
 from shards.training.checkpoint import load_checkpoint
+from shards.training.prune import prune_model
 from shards.training.trainer import Trainer
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class TrainReport(BaseModel):
     num_held_out: int
     num_rejected: int
     """Items, held-out ones among them, that are broken."""
+    teacher: TeacherReport | None
     num_unpaired: int
     """Items without an image, or without a caption; they are left out."""
     num_steps: int
@@ -107,6 +110,10 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
     config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
     train_items, held_out = split_items(list_items(config), config)
     with outputs.locked():
+        taught = None
+        if config.teacher is not None:
+            taught = join_teacher(train_items, teacher_store(config, config.teacher, outputs), config.teacher)
+            train_items = taught.items
         prepared = _prepare(config, outputs, train_items, held_out, resume)
         LOG.info(f"{counted(len(train_items), 'item')} to train on, {len(held_out):,} held out")
         LOG.info(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
@@ -114,7 +121,7 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
             name = f"train {outputs.root.name}"
             tracker.begin(name, parameters_of(config), {"embedder.out": str(outputs.root)}, outputs.write_tracker)
             cache, device = _run(replace(prepared, tracker=tracker), show_steps)
-            report = _report(prepared, cache, device, time.monotonic() - started_s)
+            report = _report(prepared, taught, cache, device, time.monotonic() - started_s)
             outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
             tracker.end(succeeded=True, files=outputs.tracked_files())
         return report
@@ -166,17 +173,34 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
     """Trainer of the model, and settings of the decode tasks."""
     device = _device(config)
+    of_teacher = None
+    if config.teacher is not None and items.teacher is not None:
+        of_teacher = config.teacher.settings, items.teacher.dim
     if (architecture := config.architecture) is None:
         model = open_model(str(config.model))
         model.config.check_trainable()
         _check_layers(config, model)
-        trainer = Trainer(model.folder, config.train, device=device)
+        folder = _start(config, model.folder, outputs)
+        trainer = Trainer(folder, config.train, device=device, teacher=of_teacher)
     else:
         tokenizer_json = _tokenizer(config, architecture.text, outputs, items)
         model = Model(str(outputs.root), outputs.root, architecture.as_model(), tokenizer_json, fingerprint="")
-        trainer = Trainer(model.config, config.train, device=device, tokenizer_json=tokenizer_json)
+        trainer = Trainer(model.config, config.train, device=device, tokenizer_json=tokenizer_json, teacher=of_teacher)
     decode = decode_spec(RunConfig(decode=config.decode, web=config.web), model)
     return trainer, ExampleSpec(decode, config.texts, config.tag_sets)
+
+
+def _start(config: TrainConfig, folder: Path, outputs: Outputs) -> Path:
+    """Model folder to begin with: the one given, or in the run's folder one of some of its layers.
+
+    Raises:
+        ModelError: it lacks these layers.
+    """
+    if (kept := config.kept_layers) is None:
+        return folder
+    if not outputs.start.exists():
+        prune_model(folder, outputs.start, dict(kept))
+    return outputs.start
 
 
 def _check_layers(config: TrainConfig, model: Model) -> None:
@@ -282,9 +306,11 @@ def _validation(held_out: Items, decode: Decode, image_size: int, counts: Exampl
     return Validation(whole)
 
 
-def _report(prepared: PreparedTraining, cache: ExampleCache, device: str, wall_s: float) -> TrainReport:
+def _report(
+    prepared: PreparedTraining, taught: Teacher | None, cache: ExampleCache, device: str, wall_s: float
+) -> TrainReport:
     config, outputs, progress = prepared.config, prepared.outputs, prepared.progress
-    num_steps = prepared.trainer.num_steps_done
+    num_steps, counts = prepared.trainer.num_steps_done, progress.counts
     return TrainReport(
         model=str(outputs.model),
         last=str(outputs.last),
@@ -298,8 +324,9 @@ def _report(prepared: PreparedTraining, cache: ExampleCache, device: str, wall_s
         num_workers=config.num_workers,
         num_items=len(prepared.train),
         num_held_out=len(prepared.held_out),
-        num_rejected=len(progress.counts.rejects),
-        num_unpaired=len(progress.counts.unpaired),
+        num_rejected=len(counts.rejects),
+        teacher=None if taught is None else taught.report.model_copy(update={"num_stale": len(counts.stale)}),
+        num_unpaired=len(counts.unpaired),
         num_steps=num_steps,
         num_epochs=num_steps / num_batches(len(prepared.train), config.batch_size),
         best=progress.best,

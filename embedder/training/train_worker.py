@@ -9,7 +9,7 @@ import io
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,7 @@ from embedder.training.validation import Validation, ValidationRecall
 from shards.config import ModelConfig
 from shards.training.batch import TrainBatch
 from shards.training.group import ProcessGroup
+from shards.training.settings import DistillSettings
 from shards.training.trainer import StepMetrics, Trainer
 
 BLOCKS_AHEAD = 2  # decoded shares that are fetched before they are asked for
@@ -87,7 +88,14 @@ def allocate_workers(config: TrainConfig, available: Available) -> WorkerResourc
 class TrainWorker:
     """Actor of one worker; its methods are called in the same order on all of them."""
 
-    def __init__(self, rank: int, config: TrainConfig, model: ModelConfig, resources: WorkerResources) -> None:
+    def __init__(
+        self,
+        rank: int,
+        config: TrainConfig,
+        model: ModelConfig,
+        resources: WorkerResources,
+        teacher: tuple[DistillSettings, int] | None = None,
+    ) -> None:
         """Begin without weights, which come with `join`, so that no worker needs the model's folder.
 
         Args:
@@ -95,7 +103,9 @@ class TrainWorker:
             config: the run.
             model: configuration of the model.
             resources: of all workers.
+            teacher: settings of its losses and size of its vectors; None without a teacher.
         """
+        self.teacher = teacher
         self.rank, self.config, self.model, self.resources = rank, config, model, resources
         self._timeout = timedelta(seconds=config.no_progress_timeout_s + START_TIMEOUT_S)
         torch.set_num_threads(resources.num_threads)
@@ -139,7 +149,7 @@ class TrainWorker:
             backend, store=self._store, rank=self.rank, world_size=size, timeout=self._timeout
         )
         self._group = ProcessGroup()
-        self.trainer = Trainer(self.model, self.config.train, device=device, group=self._group)
+        self.trainer = Trainer(self.model, self.config.train, device=device, group=self._group, teacher=self.teacher)
         self.trainer.load_state_dict(unpacked(state))
 
     def listen(self, share: Any) -> None:
@@ -164,7 +174,11 @@ class TrainWorker:
         if made is not None:
             return made
         side, none = self.model.preprocess.image_size, torch.empty(0, dtype=torch.int64)
-        return TrainBatch(torch.empty(0, side, side, 3, dtype=torch.uint8), none, none.int(), none, none, none, epoch)
+        empty = TrainBatch(torch.empty(0, side, side, 3, dtype=torch.uint8), none, none.int(), none, none, none, epoch)
+        if self.teacher is None:
+            return empty
+        no_rows = torch.empty(0, self.teacher[1])
+        return replace(empty, teacher_images=no_rows, teacher_captions=no_rows)
 
     def hold_out(self, validation: Validation) -> None:
         """Keep the held-out items."""

@@ -46,8 +46,10 @@ def start_workers(prepared: PreparedTraining, resources: WorkerResources) -> Ite
         RunFailedError: they don't start.
     """
     config, model = prepared.config, prepared.trainer.config
+    teacher = prepared.trainer.teacher
+    of_teacher = None if teacher is None else (teacher.settings, teacher.teacher_dim)
     actor = ray.remote(TrainWorker).options(num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_restarts=0)
-    workers = [actor.remote(rank, config, model, resources) for rank in range(resources.num_workers)]
+    workers = [actor.remote(rank, config, model, resources, of_teacher) for rank in range(resources.num_workers)]
     try:
         group = WorkerGroup(workers, prepared, resources)
         group.connect()

@@ -60,6 +60,11 @@ class AlbertTower(TextEncoderTower):
         """
         return int(layer / (self.num_hidden_layers / self.num_hidden_groups))
 
+    def at_depth(self, num_layers: int) -> Self:
+        """Make the tower with another number of layers, and no more sets of weights than layers."""
+        groups = min(self.num_hidden_groups, num_layers)
+        return super().at_depth(num_layers).model_copy(update={"num_hidden_groups": groups})
+
     def front_shapes(self) -> Shapes:
         """Compute the shapes of the embeddings and of the mapping to the layers' width."""
         tables = {"word": self.vocab_size, "position": self.max_position_embeddings, "token_type": self.type_vocab_size}

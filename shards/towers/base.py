@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from shards.ranges import LayerRange
 from shards.schema import ModelSection
@@ -114,6 +114,8 @@ class Tower(ModelSection):
     """Name of the family in displays."""
     layer_prefix: ClassVar[str]
     """Prefix of the names of the layers' tensors, before the layer's number."""
+    depth_field: ClassVar[str]
+    """Name of the field that holds the number of layers."""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of the tensors of norm and pooling."""
     float32_prefixes: ClassVar[tuple[str, ...]] = ()
@@ -182,6 +184,10 @@ class Tower(ModelSection):
     def weight_numbers(self, layers: LayerRange) -> list[int]:
         """Find the numbers of all weights that a range of layers applies."""
         return sorted({self.weights_of(layer) for layer in range(layers.start, layers.stop)})
+
+    def at_depth(self, num_layers: int) -> Self:
+        """Make the tower with another number of layers, one or more, all else equal."""
+        return self.model_copy(update={self.depth_field: num_layers})
 
     def shapes(self, layers: LayerRange) -> Shapes:
         """Compute the shapes of all tensors of a range of layers, with front and head where it holds them."""

@@ -39,6 +39,7 @@ class TextEncoderTower(TextTower):
     """Whether positions are counted by the id of padding, as in RoBERTa."""
     dual_encoder_type: ClassVar[str | None] = None
     """`model_type` by which transformers' class of two arbitrary towers builds it; None where it has no pooler."""
+    depth_field = "num_hidden_layers"
     head_prefixes = ("pooler.",)
     lookup_prefixes = ("embeddings.",)
 

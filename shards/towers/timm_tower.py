@@ -26,6 +26,7 @@ class TimmVisionTower(VisionTower):
     """A vision transformer as timm builds it."""
 
     layer_prefix = "blocks."
+    depth_field = "depth"
     head_prefixes = ("norm.", "fc_norm.", "attn_pool.")
 
     image_size: int = Field(224, ge=1, description="side of the square image, px")

@@ -1,6 +1,7 @@
 """Batches of a training step.
 
-Legend: `N` images, `M` captions, `T` tokens of all captions, `C` concepts, `H` side in px, `D` width of a tower.
+Legend: `N` images, `M` captions, `T` tokens of all captions, `C` concepts, `H` side in px, `D` width of a tower,
+`F` size of a teacher's space.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class TrainBatch:
             together with the epoch; None for no augmentation.
         epoch: number of passes over the data so far.
         caption_positives: bool (M, C), for loss "concepts" where a caption fits several concepts; else None.
+        teacher_images: float32 (N, F), unit rows, a teacher's vectors of the images, NaN where it has none; None where
+            there is no teacher.
+        teacher_captions: float32 (M, F), the same of the captions.
     """
 
     pixels: torch.Tensor
@@ -39,6 +43,8 @@ class TrainBatch:
     image_keys: torch.Tensor | None = None
     epoch: int = 0
     caption_positives: torch.Tensor | None = None
+    teacher_images: torch.Tensor | None = None
+    teacher_captions: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,16 @@ class FeatureBatch:
         image_concepts: int64 (N,).
         caption_features: float32 (M, D).
         caption_concepts: int64 (M,).
+        teacher_images: as in `TrainBatch`.
+        teacher_captions: as in `TrainBatch`.
     """
 
     image_features: torch.Tensor
     image_concepts: torch.Tensor
     caption_features: torch.Tensor
     caption_concepts: torch.Tensor
+    teacher_images: torch.Tensor | None = None
+    teacher_captions: torch.Tensor | None = None
 
 
 def item_key(item_id: str) -> int:

@@ -124,6 +124,12 @@ def gather_batch(
     gathered = replace(
         batch, image_concepts=whole(batch.image_concepts), caption_concepts=whole(batch.caption_concepts)
     )
+    if batch.teacher_images is not None and batch.teacher_captions is not None:
+        gathered = replace(
+            gathered,
+            teacher_images=whole(batch.teacher_images),
+            teacher_captions=whole(batch.teacher_captions),
+        )
     if isinstance(gathered, TrainBatch) and gathered.caption_positives is not None:
         gathered = replace(gathered, caption_positives=whole(gathered.caption_positives))
     return (images if len(images) else None), (captions if len(captions) else None), gathered

@@ -1,6 +1,8 @@
 """Settings of a training run, and what follows from them: rates of each step, tensors that learn. Pure; no torch."""
 
 import math
+import re
+from itertools import pairwise
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,8 +17,16 @@ What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
 MAX_WARMUP_STEPS = 100  # where none are set
 
-# Parameters of the loss, trained beside the towers, with the temperature and SigLIP's bias.
+# Parameters of the losses, trained beside the towers, with the temperature and SigLIP's bias.
 PROTOTYPES = "prototypes"
+TEACHER_MAP = "teacher_map"
+
+LayerChoice = str | tuple[int, ...]
+"""Layers to keep: "all", "every 2nd", "first 6", or their numbers."""
+
+_EVERY = re.compile(r"every (\d+)(?:st|nd|rd|th)")
+_FIRST = re.compile(r"first (\d+)")
+_RULE = 'write "all", "every 2nd", "first 6", or a list of numbers, which rise and begin at 0, as [0, 2, 5]'
 
 
 class AugmentSettings(ModelSection):
@@ -41,6 +51,30 @@ class AugmentSettings(ModelSection):
         """Whether images stay unchanged."""
         changes = self.model_dump(exclude={"fill"})
         return not any(changes.values())
+
+
+class DistillSettings(ModelSection):
+    """Weights of a teacher's losses, and of the run's own."""
+
+    vectors: float = Field(
+        1.0, ge=0, description="weight of 1 - cosine between the student's vector of a row and the teacher's, 0 to 2"
+    )
+    similarities: float = Field(
+        1.0,
+        ge=0,
+        description="weight of the divergence, in nats, of each row's similarities to the batch from the teacher's",
+    )
+    temperature: float = Field(0.05, gt=0, description="by which these cosines are divided before the softmax")
+    pairs: float = Field(1.0, ge=0, description="weight of the run's own loss, `train.loss`; 0: the teacher alone")
+
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        if not self.vectors and not self.similarities:
+            raise ValueError(
+                "vectors = 0 with similarities = 0: nothing is learnt from the teacher; give one of them a weight, or "
+                "leave the teacher out"
+            )
+        return self
 
 
 class TrainSettings(ModelSection):
@@ -112,6 +146,36 @@ def _text(layers: LayerRange) -> str:
     return f"[{layers.start}, {layers.stop}]"
 
 
+def chosen_layers(choice: LayerChoice, num_layers: int | None) -> list[int]:
+    """Find the numbers of the layers that are kept.
+
+    Args:
+        choice: as a configuration has it.
+        num_layers: of the tower; None where it isn't known yet.
+
+    Raises:
+        ValueError: the choice is of no known form, chooses nothing, or more than there is.
+    """
+    if not isinstance(choice, str):
+        is_rising = all(one < two for one, two in pairwise(choice))
+        if not choice or choice[0] < 0 or not is_rising:
+            raise ValueError(f"layers {list(choice)}: {_RULE}")
+        if num_layers is not None and choice[-1] >= num_layers:
+            raise ValueError(
+                f"layers {list(choice)}: there are {num_layers}, the last one is {num_layers - 1}; {_RULE}"
+            )
+        return list(choice)
+    if choice == "all":
+        return list(range(num_layers or 0))
+    if (found := _EVERY.fullmatch(choice)) and int(found[1]):
+        return list(range(0, num_layers or 0, int(found[1])))
+    if (found := _FIRST.fullmatch(choice)) and int(found[1]):
+        if num_layers is not None and int(found[1]) > num_layers:
+            raise ValueError(f'layers "{choice}": there are {num_layers}; {_RULE}')
+        return list(range(int(found[1])))
+    raise ValueError(f'layers "{choice}": {_RULE}')
+
+
 def learning_rate_at(step: int, settings: TrainSettings) -> float:
     """Compute the learning rate: linear warm-up, then half a cosine down to the final rate, which is then kept.
 
@@ -145,10 +209,12 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
     """Whether a tensor learns.
 
     Args:
-        name: as in the model folder; or one of `LOGIT_SCALE`, `LOGIT_BIAS`, `PROTOTYPES`.
+        name: as in the model folder; or one of `LOGIT_SCALE`, `LOGIT_BIAS`, `PROTOTYPES`, `TEACHER_MAP`.
         config: the model.
         settings: the trainable part.
     """
+    if name == TEACHER_MAP:
+        return True
     if name in (PROTOTYPES, LOGIT_SCALE, LOGIT_BIAS):
         return settings.train_prototypes or name != PROTOTYPES
     return name.startswith(_trainable_prefixes(config, settings))

@@ -14,7 +14,8 @@ Legend: `N` images, `M` captions, `D` width of a tower, `E` embedding size.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,19 @@ from shards.reference import TwinTower, load_towers
 from shards.shard import BATCH_COUNTER
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE
 from shards.training.batch import FeatureBatch, TrainBatch
+from shards.training.distillation import Distillation
 from shards.training.export import export_model, read_logit, write_delta
 from shards.training.forward import caption_features, image_features
 from shards.training.group import ProcessGroup, gather_batch
 from shards.training.objective import INITIAL_SIGLIP_BIAS, Objective
-from shards.training.settings import TrainSettings, ema_decay_at, has_decay, is_trainable, learning_rate_at
+from shards.training.settings import (
+    DistillSettings,
+    TrainSettings,
+    ema_decay_at,
+    has_decay,
+    is_trainable,
+    learning_rate_at,
+)
 
 STATE_VERSION = 1
 ENCODE_ROWS = 256
@@ -51,6 +60,9 @@ class StepMetrics:
         logit_scale: inverse temperature after the step.
         num_images: number of images in the batch.
         num_captions: number of captions in the batch.
+        pair_loss: with a teacher, the run's own loss, before its weight; None where it has none.
+        vector_loss: of the teacher's vectors, before its weight.
+        similarity_loss: of the teacher's similarities, before its weight.
     """
 
     step: int
@@ -60,6 +72,13 @@ class StepMetrics:
     logit_scale: float
     num_images: int
     num_captions: int
+    pair_loss: float | None = None
+    vector_loss: float | None = None
+    similarity_loss: float | None = None
+
+    def values(self) -> dict[str, float]:
+        """Values by name, without those that the run has not."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Trainer:
@@ -71,6 +90,7 @@ class Trainer:
         device: torch device.
         tokenizer_json: content of tokenizer.json for the export; by default that of the model folder.
         group: workers that train together, each with a trainer of the same state and its share of each batch.
+        teacher: settings of the losses against a teacher's vectors, and the size of these; None without a teacher.
 
     Raises:
         ModelError: the folder is no model folder.
@@ -84,6 +104,7 @@ class Trainer:
         device: str = "cpu",
         tokenizer_json: str | None = None,
         group: ProcessGroup | None = None,
+        teacher: tuple[DistillSettings, int] | None = None,
     ) -> None:
         self.settings, self.device, self.num_steps_done = settings, torch.device(device), 0
         self.group = group
@@ -95,6 +116,9 @@ class Trainer:
         if tokenizer_json is None and self.base is not None and (self.base / TOKENIZER_FILE).is_file():
             self.tokenizer_json = (self.base / TOKENIZER_FILE).read_text(encoding="utf-8")
         self.objective = Objective(settings, self.config.embedding_dim)
+        self.teacher = None
+        if teacher is not None:
+            self.teacher = Distillation(*teacher, self.config.embedding_dim, settings.seed).to(self.device)
         if self.base is not None:
             self.objective.logit_scale.data.fill_(read_logit(self.base, LOGIT_SCALE, INITIAL_LOGIT_SCALE))
             if self.objective.logit_bias is not None:
@@ -122,7 +146,8 @@ class Trainer:
             if self.group is not None:
                 none = torch.zeros(0, self.config.embedding_dim, device=self.device)
                 images, captions, batch = gather_batch(self.group, images, captions, batch, none)
-            loss = self.objective(images, captions, batch)
+            compare = partial(self.objective, images, captions, batch)
+            loss, parts = (compare(), {}) if self.teacher is None else self.teacher(images, captions, batch, compare)
             if not torch.isfinite(loss):
                 raise ModelError(f"step {self.num_steps_done + 1}: the loss is {loss.item()}; lower learning_rate")
             loss.backward()
@@ -141,6 +166,7 @@ class Trainer:
             logit_scale=self.objective.logit_scale.exp().item(),
             num_images=len(batch.image_concepts),
             num_captions=len(batch.caption_concepts),
+            **{name: part.item() for name, part in parts.items()},
         )
 
     def tower_features(self, batch: TrainBatch) -> FeatureBatch:
@@ -177,7 +203,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """State that resuming needs, as tensors and plain values; `save_checkpoint` writes it."""
-        return {
+        state = {
             "version": STATE_VERSION,
             "config": self.config.to_json(),
             "settings": self.settings.model_dump_json(),
@@ -187,6 +213,9 @@ class Trainer:
             "objective": self.objective.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
+        if self.teacher is not None:
+            state |= {"teacher": self.teacher.identity, "distillation": self.teacher.state_dict()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state.
@@ -195,7 +224,8 @@ class Trainer:
             ModelError: the state is of another model or of other settings.
         """
         expected = {"config": self.config.to_json(), "settings": self.settings.model_dump_json()}
-        for key, value in {"version": STATE_VERSION, **expected}.items():
+        teacher = None if self.teacher is None else self.teacher.identity
+        for key, value in {"version": STATE_VERSION, **expected, "teacher": teacher}.items():
             if state.get(key) != value:
                 raise ModelError(
                     f"the checkpoint's {key} isn't this run's; resume with the settings that it began with"
@@ -203,6 +233,8 @@ class Trainer:
         self.towers.load_state_dict(state["towers"])
         self.averaged.load_state_dict(state["averaged"])
         self.objective.load_state_dict(state["objective"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["distillation"])
         decays = [group["weight_decay"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
         for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
@@ -276,7 +308,7 @@ class Trainer:
     def _share_gradients(self, group: ProcessGroup) -> None:
         """Sum the workers' gradients; those of the loss's own parameters are complete on each, so only one counts."""
         if group.rank > 0:
-            for parameter in self.objective.parameters():
+            for _, parameter in self._loss_parameters():
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         statistics = [each for each in self.towers.vision.patch_embed.buffers() if each.is_floating_point()]
@@ -287,7 +319,12 @@ class Trainer:
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.towers.named_parameters()
+        yield from self._loss_parameters()
+
+    def _loss_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.objective.named_parameters()
+        if self.teacher is not None:
+            yield from self.teacher.named_parameters()
 
     def _choose_trainable(self) -> None:
         """Freeze the other parameters; a frozen BatchNorm doesn't update its statistics either."""
