@@ -86,10 +86,10 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
         doomed += _unneeded_model_towers(files, model, served)
     if not dry_run:
         files.confirm_lease()
-        files.delete_each(info.path for info in doomed if _PART_OR_JOURNAL.search(info.path))
-        for info in doomed:  # those in whose order a kill may leave them
+        for info in doomed:  # in the order in which a kill may leave them: no log names a part file that is gone
             if not _PART_OR_JOURNAL.search(info.path):
                 files.delete(info.path)
+        files.delete_each(info.path for info in doomed if _PART_OR_JOURNAL.search(info.path))
     return Vacuumed(tuple(doomed), tuple(sorted(left)), tuple(sorted(left - asked)))
 
 
