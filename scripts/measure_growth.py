@@ -5,6 +5,7 @@
     python scripts/measure_growth.py --only names --names 2000000
     python scripts/measure_growth.py --only comparison --compared 2000000 20000000
     python scripts/measure_growth.py --only log --versions 1000 10000
+    python scripts/measure_growth.py --only driver --captions 1000000 --engine local
 
 The default takes half an hour on two cores, nearly all of it for the 100,000 items.
 
@@ -20,8 +21,10 @@ changed. What bounds that is one look at each file, or a request for a thousand 
 
 The comparison is of captions in Parquet files with a store of as many items: an idle night, 1 % changed and 0.5 % gone,
 scattered, the same 1 % again, and side by side. What bounds it is CPU a row; memory is that of one part
-(`embedder.ingest.hashed_rows`). The bytes written are told beside those of the changed rows. The last line is one JSON
-document.
+(`embedder.ingest.hashed_rows`). The bytes written are told beside those of the changed rows.
+
+The log is that of a store with many publications, each of which added ten part files to both tables; the driver is the
+process of the command, while it embeds captions by a model of next to no work. The last line is one JSON document.
 """
 
 import argparse
@@ -31,6 +34,7 @@ from pathlib import Path
 
 from growth.bucket import measure_bucket
 from growth.comparison import measure_comparison, show_comparison
+from growth.driver import measure_driver, show_driver
 from growth.embedding import embed_items, show_costs, show_kinds
 from growth.log import measure_log, show_log
 from growth.names import measure_names, show_names
@@ -44,9 +48,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
     parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
-    parser.add_argument("--only", choices=("items", "names", "comparison", "log"), help="leave the others out")
+    parser.add_argument(
+        "--only", choices=("items", "names", "comparison", "log", "driver"), help="leave the others out"
+    )
     parser.add_argument("--compared", type=int, nargs="+", default=(200_000, 2_000_000), help="numbers of captions")
     parser.add_argument("--versions", type=int, nargs="+", default=(100, 1000), help="numbers of publications")
+    parser.add_argument("--captions", type=int, nargs="+", default=(20_000, 100_000), help="numbers to embed")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="of the captions")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     options = parser.parse_args()
@@ -71,6 +79,13 @@ def main() -> None:
             ]
             print()
             show_log(found["log"])
+        if options.only in (None, "driver"):
+            found["driver"] = [
+                measure_driver(root / f"{number}-captions", number, options.engine, options.timeout)
+                for number in options.captions
+            ]
+            print()
+            show_driver(found["driver"])
     print(json.dumps(found))
 
 

@@ -1,8 +1,6 @@
 """What the driver of a run holds over time: captions through a model of next to no work, by the command itself."""
 
-import json
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,9 +112,3 @@ def show_driver(taken: Sequence[dict[str, Any]]) -> None:
         ],
         COLUMNS,
     )
-
-
-if __name__ == "__main__":
-    found = measure_driver(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], 1400)
-    show_driver([found])
-    print(json.dumps(found))

@@ -113,9 +113,26 @@ def test_a_command_that_fails_ends_the_measurement():
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_items_are_embedded_and_the_last_line_is_json():
-    found = found_by("measure_growth.py", 16, "--names", 20, "--compared", 50, "--timeout", 180, timeout_s=400)
+    found = found_by(
+        "measure_growth.py",
+        16,
+        "--names",
+        20,
+        "--compared",
+        50,
+        "--versions",
+        3,
+        "--captions",
+        60,
+        "--timeout",
+        180,
+        timeout_s=400,
+    )
     assert [run["num_items"] for run in found["items"]["runs"]] == [16]
     for run in found["items"]["runs"]:
         assert {"command", "stage 0", "stage 1", "stage 2", "tasks"} <= set(run["by_kind"])
         assert run["peak_bytes"] > max(kind["peak"] for kind in run["by_kind"].values())
     assert [each["num_names"] for each in found["names"]] == ([2] * 4 + [20] * 4) * 2
+    assert {each["what"] for each in found["log"]} >= {"history", "idle night", "publish one item", "compact", "vacuum"}
+    (driver,) = found["driver"]
+    assert driver["num_items"] == 60 and driver["peak_bytes"] >= driver["late_bytes"] > 2**24

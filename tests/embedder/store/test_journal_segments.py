@@ -86,6 +86,24 @@ def test_entries_that_move_into_a_segment_while_they_are_read_are_read_once(file
     assert moved and sorted(found, key=lambda entry: entry.name) == before
 
 
+def test_entries_that_move_into_a_segment_while_the_folder_is_listed_are_found(files, monkeypatch):
+    run, _ = write_tasks(files, range(4))
+    before, names, listing = read_entries(files, run.run_id), names_in_journal(files, run.run_id), StoreFiles.list
+
+    def misses_both(self, folder, after=None):
+        """A folder is listed name by name: those that came where it has been are missed, and those that went."""
+        monkeypatch.setattr(StoreFiles, "list", listing)
+        seal(files, run.run_id, names)
+        return iter(())
+
+    monkeypatch.setattr(StoreFiles, "list", misses_both)
+    assert names_in_journal(files, run.run_id) == names
+    again = begin(files)[1]
+    write_part(files, again, 0, table(row("late.jpg")))
+    monkeypatch.setattr(StoreFiles, "list", misses_both)
+    assert [entry.name for entry in read_entries(files, run.run_id)][:4] == [entry.name for entry in before]
+
+
 def test_of_a_task_that_was_begun_again_after_its_entry_was_sealed_the_last_entry_counts(files):
     run, metadata = write_tasks(files, range(2))
     seal(files, run.run_id, names_in_journal(files, run.run_id))

@@ -193,6 +193,7 @@ def test_files_are_listed_found_and_deleted_as_on_a_disk(files, tmp_path):
         for path in ("runs/b/run.json", "runs/a/journal/1.json", "runs-old/x"):
             each.write(path, path.encode())
         assert sorted(each.list("runs")) == [("runs/a/journal/1.json", 21), ("runs/b/run.json", 15)]
+        assert [info.path for info in each.list("runs", "runs/a/journal/1.json")] == ["runs/b/run.json"]
         assert (each.folders("runs"), each.folders("nothing")) == (["a", "b"], [])
         assert each.exists("runs/b/run.json")
         each.delete("runs/b/run.json")
