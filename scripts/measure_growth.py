@@ -4,6 +4,7 @@
     python scripts/measure_growth.py 2000 10000             # other numbers of items
     python scripts/measure_growth.py --only names --names 5000000
     python scripts/measure_growth.py --only comparison --compared 2000000 20000000
+    python scripts/measure_growth.py --only words --captions 1000000 10000000
 
 The default takes half an hour on two cores, nearly all of it for the 100,000 items.
 
@@ -19,7 +20,9 @@ them: they are published as if one had, which is measured, too.
 
 The comparison is of captions in Parquet files with a store of as many items: an idle night, 1 % changed and 0.5 % gone,
 scattered and side by side. What bounds it is CPU a row; memory is that of one part (`embedder.ingest.hashed_rows`). The
-bytes written are told beside those of the changed rows. The last line is one JSON document.
+bytes written are told beside those of the changed rows.
+
+The word index of hybrid search is built of made-up captions, updated with 1 % of them, and asked (`growth.words`). The last line is one JSON document.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from pathlib import Path
 from growth.comparison import measure_comparison, show_comparison
 from growth.embedding import embed_items, show_costs, show_kinds
 from growth.names import measure_names, show_names
+from growth.words import measure_words, show_words
 
 NUM_ITEMS = (1000, 10_000, 100_000)
 FIRST_SHARE = 10  # names are also measured by a tenth of their number, which shows what does not grow
@@ -39,8 +43,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
     parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
-    parser.add_argument("--only", choices=("items", "names", "comparison"), help="leave the others out")
+    parser.add_argument("--only", choices=("items", "names", "comparison", "words"), help="leave the others out")
     parser.add_argument("--compared", type=int, nargs="+", default=(200_000, 2_000_000), help="numbers of captions")
+    parser.add_argument("--captions", type=int, nargs="+", default=(100_000, 1_000_000), help="numbers in a word index")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     options = parser.parse_args()
@@ -57,6 +62,11 @@ def main() -> None:
             ]
             print()
             show_comparison(found["comparison"])
+        if options.only in (None, "words"):
+            taken = [each for number in options.captions for each in measure_words(root / f"{number}-words", number)]
+            found["words"] = taken
+            print()
+            show_words(taken)
     print(json.dumps(found))
 
 

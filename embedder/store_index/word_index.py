@@ -236,9 +236,9 @@ def _hashed(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers,
             if waiting and (path is None or num_rows >= ROWS_PER_PIECE):
                 keys = table.read(KEYS, waiting)
                 connection.register("keys", keys)
-                found = connection.execute("SELECT hash(item_id, segment, caption) AS key FROM keys").to_arrow_table()
+                found = connection.execute("SELECT hash(item_id, segment, caption) AS key FROM keys").fetchnumpy()
                 places = [np.arange(sizes[each], dtype=np.int64) + starts[each] for each in waiting]
-                yield found["key"].to_numpy(), keys["caption"], np.concatenate(places)
+                yield np.asarray(found["key"]), keys["caption"], np.concatenate(places)
                 connection.unregister("keys")
                 waiting, num_rows = [], 0
             if path is not None:
