@@ -22,7 +22,9 @@ The comparison is of captions in Parquet files with a store of as many items: an
 scattered and side by side. What bounds it is CPU a row; memory is that of one part (`embedder.ingest.hashed_rows`). The
 bytes written are told beside those of the changed rows.
 
-The word index of hybrid search is built of made-up captions, updated with 1 % of them, and asked (`growth.words`). The last line is one JSON document.
+The word index of hybrid search is built of made-up captions, updated with 1 % of them, and asked (`growth.words`).
+
+The last line is one JSON document.
 """
 
 import argparse

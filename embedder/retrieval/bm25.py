@@ -105,7 +105,9 @@ class CaptionWords:
                 try:
                     part.check(number)
                 except RetrievalError as error:
-                    raise RetrievalError(f"{self._index.folder}: the word index was altered ({error}); {CURE}") from None
+                    raise RetrievalError(
+                        f"{self._index.folder}: the word index was altered ({error}); {CURE}"
+                    ) from None
             if self._index.manifest.num_gone:
                 rows = self._index.rows[first : first + part.num_docs]
                 for at in range(start, stop, DOCS_AT_ONCE):

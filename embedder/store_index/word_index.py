@@ -3,8 +3,8 @@
 Built by streaming the captions, in the memory of one block and of one list while parts are merged. An update analyses
 the captions of new rows alone: those of part files that both versions have keep their place in the files, and of files
 that were written anew, rows are found again by a hash of id, segment and caption. Captions that are gone stay in the
-lists, without a row, until a quarter of all are; what a query counts leaves them out, so that a version that was updated
-ranks as one that was built.
+lists, without a row, until a quarter of all are; a query doesn't count them, so that a version that was updated ranks
+as one that was built.
 """
 
 import os
@@ -225,7 +225,7 @@ def _move(rows: Numbers, firsts: Numbers, shifts: Numbers, is_gone: Numbers) -> 
 
 
 def _hashed(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
-    """Hash of id, segment and caption of each row of some files, the captions, and the rows' numbers; piece by piece."""
+    """Hashes of id, segment and caption of the rows of some files, the captions, and the rows; piece by piece."""
     import duckdb
 
     starts, sizes = _starts(table), {part.path: part.num_rows for part in table.parts()}
@@ -382,5 +382,3 @@ def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
 def _size(blocks: Iterable[pa.Array]) -> float:
     """Share of what may be analysed in memory that some blocks are."""
     return sum(max(len(block) / BLOCK_ROWS, pc.sum(pc.binary_length(block)).as_py() / BLOCK_BYTES) for block in blocks)
-
-

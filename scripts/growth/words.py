@@ -92,7 +92,9 @@ def make(root: Path, number: int, changed_every: int = 0) -> dict[str, Any]:
         if changed_every:
             other = captions_of(rows, task + 1_000_000, vocabulary)
             captions = pc.if_else(pa.array(np.arange(start, start + rows) % changed_every == 0), other, captions)
-        ids = pc.binary_join_element_wise("pictures/", pc.cast(pa.array(np.arange(start, start + rows)), pa.string()), "")
+        ids = pc.binary_join_element_wise(
+            "pictures/", pc.cast(pa.array(np.arange(start, start + rows)), pa.string()), ""
+        )
         table = pa.table({"item_id": ids, "segment": pa.repeat(pa.scalar(0, pa.int32()), rows), "caption": captions})
         path = f"part-20261125T000000Z-{changed_every:06x}-{task:06d}.parquet"
         parts.append(store_part(files, name, path, table, session=""))

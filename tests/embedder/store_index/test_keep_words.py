@@ -64,7 +64,7 @@ def test_a_search_by_words_reads_the_published_index_and_builds_none(files):
 
 def test_a_rollback_brings_the_words_back(files):
     first = read_current(files).run_id
-    night(files, {each: "a zebra" for each in range(20)}, 1, retired=[30])
+    night(files, dict.fromkeys(range(20), "a zebra"), 1, retired=[30])
     rollback(files, first, index_choice(files))
     assert len(published_words(files).ranking("zebra", 9)) == 0
     assert_ranks(files)

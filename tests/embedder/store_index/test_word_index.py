@@ -78,7 +78,9 @@ def test_an_update_analyses_what_changed_and_nothing_else(tmp_path, monkeypatch)
     night(files, dict(enumerate(captions(120))))
     seen = []
     monkeypatch.setattr(
-        word_index, "part_of", lambda texts, analyser: seen.extend(texts.to_pylist()) or word_parts.part_of(texts, analyser)
+        word_index,
+        "part_of",
+        lambda texts, analyser: seen.extend(texts.to_pylist()) or word_parts.part_of(texts, analyser),
     )
     night(files, {7: "a zebra", 500: "a quagga", 8: None}, 1, retired=[9])
     assert sorted(seen) == ["a quagga", "a zebra"], "their part files were written anew with all other rows"
@@ -91,7 +93,7 @@ def test_captions_that_are_gone_are_dropped_before_they_are_many(tmp_path):
     files = new_store(tmp_path / "s")
     night(files, dict(enumerate(captions(100))))
     for number in range(1, 6):
-        night(files, {each: f"word{number}" for each in range(number * 10, number * 10 + 10)}, number)
+        night(files, dict.fromkeys(range(number * 10, number * 10 + 10), f"word{number}"), number)
         manifest = open_words(files, read_current(files).embeddings).manifest
         assert manifest.num_gone <= 0.25 * (manifest.num_gone + manifest.num_captions)
 
@@ -121,7 +123,9 @@ def test_equal_captions_are_in_the_order_of_rows(tmp_path, in_small_steps):
     assert published_words(files).ranking("sea", 20).tolist() == list(range(20))
 
 
-@pytest.mark.parametrize("name", ["docs-000001.u32", "counts-000001.u8", "sums-000001.u32", "rows.u32", "lengths-000001.u16"])
+@pytest.mark.parametrize(
+    "name", ["docs-000001.u32", "counts-000001.u8", "sums-000001.u32", "rows.u32", "lengths-000001.u16"]
+)
 @pytest.mark.parametrize("damage", ["altered", "cut", "missing"])
 def test_a_damaged_file_is_refused(tmp_path, name, damage):
     from index.errors import RetrievalError
