@@ -85,9 +85,23 @@ def test_a_command_that_fails_ends_the_measurement():
 
 
 @pytest.mark.slow
+def test_a_word_index_is_built_updated_and_asked(tmp_path, capsys):
+    from growth.words import STEPS, measure_words, show_words
+
+    taken = measure_words(tmp_path / "s", 3000)
+    assert [row["step"] for row in taken] == list(STEPS)
+    assert taken[-1]["p50_ms"] > 0 and taken[-1]["index_mib"] > 0
+    capsys.readouterr()
+    show_words(taken)
+    assert len(capsys.readouterr().out.splitlines()) == len(taken)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_items_are_embedded_and_the_last_line_is_json():
-    found = found_by("measure_growth.py", 16, "--names", 20, "--compared", 50, "--timeout", 180, timeout_s=400)
+    found = found_by(
+        "measure_growth.py", 16, "--names", 20, "--compared", 50, "--captions", 40, "--timeout", 180, timeout_s=400
+    )
     assert [run["num_items"] for run in found["items"]["runs"]] == [16]
     for run in found["items"]["runs"]:
         assert {"command", "stage 0", "stage 1", "stage 2", "tasks"} <= set(run["by_kind"])
