@@ -112,7 +112,7 @@ def part_of(captions: pa.Array, analyser: Analyser) -> Part:
     starts = np.searchsorted(keys >> np.uint64(32), np.arange(len(terms) + 1))
     lists = (keys & np.uint64(0xFFFFFFFF)).astype("<u4"), np.minimum(counts, 255).astype("u1")
     return Part(
-        terms, starts.astype("<u8"), *lists, _sums(terms, starts, *lists), np.minimum(lengths, 65535).astype("<u2")
+        terms, starts.astype("<u8"), *lists, sums_of(terms, starts, *lists), np.minimum(lengths, 65535).astype("<u2")
     )
 
 
@@ -147,7 +147,7 @@ def merge_parts(parts: Sequence[Part], kept: Sequence[Numbers | None], folder: P
                 "starts": (starts[1:] + num_postings).astype("<u8"),
                 "docs": lists[0],
                 "counts": lists[1],
-                "sums": _sums(terms[is_left], starts, *lists),
+                "sums": sums_of(terms[is_left], starts, *lists),
             }.items():
                 _write(opened[name], values)
             num_postings += len(docs)
@@ -223,7 +223,8 @@ def _taken(
     return joined[0][order], joined[1][order], joined[2][order]
 
 
-def _sums(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Numbers:
+def sums_of(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Numbers:
+    """Sums of lists that stand one after the other."""
     bounds = starts.tolist()
     spans = zip(terms.tolist(), bounds, bounds[1:], strict=False)
     return np.array([_sum(term, docs[start:stop], counts[start:stop]) for term, start, stop in spans], "<u4")
