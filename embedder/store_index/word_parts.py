@@ -19,7 +19,12 @@ from embedder.store_index.analyser import Analyser, Terms, split
 from index.errors import RetrievalError
 
 DTYPES = {"terms": "u64", "starts": "u64", "docs": "u32", "counts": "u8", "sums": "u32", "lengths": "u16"}
-NUMPY = {"u64": np.dtype("<u8"), "u32": np.dtype("<u4"), "u16": np.dtype("<u2"), "u8": np.dtype("u1")}
+NUMPY: dict[str, np.dtype[Any]] = {
+    "u64": np.dtype("<u8"),
+    "u32": np.dtype("<u4"),
+    "u16": np.dtype("<u2"),
+    "u8": np.dtype("u1"),
+}
 MERGED_AT_ONCE = 1 << 21
 """Postings that a merge holds in memory: about 30 bytes each; more where one list is longer, which is not sorted."""
 
@@ -85,7 +90,8 @@ def map_numbers(path: Path) -> Numbers:
     dtype = NUMPY[path.suffix[1:]]
     if path.stat().st_size < dtype.itemsize:  # what is empty can't be mapped
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)
+    numbers: Numbers = np.memmap(path, dtype, "r").view(np.ndarray)
+    return numbers
 
 
 def part_of(captions: pa.Array, analyser: Analyser) -> Part:
@@ -232,7 +238,8 @@ def sums_of(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Nu
 
 def _sum(term: int, docs: Numbers, counts: Numbers) -> int:
     """Sum of a list, which differs for another term, too."""
-    return zlib.crc32(np.ascontiguousarray(counts), zlib.crc32(np.ascontiguousarray(docs), term & 0xFFFFFFFF))
+    first = zlib.crc32(np.ascontiguousarray(docs).data, term & 0xFFFFFFFF)
+    return zlib.crc32(np.ascontiguousarray(counts).data, first)
 
 
 def _write(file: BinaryIO, values: Numbers) -> None:
