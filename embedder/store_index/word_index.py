@@ -381,4 +381,5 @@ def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
 
 def _size(blocks: Iterable[pa.Array]) -> float:
     """Share of what may be analysed in memory that some blocks are."""
-    return sum(max(len(block) / BLOCK_ROWS, pc.sum(pc.binary_length(block)).as_py() / BLOCK_BYTES) for block in blocks)
+    sizes = ((len(block), int(pc.sum(pc.binary_length(block)).as_py())) for block in blocks)
+    return sum(max(rows / BLOCK_ROWS, size / BLOCK_BYTES) for rows, size in sizes)
