@@ -224,7 +224,7 @@ class IndexConfig(ConfigSection):
     max_drop: float = Field(0.02, ge=0, le=1, description="recall@10 that may be lost to the last published index")
     words: Analysis = Field(
         "unicode",
-        description="captions in hybrid search: cut into words by unicode; a language, as english, compares their stems; "
+        description="captions in hybrid search: unicode cuts them into words, a language, as english, compares stems; "
         "none makes no word index",
     )
 

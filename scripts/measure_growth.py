@@ -5,7 +5,8 @@
     python scripts/measure_growth.py --only names --names 2000000
     python scripts/measure_growth.py --only comparison --compared 2000000 20000000
     python scripts/measure_growth.py --only log --versions 1000 10000
-    python scripts/measure_growth.py --only driver --captions 1000000 --engine local
+    python scripts/measure_growth.py --only driver --embedded 1000000 --engine local
+    python scripts/measure_growth.py --only words --captions 1000000 10000000
 
 The default takes half an hour on two cores, nearly all of it for the 100,000 items.
 
@@ -24,7 +25,8 @@ scattered, the same 1 % again, and side by side. What bounds it is CPU a row; me
 (`embedder.ingest.hashed_rows`). The bytes written are told beside those of the changed rows.
 
 The log is that of a store with many publications, each of which added ten part files to both tables; the driver is the
-process of the command, while it embeds captions by a model of next to no work. The last line is one JSON document.
+process of the command, while it embeds captions by a model of next to no work. The word index of hybrid search is built
+of made-up captions, updated with 1 % of them, and asked (`growth.words`). The last line is one JSON document.
 """
 
 import argparse
@@ -38,6 +40,7 @@ from growth.driver import measure_driver, show_driver
 from growth.embedding import embed_items, show_costs, show_kinds
 from growth.log import measure_log, show_log
 from growth.names import measure_names, show_names
+from growth.words import measure_words, show_words
 
 NUM_ITEMS = (1000, 10_000, 100_000)
 PARTS_PER_VERSION = 10
@@ -49,12 +52,13 @@ def main() -> None:
     parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
     parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
     parser.add_argument(
-        "--only", choices=("items", "names", "comparison", "log", "driver"), help="leave the others out"
+        "--only", choices=("items", "names", "comparison", "log", "driver", "words"), help="leave the others out"
     )
     parser.add_argument("--compared", type=int, nargs="+", default=(200_000, 2_000_000), help="numbers of captions")
     parser.add_argument("--versions", type=int, nargs="+", default=(100, 1000), help="numbers of publications")
-    parser.add_argument("--captions", type=int, nargs="+", default=(20_000, 100_000), help="numbers to embed")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="of the captions")
+    parser.add_argument("--embedded", type=int, nargs="+", default=(20_000, 100_000), help="numbers of captions to embed")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="that embeds those")
+    parser.add_argument("--captions", type=int, nargs="+", default=(100_000, 1_000_000), help="numbers in a word index")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     options = parser.parse_args()
@@ -81,11 +85,16 @@ def main() -> None:
             show_log(found["log"])
         if options.only in (None, "driver"):
             found["driver"] = [
-                measure_driver(root / f"{number}-captions", number, options.engine, options.timeout)
-                for number in options.captions
+                measure_driver(root / f"{number}-embedded", number, options.engine, options.timeout)
+                for number in options.embedded
             ]
             print()
             show_driver(found["driver"])
+        if options.only in (None, "words"):
+            taken = [each for number in options.captions for each in measure_words(root / f"{number}-words", number)]
+            found["words"] = taken
+            print()
+            show_words(taken)
     print(json.dumps(found))
 
 

@@ -107,8 +107,8 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
         item_ids: ids of the items.
         confirm: show the plan and ask first.
     """
-    from embedder.store.purge.purge import purge as run_purge
     from embedder.store.layout import read_current
+    from embedder.store.purge.purge import purge as run_purge
     from embedder.store_index.keep_index import index_choice
     from embedder.store_index.keep_words import keep_words
     from embedder.store_index.versions import drop_copies

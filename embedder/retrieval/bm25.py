@@ -105,7 +105,9 @@ class CaptionWords:
                 try:
                     part.check(number)
                 except RetrievalError as error:
-                    raise RetrievalError(f"{self._index.folder}: the word index was altered ({error}); {CURE}") from None
+                    raise RetrievalError(
+                        f"{self._index.folder}: the word index was altered ({error}); {CURE}"
+                    ) from None
             if self._index.manifest.num_gone:
                 rows = self._index.rows[first : first + part.num_docs]
                 for at in range(start, stop, DOCS_AT_ONCE):
@@ -216,10 +218,12 @@ def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: i
         return np.zeros(len(docs))
     if len(docs) * SHARE_SCANNED < len(own):
         places = np.minimum(np.searchsorted(own, docs.astype(own.dtype)), len(own) - 1)
-        return np.where(own[places] == docs, counts[places], 0).astype(np.float64)
-    times = np.zeros(stop - start, np.uint8)
-    times[own - start] = counts
-    return times[docs - start].astype(np.float64)
+        times: Numbers = np.where(own[places] == docs, counts[places], 0).astype(np.float64)
+    else:
+        here = np.zeros(stop - start, np.uint8)
+        here[own - start] = counts
+        times = here[docs - start].astype(np.float64)
+    return times
 
 
 def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:

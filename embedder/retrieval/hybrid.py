@@ -36,6 +36,7 @@ class HybridRanker:
         live = np.flatnonzero(vectors.is_live)
         self._vector_rows: Rows = np.full(num_rows, -1, np.int64)
         self._vector_rows[table_rows[live]] = live
+        self._has_vector: Mask = self._vector_rows >= 0
 
     def rank(
         self,
@@ -64,9 +65,10 @@ class HybridRanker:
 
     def _allowed(self, among: Among | None) -> Mask:
         """Mask of the rows of the table that are allowed."""
-        allowed = self._vector_rows >= 0
-        if among is not None:
-            allowed[allowed] = is_among(among, self._vector_rows[allowed])
+        if among is None:
+            return self._has_vector
+        allowed = self._has_vector.copy()
+        allowed[allowed] = is_among(among, self._vector_rows[allowed])
         return allowed
 
     def _fuse(self, ranking: Ranking, query: Floats, table_rows: Rows, min_score: float | None) -> Ranking:

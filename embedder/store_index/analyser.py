@@ -6,7 +6,7 @@ so of all captions it sees each different token once:
 - `unicode`: case, accents, vowel signs of Arabic and Hebrew, and forms of characters make no difference (NFKD, case
   folding, NFKC). Emoji and other symbols are terms. Scripts without spaces between words (Chinese, Japanese, Korean,
   Thai, Lao, Khmer, Burmese) give each character and each pair of neighbours; a query asks for the pairs.
-- a language, as `english`: the same, and words are compared by their stems, as the Snowball stemmer of PyStemmer has it.
+- a language, as `english`: the same, and words are compared by their stems, by the Snowball stemmers of PyStemmer.
 
 Source: the bigrams are those of Lucene's CJKBigramFilter.
 """

@@ -172,5 +172,5 @@ def _added(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest
                 files.confirm_lease()
                 files.upload(Path(name) / file_name, words_path(version, file_name))
     if manifest.num_captions:
-        LOG.info(f"words: {manifest.num_captions:,} captions, {manifest.build_s:.1f} s")
+        LOG.debug(f"words: {manifest.num_captions:,} captions, {manifest.build_s:.1f} s")
     return manifest.num_captions > 0

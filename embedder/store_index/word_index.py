@@ -3,8 +3,8 @@
 Built by streaming the captions, in the memory of one block and of one list while parts are merged. An update analyses
 the captions of new rows alone: those of part files that both versions have keep their place in the files, and of files
 that were written anew, rows are found again by a hash of id, segment and caption. Captions that are gone stay in the
-lists, without a row, until a quarter of all are; what a query counts leaves them out, so that a version that was updated
-ranks as one that was built.
+lists, without a row, until a quarter of all are; a query doesn't count them, so that a version that was updated ranks
+as one that was built.
 """
 
 import os
@@ -40,7 +40,7 @@ ROWS_NAME = "rows.u32"
 CURE = "`embedder index build` makes it anew"
 NO_ROW = 0xFFFFFFFF
 """Row of a caption that is gone."""
-BLOCK_ROWS, BLOCK_BYTES = 250_000, 16 << 20  # of captions that are analysed in memory
+BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # of captions that are analysed in memory
 FAN = 16  # parts of about one size that are merged while an index is built
 SMALL_ROWS = 25_000  # parts of so many captions are merged with any that follows
 MAX_GONE = 0.25  # share of captions without a row, above which all parts are merged
@@ -225,7 +225,7 @@ def _move(rows: Numbers, firsts: Numbers, shifts: Numbers, is_gone: Numbers) -> 
 
 
 def _hashed(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
-    """Hash of id, segment and caption of each row of some files, the captions, and the rows' numbers; piece by piece."""
+    """Hashes of id, segment and caption of the rows of some files, the captions, and the rows; piece by piece."""
     import duckdb
 
     starts, sizes = _starts(table), {part.path: part.num_rows for part in table.parts()}
@@ -236,9 +236,9 @@ def _hashed(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers,
             if waiting and (path is None or num_rows >= ROWS_PER_PIECE):
                 keys = table.read(KEYS, waiting)
                 connection.register("keys", keys)
-                found = connection.execute("SELECT hash(item_id, segment, caption) AS key FROM keys").to_arrow_table()
+                found = connection.execute("SELECT hash(item_id, segment, caption) AS key FROM keys").fetchnumpy()
                 places = [np.arange(sizes[each], dtype=np.int64) + starts[each] for each in waiting]
-                yield found["key"].to_numpy(), keys["caption"], np.concatenate(places)
+                yield np.asarray(found["key"]), keys["caption"], np.concatenate(places)
                 connection.unregister("keys")
                 waiting, num_rows = [], 0
             if path is not None:
@@ -381,6 +381,5 @@ def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
 
 def _size(blocks: Iterable[pa.Array]) -> float:
     """Share of what may be analysed in memory that some blocks are."""
-    return sum(max(len(block) / BLOCK_ROWS, pc.sum(pc.binary_length(block)).as_py() / BLOCK_BYTES) for block in blocks)
-
-
+    sizes = ((len(block), int(pc.sum(pc.binary_length(block)).as_py())) for block in blocks)
+    return sum(max(rows / BLOCK_ROWS, size / BLOCK_BYTES) for rows, size in sizes)

@@ -19,7 +19,12 @@ from embedder.store_index.analyser import Analyser, Terms, split
 from index.errors import RetrievalError
 
 DTYPES = {"terms": "u64", "starts": "u64", "docs": "u32", "counts": "u8", "sums": "u32", "lengths": "u16"}
-NUMPY = {"u64": np.dtype("<u8"), "u32": np.dtype("<u4"), "u16": np.dtype("<u2"), "u8": np.dtype("u1")}
+NUMPY: dict[str, np.dtype[Any]] = {
+    "u64": np.dtype("<u8"),
+    "u32": np.dtype("<u4"),
+    "u16": np.dtype("<u2"),
+    "u8": np.dtype("u1"),
+}
 MERGED_AT_ONCE = 1 << 21
 """Postings that a merge holds in memory: about 30 bytes each; more where one list is longer, which is not sorted."""
 
@@ -85,7 +90,8 @@ def map_numbers(path: Path) -> Numbers:
     dtype = NUMPY[path.suffix[1:]]
     if path.stat().st_size < dtype.itemsize:  # what is empty can't be mapped
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)
+    numbers: Numbers = np.memmap(path, dtype, "r").view(np.ndarray)
+    return numbers
 
 
 def part_of(captions: pa.Array, analyser: Analyser) -> Part:
@@ -112,7 +118,7 @@ def part_of(captions: pa.Array, analyser: Analyser) -> Part:
     starts = np.searchsorted(keys >> np.uint64(32), np.arange(len(terms) + 1))
     lists = (keys & np.uint64(0xFFFFFFFF)).astype("<u4"), np.minimum(counts, 255).astype("u1")
     return Part(
-        terms, starts.astype("<u8"), *lists, _sums(terms, starts, *lists), np.minimum(lengths, 65535).astype("<u2")
+        terms, starts.astype("<u8"), *lists, sums_of(terms, starts, *lists), np.minimum(lengths, 65535).astype("<u2")
     )
 
 
@@ -147,7 +153,7 @@ def merge_parts(parts: Sequence[Part], kept: Sequence[Numbers | None], folder: P
                 "starts": (starts[1:] + num_postings).astype("<u8"),
                 "docs": lists[0],
                 "counts": lists[1],
-                "sums": _sums(terms[is_left], starts, *lists),
+                "sums": sums_of(terms[is_left], starts, *lists),
             }.items():
                 _write(opened[name], values)
             num_postings += len(docs)
@@ -223,7 +229,8 @@ def _taken(
     return joined[0][order], joined[1][order], joined[2][order]
 
 
-def _sums(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Numbers:
+def sums_of(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Numbers:
+    """Sums of lists that stand one after the other."""
     bounds = starts.tolist()
     spans = zip(terms.tolist(), bounds, bounds[1:], strict=False)
     return np.array([_sum(term, docs[start:stop], counts[start:stop]) for term, start, stop in spans], "<u4")
@@ -231,7 +238,8 @@ def _sums(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Numb
 
 def _sum(term: int, docs: Numbers, counts: Numbers) -> int:
     """Sum of a list, which differs for another term, too."""
-    return zlib.crc32(np.ascontiguousarray(counts), zlib.crc32(np.ascontiguousarray(docs), term & 0xFFFFFFFF))
+    first = zlib.crc32(np.ascontiguousarray(docs).data, term & 0xFFFFFFFF)
+    return zlib.crc32(np.ascontiguousarray(counts).data, first)
 
 
 def _write(file: BinaryIO, values: Numbers) -> None:

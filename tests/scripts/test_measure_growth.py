@@ -111,6 +111,18 @@ def test_a_command_that_fails_ends_the_measurement():
 
 
 @pytest.mark.slow
+def test_a_word_index_is_built_updated_and_asked(tmp_path, capsys):
+    from growth.words import STEPS, measure_words, show_words
+
+    taken = measure_words(tmp_path / "s", 3000)
+    assert [row["step"] for row in taken] == list(STEPS)
+    assert taken[-1]["p50_ms"] > 0 and taken[-1]["index_mib"] > 0
+    capsys.readouterr()
+    show_words(taken)
+    assert len(capsys.readouterr().out.splitlines()) == len(taken)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_items_are_embedded_and_the_last_line_is_json():
     found = found_by(
@@ -122,8 +134,10 @@ def test_items_are_embedded_and_the_last_line_is_json():
         50,
         "--versions",
         3,
-        "--captions",
+        "--embedded",
         60,
+        "--captions",
+        40,
         "--timeout",
         180,
         timeout_s=400,

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from index_stores import indexed_run, item
 
-from embedder.retrieval.bm25 import B, K1, CaptionWords
+from embedder.retrieval.bm25 import K1, B, CaptionWords
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.tables import RecordTable
@@ -68,4 +68,15 @@ def terms_of(text: str, analyser: str) -> list[str]:
     return [*asked, *"".join(word for word in text.split() if "京" in word)]
 
 
-QUERIES = ["sea", "the", "the café", "red boat", "京都", "都", "🐱 🐱 sun", "sea sun sand boat car red blue the", "zebra", ""]
+QUERIES = [
+    "sea",
+    "the",
+    "the café",
+    "red boat",
+    "京都",
+    "都",
+    "🐱 🐱 sun",
+    "sea sun sand boat car red blue the",
+    "zebra",
+    "",
+]

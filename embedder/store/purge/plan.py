@@ -72,8 +72,8 @@ class PurgePlan:
         names: ids and URIs that the store is searched for.
         rewritten: part files that some readable publication needs: they are rewritten in place, without the items.
         published: those of them whose other rows are published again, as new files.
-        deleted: files that are useless without the items, in the order of their deletion: index versions, word indexes, journal
-            entries, lists of ids, what a killed run was given to read, part files of no publication.
+        deleted: files that are useless without the items, in the order of their deletion: index versions, word
+            indexes, journal entries, lists of ids, what a killed run was given to read, part files of no publication.
         changed: texts in which the names are redacted, and entries of the tables' logs that mention the items or a
             rewritten part file.
         indexes: folders of the index versions in `deleted`.

@@ -141,7 +141,9 @@ def test_what_was_damaged_is_built_again(cached, damage, monkeypatch):
 
 def test_another_publication_has_an_index_of_its_own(tmp_path):
     for number in range(2):
-        store = searchable(tmp_path / f"s{number}", picture("a", 0, caption=f"word{number}"), picture("b", 10), words="none")
+        store = searchable(
+            tmp_path / f"s{number}", picture("a", 0, caption=f"word{number}"), picture("b", 10), words="none"
+        )
         assert hybrid(store, f"word{number}")[0].words_rank == 1
     assert len(kept()) == 2
 
