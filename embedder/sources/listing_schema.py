@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -77,7 +78,12 @@ def time_text(mtime_ns: int) -> str:
     """Write a modification time as UTC ISO 8601 with nanoseconds; a time beyond the calendar as its number."""
     seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
     try:
-        moment = datetime.fromtimestamp(seconds, UTC)
+        return f"{_second_text(seconds)}.{nanoseconds:09d}Z"
     except (OverflowError, ValueError, OSError):
         return f"@{mtime_ns}ns"
-    return f"{moment.isoformat()[:SECONDS]}.{nanoseconds:09d}Z"  # half the time of a format string
+
+
+@lru_cache(maxsize=4096)
+def _second_text(seconds: int) -> str:
+    """Write a second, in which many files of an archive were often written."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:SECONDS]

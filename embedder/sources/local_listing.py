@@ -50,12 +50,15 @@ def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:
 
 def stem_of(name: str) -> str:
     """Cut the last suffix off a name; what a file and its sidecar share."""
+    stem, _, suffix = name.rpartition(".")
+    if stem and stem[-1] not in "./" and "/" not in suffix:  # nearly all, in a quarter of the time
+        return stem
     return os.path.splitext(name)[0]  # noqa: PTH122 (a million names: no Path objects)
 
 
 def _stem_first(name: str) -> str:
-    stem, suffix = os.path.splitext(name)  # noqa: PTH122
-    return f"{stem}\0{suffix}"  # no name holds a NUL, so all suffixes of one stem stay together
+    stem = stem_of(name)
+    return f"{stem}\0{name[len(stem) :]}"  # no name holds a NUL, so all suffixes of one stem stay together
 
 
 def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:

@@ -93,16 +93,16 @@ def _folders_to_list(store: Any, key: str) -> Iterator[Begin[pa.Table]]:
         return
     first = pa.table(first)
     if not _is_worth_parts(first["path"].to_pylist(), key):
-        yield lambda: _tables(chain([first], pages))
+        yield partial(_tables, chain([first], pages))
         return
     found = store.list_with_delimiter(key or None, return_arrow=True)
-    yield lambda: _tables([found["objects"]])
+    yield partial(_tables, [found["objects"]])
     folders = found["common_prefixes"]
     for folder in folders:
         if len(folders) < NUM_AHEAD:
             yield from _folders_to_list(store, folder)
         else:
-            yield lambda folder=folder: _tables(store.list(folder, chunk_size=CHUNK_NAMES, return_arrow=True))
+            yield partial(_whole, store, folder)
 
 
 def _is_worth_parts(names: Sequence[str], key: str) -> bool:
@@ -110,6 +110,10 @@ def _is_worth_parts(names: Sequence[str], key: str) -> bool:
     inside = [_relative(name, key).partition("/") for name in names]
     folders = Counter(folder for folder, slash, _ in inside if slash)
     return len(names) >= PAGE_NAMES and 2 * folders.total() > len(names) and len(folders) <= MAX_FOLDERS
+
+
+def _whole(store: Any, folder: str) -> Generator[pa.Table]:
+    yield from _tables(store.list(folder, chunk_size=CHUNK_NAMES, return_arrow=True))
 
 
 def _tables(pages: Iterable[Any]) -> Generator[pa.Table]:

@@ -74,7 +74,7 @@ class _Run:
     def __init__(self, file: SpillFile, places: Sequence[tuple[int, int]]) -> None:
         self._file, self._places = file, iter(places)
         self._next = next(self._places, None)
-        self.rows: pa.Table | None = None
+        self.rows = pa.table({})
 
     @property
     def has_more(self) -> bool:
@@ -83,14 +83,12 @@ class _Run:
 
     def load(self) -> bool:
         """Have a row in memory, if there is one left."""
-        while (self.rows is None or not self.rows.num_rows) and self._next is not None:
+        while not self.rows.num_rows and self._next is not None:
             self.rows, self._next = self._file.read(*self._next), next(self._places, None)
-        return self.rows is not None and self.rows.num_rows > 0
+        return bool(self.rows.num_rows)
 
     def take(self, num_rows: int | None) -> pa.Table:
         """Take the first rows of those in memory; none: all."""
-        if self.rows is None:
-            raise ValueError("nothing is loaded")
         taken = self.rows if num_rows is None else self.rows.slice(0, num_rows)
         self.rows = self.rows.slice(taken.num_rows)
         return taken

@@ -121,13 +121,12 @@ def _plain_rows(chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[st
     else:
         return None
     captions = [text if text and not text.isspace() else None for text in _captions(chunk, names.caption, file)]
-    if cells is None and None in captions:
-        return None
     if cells is None:
-        uris, modified = (
-            _joined(row_uri(file.uri, start).removesuffix(str(start)), numbers),
-            pa.array(map(_digest, captions), pa.string()),
-        )
+        texts = [text for text in captions if text is not None]
+        if len(texts) < chunk.num_rows:
+            return None
+        uris = _joined(row_uri(file.uri, start).removesuffix(str(start)), numbers)
+        modified = pa.array(map(_digest, texts), pa.string())
     else:
         in_group = pc.add(numbers, chunk.start_in_group - start)
         uris = _joined(cell_prefix(file.uri, cells.name, chunk.row_group), in_group)

@@ -68,6 +68,7 @@ WHAT = ["all new, --dry-run", "make the store", "unchanged", "1 % changed, --dry
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)
 def test_objects_of_a_bucket_are_listed_and_compared(tmp_path):
     from growth.bucket import measure_bucket
 

@@ -26,7 +26,7 @@ def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
         listing: `uri`, `modified`, `caption`, `error_type` and carried columns.
         settings: `revalidate`, and the limits of the requests.
     """
-    if not pc.any(pc.match_substring_regex(listing["uri"], "^https?://", ignore_case=True)).as_py():
+    if not pc.any(pc.match_substring_regex(listing["uri"].cast(pa.string()), "^https?://", ignore_case=True)).as_py():
         return listing
     uris, errors, modified = (listing[name].to_pylist() for name in ("uri", "error_type", "modified"))
     is_asked = (

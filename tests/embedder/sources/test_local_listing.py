@@ -3,6 +3,7 @@ import re
 import socket
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from embedder.errors import SourceError
 from embedder.sources import local_listing
 from embedder.sources.listing import list_sources
 from embedder.sources.listing_schema import time_text
+from embedder.sources.local_listing import stem_of
 
 
 def test_ids_are_relative_posix_paths_with_their_suffix(make_files, list_items):
@@ -292,3 +294,8 @@ def test_twenty_thousand_files_are_listed_fast_and_in_order(tmp_path):
     ids = [item for table in tables for item in table["item_id"].to_pylist()]
     assert ids == [f"{folder:02d}/{number:04d}.jpg" for folder in range(20) for number in range(500)]
     assert taken_s < 5, "seconds of CPU"
+
+
+def test_the_stem_is_that_of_the_standard_library_whatever_dots_and_slashes_there_are():
+    names = ["".join(letters) for length in range(7) for letters in product("a./b", repeat=length)]
+    assert [stem_of(name) for name in names] == [os.path.splitext(name)[0] for name in names]  # noqa: PTH122
