@@ -1,8 +1,8 @@
 """Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries.
 
-A graph of some ten thousand vectors takes longer to build than all of a table's lists. So candidates are measured in the order in
-which they may win, and no longer than one still may: the smallest first where a latency is asked for; else those that
-were the fastest on a small sample, on which all are measured.
+A graph of some ten thousand vectors takes longer to build than all of a table's lists. So candidates are measured in
+the order in which they may win, and no longer than one still may: the smallest first where a latency is asked for; else
+those that were the fastest on a small sample, on which all are measured.
 """
 
 from collections.abc import Sequence
