@@ -20,6 +20,7 @@ NUM_TRIED = 32_768
 # Rows of the small sample, a second for a graph; and how much slower than the best one a candidate may be there and
 # still win on the large one. It may miss the recall by a little, too.
 NUM_SCREENED, _SLACK, _RECALL_SLACK = 10_000, 1.5, 0.01
+_FEW = 2  # candidates, as where memory is short, that are measured on the large sample at once
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def choose(
     elif not keeps(trials[0], constraints, constraints.exact_latency_ms):
         if constraints.latency_ms is not None:
             others.sort(key=lambda design: design.estimated_bytes(table.num_vectors, table.dim))
-        elif min(table.num_vectors, NUM_TRIED) > 2 * NUM_SCREENED:
+        elif len(others) > _FEW and min(table.num_vectors, NUM_TRIED) > 2 * NUM_SCREENED:
             small = DesignTrials(table, NUM_SCREENED, measured, projections, constraints.recall)
             screened = {design: small.measure(design) for design in others}
             others.sort(key=lambda design: _screened_cost(screened[design], constraints))
