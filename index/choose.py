@@ -69,7 +69,8 @@ def choose(
         return DesignChoice((requested,), (), projections)
     exact, *others = _candidates(table, projections.useful_widths(), constraints, measure_all=measure_all)
     large = DesignTrials(table, NUM_TRIED, measured, projections, constraints.recall)
-    trials, screened = [large.measure(exact)], {}
+    trials = [large.measure(exact)]
+    screened: dict[Design, DesignTrial] = {}
     if measure_all:
         trials += [large.measure(design) for design in others]
     elif not keeps(trials[0], constraints, constraints.exact_latency_ms):
