@@ -93,7 +93,7 @@ def choose(
 
 
 def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, float]:
-    allowed = replace(constraints, recall=constraints.recall - _RECALL_SLACK)
+    allowed = replace(constraints, recall=max(constraints.recall - _RECALL_SLACK, _RECALL_SLACK))
     return not keeps(trial, allowed, None), trial.expected_latency_ms
 
 
