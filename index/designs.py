@@ -48,7 +48,7 @@ _SMALL_CODES = re.compile(r"PQ|RaBitQ")
 _PARTS_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
 _CODE_BYTES = {"Flat": 4.0, "SQfp16": 2.0, "SQ8": 1.0}  # of one dimension
 _CODE_GROUPS = re.compile(r"PQ(\d+)x4fs")
-_BIT_BYTES = 1 / 8  # of one dimension of RaBitQ's
+_BIT_BYTES, _FACTOR_BYTES = 1 / 8, 8  # of one dimension of RaBitQ's, and of the factors of a vector
 _GRAPH_BYTES, _LIST_BYTES, _PLACE_BYTES = 272, 8, 4  # of a vector: 64 links and more above, its row number, its place
 _NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small codes are no cosines: re-rank
 
@@ -114,7 +114,9 @@ class Design:
         """Estimate the memory of the index, without centroids; known before it is built."""
         code, width = self.factory.rsplit(",", maxsplit=1)[-1], self.projection or dim
         groups = _CODE_GROUPS.search(code)
-        of_code = int(groups.group(1)) / 2 if groups else width * _CODE_BYTES.get(code, _BIT_BYTES)
+        of_code = width * _CODE_BYTES[code] if code in _CODE_BYTES else width * _BIT_BYTES + _FACTOR_BYTES
+        if groups:
+            of_code = int(groups.group(1)) / 2
         links = _GRAPH_BYTES if self.kind == "hnsw" else _LIST_BYTES if self.kind == "ivf" else 0
         places = _PLACE_BYTES if self.in_parts else 0
         return num_vectors * (of_code + links + places + (0 if self.on_disk else self.row_code_bytes(dim)))

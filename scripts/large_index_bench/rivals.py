@@ -63,7 +63,7 @@ def mapped(folder: Path, settings: dict) -> np.ndarray:
 
 def powers(most: int, least: int = 1) -> list[int]:
     """Powers of two from one number to another, and halves between them."""
-    values = {least << n for n in range(40)} | {3 * least << n >> 1 for n in range(1, 40)}
+    values = {least << n for n in range(40)} | {3 * least << n >> 1 for n in range(40)}
     return sorted(value for value in values if value <= most)
 
 
