@@ -198,7 +198,7 @@ def hangs_and_is_tried_again(make_run, tmp_path, tiny_model, second, engine):
     flag, shades = hanging(tmp_path, timeout_s=10.0, batch_size=1)
     names = {"name": "names", "uri": second, "sides": ["text"], "text_of": "shades.top"}
     models = [{"uri": str(tiny_model)}, shades, names]
-    config = make_run(source, model=models, engine=engine, max_reject_fraction=0.5)
+    config = make_run(source, model=models, engine=engine, max_reject_fraction=0.5, no_progress_timeout_s=200)
 
     embed(config)
 
