@@ -7,7 +7,7 @@ R@10 and disagree on many queries. A trial is called equal where no interval lea
 groups and all queries together. At 95 % confidence 950 of 1,000 are expected, give or take 14 by chance alone.
 
 Power: the second model loses a stated difference in one group; how often is that shown, and how often was told?
-Ends with one JSON line; exit 1 where the figures are out of bounds. CPU-bound, in NumPy, one thread: some minutes.
+Ends with one JSON line; exit 1 where the figures are out of bounds. CPU-bound, in NumPy, one thread: a minute.
 """
 
 import argparse

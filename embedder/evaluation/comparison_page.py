@@ -252,7 +252,7 @@ def _sides(before: ComparedSide, after: ComparedSide) -> str:
         )
     ]
     note = "Of the run that computed the vectors, by its report, and of the index that is published."
-    return _table("side", note, ("", "first", "second"), rows)
+    return _table("side", note, ("what", "first", "second"), rows)
 
 
 def _figure(value: str | None) -> str:

@@ -208,7 +208,7 @@ def interval(differences: Floats, level: float, num_resamples: int = NUM_RESAMPL
 def _percentiles_of_hits(differences: Floats, outside: float) -> tuple[float, float]:
     """Both percentiles of the mean of a resample of -1, 0 and 1.
 
-    The sum of Q draws has the distribution of one draw, convolved Q times with itself: a power of its Fourier transform.
+    The sum of Q draws has the distribution of one draw, convolved with itself: a power of its Fourier transform.
 
     Args:
         differences: float64 (Q,).

@@ -86,6 +86,7 @@ def test_captions_that_all_lie_at_one_end_rank_the_pictures_by_distance(make_sto
     assert found.model.mrr.value == pytest.approx(np.mean(1 / np.arange(1, NUM + 1)))
     assert [each.rank for each in found.hard] == list(range(NUM, NUM - 20, -1))
     assert found.hard[0].query == f"number {NUM - 1}" and found.model.ndcg_at_10 is None
+    assert any("hard queries" in str(getattr(part, "columns", [""])[0]) for part in evaluation_parts(found))
     ten = found.model.r_at[10]
     assert 0 < ten.low < ten.value < ten.high < 1
 
@@ -161,6 +162,7 @@ def test_grades_of_a_file_weigh_in_ndcg(make_store, tmp_path):
     found = run(make_store(pictures()), queries=str(tmp_path / "judged.parquet"))
     reached, best = 1 + 7 / np.log2(5), 7 + 1 / np.log2(3)
     assert found.model.ndcg_at_10.value == pytest.approx(reached / best) and not found.hard
+    assert evaluation_parts(found)
 
 
 def test_a_tracker_is_told_the_figures_the_curve_and_both_files(make_store, tmp_path, monkeypatch):

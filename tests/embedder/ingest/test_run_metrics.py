@@ -36,6 +36,8 @@ SETTINGS = {
     "decode": {"items_per_task": 2},
 }
 
+RAYS_OWN = {"datasets_stats_actor", "AutoscalingCoordinator", "ActorLocationTracker"}
+"""Actors of Ray Data itself, one each, which it asks for anew from time to time."""
 ON_RAY = SETTINGS | {"engine": "ray", "no_progress_timeout_s": 600}
 
 
@@ -131,7 +133,8 @@ def test_metrics_take_not_one_ray_task_or_actor_more(make_run, source, tmp_path,
     def counted(remote):
         def counting(self, *arguments, **options):
             own = getattr(self, "_function_name", None) or self.__ray_metadata__.class_name
-            submitted.append(options.get("name") or own)
+            if (name := options.get("name") or own) not in RAYS_OWN:
+                submitted.append(name)
             return remote(self, *arguments, **options)
 
         return counting
@@ -145,7 +148,7 @@ def test_metrics_take_not_one_ray_task_or_actor_more(make_run, source, tmp_path,
         assert report.engine == "ray" and len(report.metrics) == len(metrics)
         counts.append(Counter(submitted))
         submitted.clear()
-    assert counts[0].total() > 5 and any("write" in name.lower() for name in counts[0]), counts[0]
+    assert any("write" in name.lower() for name in counts[0]), counts[0]
     assert counts[1] == counts[0]
 
 

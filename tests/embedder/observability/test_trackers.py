@@ -223,9 +223,7 @@ def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
     plan = json.loads(Path(client.download_artifacts(run.info.run_id, "plan.json", str(tmp_path))).read_text())
     assert len(plan["stages"]) >= 1
     with Image.open(client.download_artifacts(run.info.run_id, "contact_sheet.png", str(tmp_path))) as sheet:
-        assert sheet.width > 5 * 160 and len(set(sheet.convert("RGB").get_flattened_data())) > 8, (
-            "images, not paper alone"
-        )
+        assert sheet.width > 5 * 160 and len(sheet.convert("RGB").getcolors(1 << 20)) > 8, "images, not paper alone"
 
 
 @contextmanager
