@@ -177,6 +177,7 @@ def judge(folder: Path, data: Path, style: str, work: Path) -> dict[str, float]:
 def measure_speeds(teacher: Path, student: Path) -> dict[str, Any]:
     """Forward passes a second of both, in turns; the medians, and the ratios of the turns' medians."""
     models = {name: load(folder) for name, folder in (("teacher", teacher), ("student", student))}
+    torch.set_num_threads(1)  # waiting threads would count as work
     found: dict[str, dict[str, list[float]]] = {side: {name: [] for name in models} for side in ("images", "captions")}
     side = next(iter(models.values())).config.preprocess.image_size
     pixels = torch.randint(0, 256, (SPEED_ROWS, side, side, 3), dtype=torch.uint8)

@@ -66,13 +66,11 @@ def test_losses_have_the_values_of_numpy():
 def taught(config, number, teacher, known=None):
     """A batch with the vectors that another model has of it; of the rows beyond `known` it has none."""
     batch = make_train_batch(config, number)
-    images, captions = (
-        teacher.encode_images(batch.pixels),
-        teacher.encode_captions(batch.token_ids, batch.token_lengths),
-    )
+    images = teacher.encode_images(batch.pixels).clone()  # outside of inference mode it may be changed
+    captions = teacher.encode_captions(batch.token_ids, batch.token_lengths).clone()
     for rows in (images, captions):
-        rows[known if known is not None else len(rows) :] = float("nan")
-    return replace(batch, teacher_images=images.clone(), teacher_captions=captions.clone())
+        rows[len(rows) if known is None else known :] = float("nan")
+    return replace(batch, teacher_images=images, teacher_captions=captions)
 
 
 @pytest.fixture(scope="module")
