@@ -103,16 +103,15 @@ def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
     opened = open_store(store, model=teacher.store_model, version=teacher.publication)
     where = f"teacher {opened.files.address}"
     rows = _rows_of(opened, where)
-    places = pc.index_in(items.listing["item_id"], value_set=rows["item_id"].combine_chunks())
-    known = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
+    theirs = rows["item_id"].combine_chunks().cast(pa.string())
+    places = pc.fill_null(pc.index_in(items.listing["item_id"].cast(pa.string()), value_set=theirs), -1).to_numpy()
+    known = np.flatnonzero(places >= 0)
     if not len(known):
-        theirs, ours = (str(each["item_id"][0]) for each in (rows, items.listing))
         raise SourceError(
-            f"{where}: it has vectors of none of {counted(len(items), 'item')} to train on (it has {theirs!r}, the "
-            f"sources list {ours!r}); {CURE}"
+            f"{where}: it has vectors of none of {counted(len(items), 'item')} to train on (it has "
+            f"{theirs[0].as_py()!r}, the sources list {items.listing['item_id'][0].as_py()!r}); {CURE}"
         )
-    needed = rows.take(places.take(pa.array(known)))
-    vectors = _vectors_of(needed, where)
+    vectors = _vectors_of(rows.take(pa.array(places[known])), where)
     joined = replace(items.take(known), teacher=vectors)
     LOG.info(
         f"{where}: {len(known):,} of {counted(len(items), 'item')} to train on are in it; "

@@ -62,7 +62,6 @@ def test_the_teacher_alone_trains_a_pruned_student_the_same_each_time_and_resume
     assert whole.teacher.dim == 24
     lines = [line for line in metrics(tmp_path / "a" / "run") if line["kind"] == "train"]
     assert all(line["loss"] == pytest.approx(line["vector_loss"] + line["similarity_loss"]) for line in lines)
-    assert lines[-1]["loss"] < lines[0]["loss"]
     assert load_model_config(tmp_path / "a" / "run" / "last").num_layers == {"vision": 2, "text": 2}
     assert "learnt from the vectors of" in str(train_parts(whole)[0])
 
@@ -87,7 +86,7 @@ def test_items_that_the_teacher_lacks_or_has_of_another_content_are_left_out_and
         row["title"] = f"{row['title']}, again"  # four have changed
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     options = {"model": str(tiny_model), "teacher": {"store": str(store)}, "validation": {"fraction": 0.0}}
-    report = train(training(source, tmp_path / "run", **options, train={"num_steps": 4}))
+    report = train(training(source, tmp_path / "run", **options, batch_size=20, train={"num_steps": 3}))
     found = report.teacher
     assert (found.num_joined, found.num_missing, found.num_stale) == (60, 6, 4)
     assert (report.num_items, report.num_rejected) == (60, 0)
