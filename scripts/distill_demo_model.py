@@ -107,9 +107,9 @@ def embedding(data: Path, styles: list[str], store: Path) -> dict[str, Any]:
     }
 
 
-def sources(data: Path, styles: list[str], **more: Any) -> list[dict[str, Any]]:
+def sources(data: Path, styles: list[str]) -> list[dict[str, Any]]:
     """The styles as sources."""
-    return [{"path": str(data / f"{style}.parquet"), "columns": COLUMNS, **more} for style in styles]
+    return [{"path": str(data / f"{style}.parquet"), "columns": COLUMNS, "name": style} for style in styles]
 
 
 def training(
