@@ -176,7 +176,8 @@ def test_a_store_that_can_teach_nothing_is_refused_in_one_line(store, pairs, tin
     change, message = BAD[kind]
     opened = ChangedStore(embedder.open_store(str(store)), change)
     monkeypatch.setattr(teacher_module, "open_store", lambda *_, **__: opened)
-    config = training(pairs, tmp_path / "run", model=str(tiny_model), teacher={"store": str(store)})
+    options = {"model": str(tiny_model), "teacher": {"store": str(store)}, "validation": {"fraction": 0.0}}
+    config = training(pairs, tmp_path / "run", **options)
     with pytest.raises((SourceError, StoreError), match=message) as error:
         train(config)
     assert "\n" not in str(error.value)
