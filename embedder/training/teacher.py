@@ -6,6 +6,7 @@ content versions are hashes. What the teacher lacks, or has of another content, 
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,15 +64,9 @@ def teacher_store(config: TrainConfig, teacher: TeacherConfig, outputs: Outputs)
         return teacher.store
     LOG.info(f"embedding the items with the teacher {teacher.model} into {outputs.teacher}")
     taken = ("source", "decode", "web", "engine", "ray_address", "max_reject_fraction", "no_progress_timeout_s")
-    device = {"device": "auto"} if config.device == "auto" else {"device": config.device.partition(":")[0]}
-    run = RunConfig(
-        model=teacher.model,
-        store=str(outputs.teacher),
-        index=IndexConfig(build=False),
-        **device,
-        **{name: getattr(config, name) for name in taken},
-    )
-    embed(run)
+    own: dict[str, Any] = {name: getattr(config, name) for name in taken}
+    own |= {"device": config.device.partition(":")[0], "index": IndexConfig(build=False)}
+    embed(RunConfig(model=teacher.model, store=str(outputs.teacher), **own))
     return str(outputs.teacher)
 
 
