@@ -79,7 +79,9 @@ def test_the_values_of_the_configurations_are_read(tmp_path):
     (run,) = (block for page, block in TOML if page == "README.md")
     (tmp_path / "run.toml").write_text(run)
     assert load_config(tmp_path / "run.toml").source[0].columns.id == "sku"
-    (train,) = (block for page, block in TOML if page == "docs/training.md")
+    train, distill = (block for page, block in TOML if page == "docs/training.md")
+    (tmp_path / "distill.toml").write_text(distill)
+    assert load_train_config(tmp_path / "distill.toml").teacher.pairs == 0
     (tmp_path / "train.toml").write_text(train)
     assert load_train_config(tmp_path / "train.toml").train.num_steps == 20000
 

@@ -58,6 +58,11 @@ def train_parts(report: "TrainReport") -> list[RenderableType]:
         f"{duration_text(round(report.train_s, 1))} on {report.device}; "
         f"{counted(report.num_cached, 'decoded image')} kept in memory ({size_text(report.cached_bytes)})"
     ]
+    if (teacher := report.teacher) is not None:
+        lines[0] = (
+            f"{lines[0]}; learnt from the vectors of {counted(teacher.num_joined - teacher.num_stale, 'item')} in "
+            f"{teacher.store}, {teacher.num_missing:,} not in it and {teacher.num_stale:,} stale left out"
+        )
     if report.best is not None:
         lines.append(f"best at step {report.best['step']:,}: {describe(report.best)}")
     lines.append(f"model: {report.model}; the last one: {report.last}")

@@ -58,7 +58,7 @@ class TeacherVectors:
     @property
     def dim(self) -> int:
         """Size of the teacher's space, F."""
-        return self.images.shape[1]
+        return int(self.images.shape[1])
 
     def take(self, positions: Keys) -> "TeacherVectors":
         """Those of some of the items."""

@@ -198,6 +198,8 @@ def _start(config: TrainConfig, folder: Path, outputs: Outputs) -> Path:
     """
     if (kept := config.kept_layers) is None:
         return folder
+    if not outputs.checkpoint.exists():  # an attempt that took no step may have begun with others
+        shutil.rmtree(outputs.start, ignore_errors=True)
     if not outputs.start.exists():
         prune_model(folder, outputs.start, dict(kept))
     return outputs.start

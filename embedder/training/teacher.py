@@ -6,6 +6,7 @@ content versions are hashes. What the teacher lacks, or has of another content, 
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,15 +64,9 @@ def teacher_store(config: TrainConfig, teacher: TeacherConfig, outputs: Outputs)
         return teacher.store
     LOG.info(f"embedding the items with the teacher {teacher.model} into {outputs.teacher}")
     taken = ("source", "decode", "web", "engine", "ray_address", "max_reject_fraction", "no_progress_timeout_s")
-    device = {"device": "auto"} if config.device == "auto" else {"device": config.device.partition(":")[0]}
-    run = RunConfig(
-        model=teacher.model,
-        store=str(outputs.teacher),
-        index=IndexConfig(build=False),
-        **device,
-        **{name: getattr(config, name) for name in taken},
-    )
-    embed(run)
+    own: dict[str, Any] = {name: getattr(config, name) for name in taken}
+    own |= {"device": config.device.partition(":")[0], "index": IndexConfig(build=False)}
+    embed(RunConfig(model=teacher.model, store=str(outputs.teacher), **own))
     return str(outputs.teacher)
 
 
@@ -103,16 +98,15 @@ def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
     opened = open_store(store, model=teacher.store_model, version=teacher.publication)
     where = f"teacher {opened.files.address}"
     rows = _rows_of(opened, where)
-    places = pc.index_in(items.listing["item_id"], value_set=rows["item_id"].combine_chunks())
-    known = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
+    theirs = rows["item_id"].combine_chunks().cast(pa.string())
+    places = pc.fill_null(pc.index_in(items.listing["item_id"].cast(pa.string()), value_set=theirs), -1).to_numpy()
+    known = np.flatnonzero(places >= 0)
     if not len(known):
-        theirs, ours = (str(each["item_id"][0]) for each in (rows, items.listing))
         raise SourceError(
-            f"{where}: it has vectors of none of {counted(len(items), 'item')} to train on (it has {theirs!r}, the "
-            f"sources list {ours!r}); {CURE}"
+            f"{where}: it has vectors of none of {counted(len(items), 'item')} to train on (it has "
+            f"{theirs[0].as_py()!r}, the sources list {items.listing['item_id'][0].as_py()!r}); {CURE}"
         )
-    needed = rows.take(places.take(pa.array(known)))
-    vectors = _vectors_of(needed, where)
+    vectors = _vectors_of(rows.take(pa.array(places[known])), where)
     joined = replace(items.take(known), teacher=vectors)
     LOG.info(
         f"{where}: {len(known):,} of {counted(len(items), 'item')} to train on are in it; "

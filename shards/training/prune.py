@@ -29,7 +29,8 @@ def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -
         ModelError: the layers chosen are not there, or don't fit behind one another.
     """
     config = load_model_config(source)
-    towers, origins = {}, {}
+    towers: dict[str, Tower] = {}
+    origins: dict[str, str] = {}
     for side, tower in config.towers.items():
         towers[side], of_side = _pruned(tower, layers[side], f"model {source}, {side} tower")
         origins |= {f"{side}.{ours}": f"{side}.{theirs}" for ours, theirs in of_side.items()}

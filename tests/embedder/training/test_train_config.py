@@ -45,6 +45,7 @@ def test_a_whole_file_is_read(tmp_path):
     assert config.source[1].columns.image == "image"
 
 
+TAUGHT = 'model = "x"\nout = "y"\n[teacher]\n[[source]]\npath = "a"'
 MISTAKES = [
     (GOOD.replace("model =", "modle ="), "did you mean model?"),
     ('model = "x"\nout = "y"', r"no \[\[source\]\]"),
@@ -65,6 +66,13 @@ MISTAKES = [
     ('out = "y"\n[architecture.vision]\nimage_size = 32\n[[source]]\npath = "a"', "image_size"),
     ('out = "y"\n[architecture.text]\nvocab_size = 3\n[[source]]\npath = "a"', "at least 7"),
     ('out = "y"\nmodel = "x"\n[train]\nloss = "concepts"\nnum_concepts = 3\n[[source]]\npath = "a"', "clip"),
+    (TAUGHT.replace("[teacher]", '[teacher]\nstore = "s"\nmodel = "m"'), "one of the two"),
+    (TAUGHT, "give `store` for vectors that are there"),
+    (TAUGHT.replace("[teacher]", '[teacher]\nmodel = "m"\npublication = "p"'), "go with `store`"),
+    (TAUGHT.replace("[teacher]", '[teacher]\nstore = "s"\nvectors = 0\nsimilarities = 0'), "nothing is learnt"),
+    ('model = "x"\nout = "y"\nlayers = "last 2"\n[[source]]\npath = "a"', 'write "all", "every 2nd"'),
+    ('out = "y"\nlayers = "first 2"\n[architecture]\n[[source]]\npath = "a"', "`layers` are those of `model`"),
+    (GOOD.replace("out =", 'layers = "first 2"\nout ='), "begins with another one"),
 ]
 
 
