@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--compared", type=int, nargs="+", default=(200_000, 2_000_000), help="numbers of captions")
     parser.add_argument("--versions", type=int, nargs="+", default=(100, 1000), help="numbers of publications")
-    parser.add_argument("--embedded", type=int, nargs="+", default=(20_000, 100_000), help="numbers of captions to embed")
+    parser.add_argument("--embedded", type=int, nargs="+", default=(20_000, 100_000), help="numbers to embed")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="that embeds those")
     parser.add_argument("--captions", type=int, nargs="+", default=(100_000, 1_000_000), help="numbers in a word index")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of one run")
