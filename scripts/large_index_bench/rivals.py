@@ -226,7 +226,7 @@ def open_lancedb(folder: Path, settings: dict) -> Rival:
     def find(query: np.ndarray, effort: Effort) -> np.ndarray:
         nearest = {"column": "vector", "q": query, "k": K, "nprobes": effort["nprobe"]}
         table = data.to_table(
-            columns=["_rowid"], nearest=nearest | {"refine_factor": effort["factor"]}, with_row_id=True
+            columns=["_rowid", "_distance"], nearest=nearest | {"refine_factor": effort["factor"]}, with_row_id=True
         )
         numbers = table["_rowid"].to_numpy()
         # A row's number is that of its fragment, and its place there; fragments have 1,048,576 rows.
