@@ -21,13 +21,16 @@ def hanging(folder, **keys):
     return flag, classifier(folder, hangs_on=7, while_there=str(flag)) | keys
 
 
-def hangs_and_is_tried_again(make_run, tmp_path, tiny_model, second, engine):
+@pytest.mark.slow
+def test_what_hangs_in_a_process_of_its_own_is_a_reject_of_that_model_and_tried_again_with_what_takes_from_it(
+    make_run, tmp_path, tiny_model, second
+):
     source = samples.folder(tmp_path / "in", num_images=4)
     Image.new("RGB", (20, 20), (7,) * 3).save(source / "seven.png")
     flag, shades = hanging(tmp_path, timeout_s=10.0, batch_size=1)
     names = {"name": "names", "uri": second, "sides": ["text"], "text_of": "shades.top"}
     models = [{"uri": str(tiny_model)}, shades, names]
-    config = make_run(source, model=models, engine=engine, max_reject_fraction=0.5, no_progress_timeout_s=200)
+    config = make_run(source, model=models, max_reject_fraction=0.5)
 
     embed(config)
 
@@ -45,20 +48,6 @@ def hangs_and_is_tried_again(make_run, tmp_path, tiny_model, second, engine):
     assert model_rows(config, "shades")["seven.png", 0]["top"] == "dark"
     assert model_rows(config, "names")["seven.png", 0]["text_embedding"] is not None
     assert table_hashes(config.store) == before
-
-
-@pytest.mark.slow
-def test_what_hangs_in_a_process_of_its_own_is_a_reject_of_that_model_and_tried_again_with_what_takes_from_it(
-    make_run, tmp_path, tiny_model, second
-):
-    hangs_and_is_tried_again(make_run, tmp_path, tiny_model, second, "local")
-
-
-@pytest.mark.slow
-def test_on_ray_too_what_hangs_is_a_reject_of_its_model_and_tried_again(
-    make_run, tmp_path, tiny_model, second, ray_cluster
-):
-    hangs_and_is_tried_again(make_run, tmp_path, tiny_model, second, "ray")
 
 
 def test_what_hangs_in_the_runs_own_process_ends_it_in_one_line_and_the_same_command_goes_on(
