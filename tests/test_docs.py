@@ -18,7 +18,8 @@ from running_server import running
 from tiny_models import tiny_config
 
 import embedder
-from embedder.config import IndexConfig, load_config
+from embedder.config import load_config
+from embedder.config_toml.index_section import IndexConfig
 from embedder.training.tokenizer import train_tokenizer
 from shards.fresh import init_model
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from embedder.config import IndexConfig, RunConfig
+from embedder.config import RunConfig
+from embedder.config_toml.index_section import IndexConfig
 from embedder.errors import SourceError, StoreError
 from embedder.ingest.embed import embed
 from embedder.quantities import counted

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from corpus import DEMO_MODEL, read_shipped
 from embedder.batch_schema import VECTOR
-from embedder.config import IndexConfig, RunConfig
+from embedder.config import RunConfig
+from embedder.config_toml.index_section import IndexConfig
 from embedder.engine.job import store_info
 from embedder.engine.model_folder import open_model
 from embedder.store.files import StoreFiles

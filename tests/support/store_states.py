@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 from store_samples import INFO, table
 
-from embedder.config import IndexConfig, RunConfig
+from embedder.config import RunConfig
+from embedder.config_toml.index_section import IndexConfig
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
 from embedder.store.part_writer import RunMetadata, write_part
