@@ -72,7 +72,7 @@ class TrainReport(BaseModel):
     num_held_out: int
     num_rejected: int
     """Items, held-out ones among them, that are broken."""
-    teacher: TeacherReport | None
+    teacher: TeacherReport | None = None
     num_unpaired: int
     """Items without an image, or without a caption; they are left out."""
     num_steps: int

@@ -96,6 +96,7 @@ def test_options_count_more_than_the_file_and_set_more_than_options(tmp_path):
         "recall": 0.99,
         "min_recall": 0.8,
         "max_drop": 0.02,
+        "words": "unicode",
     }
     assert load_config(file, settings=["index.recall=0.9", "index.recall=0.5"]).index.recall == 0.5
 
