@@ -30,6 +30,7 @@ from embedder.store_index.word_parts import (
     open_part,
     part_names,
     part_of,
+    write_numbers,
     write_part,
 )
 from index.atomic_folder import hash_files
@@ -315,7 +316,7 @@ class _Writer:
     def finish(self, version: int, started: float) -> WordsManifest:
         """Write the rows and the manifest."""
         rows = np.concatenate([np.empty(0, "<u4"), *self._rows])
-        rows.tofile(self._folder / ROWS_NAME)
+        write_numbers(self._folder / ROWS_NAME, rows)
         parts = [open_part(self._folder, number) for number in self._numbers]
         live = [part.lengths[own != NO_ROW] for part, own in zip(parts, self._rows, strict=True)]
         names = [name for number in self._numbers for name in part_names(number)] + [ROWS_NAME]

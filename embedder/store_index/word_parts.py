@@ -125,7 +125,13 @@ def part_of(captions: pa.Array, analyser: Analyser) -> Part:
 def write_part(folder: Path, number: int, part: Part) -> None:
     """Write a part that is in memory."""
     for name, path in zip(DTYPES, part_names(number), strict=True):
-        getattr(part, name).astype(NUMPY[DTYPES[name]], copy=False).tofile(folder / path)
+        write_numbers(folder / path, getattr(part, name).astype(NUMPY[DTYPES[name]], copy=False))
+
+
+def write_numbers(path: Path, values: Numbers) -> None:
+    """Write a file of numbers; NumPy's own `tofile` doesn't tell where a full disk took the last of them."""
+    with path.open("wb") as file:
+        _write(file, values)
 
 
 def merge_parts(parts: Sequence[Part], kept: Sequence[Numbers | None], folder: Path, number: int) -> None:
@@ -243,4 +249,4 @@ def _sum(term: int, docs: Numbers, counts: Numbers) -> int:
 
 
 def _write(file: BinaryIO, values: Numbers) -> None:
-    np.ascontiguousarray(values).tofile(file)
+    file.write(np.ascontiguousarray(values))

@@ -81,7 +81,7 @@ def goes_on_to_the_end(source, model, store, undisturbed, engine):
     found = rows_of(store)
     assert_same(found, {key: row for key, row in undisturbed.items() if key in found})
     (run_id,) = (path.parent.name for path in (store / "runs").glob("*/run.json"))
-    ended = (run_apart if engine == "ray" else run_here)(*arguments)
+    ended = run_apart(*arguments, timeout_s=200) if engine == "ray" else run_here(*arguments)
     assert ended.code == 0, ended.stderr
     assert_same(rows_of(store), undisturbed)
     history = past_runs(StoreFiles(store))

@@ -239,10 +239,21 @@ def test_a_write_task_counts_into_rays_metrics(tmp_path, monkeypatch):
     )
     run, stamp = store_samples.begin(StoreFiles(tmp_path / "store"))
     rows = store_samples.table(store_samples.row("a"), store_samples.reject("b"))
-    datasink.count_part(write_part(run.files, stamp, 0, rows))
-    *counts, (name, seconds, tags) = added
-    assert counts == [("embedder_items", 2, None), ("embedder_rejects", 1, None), ("embedder_vectors", 1, None)]
-    assert (name, tags) == ("embedder_step_seconds", {"step": "write"}) and 0 < seconds < 60
+    entry = write_part(run.files, stamp, 0, rows)
+    num_bytes = sum(part.size_bytes for part in entry.parts)
+    datasink.count_part(entry)
+    of_write = {"step": "write"}
+    (seconds,) = (value for name, value, tags in added if (name, tags) == ("embedder_step_seconds", of_write))
+    assert 0 < seconds < 60
+    assert added == [
+        ("embedder_items", 2, None),
+        ("embedder_rejects", 1, None),
+        ("embedder_vectors", 1, None),
+        ("embedder_part_bytes", num_bytes, None),
+        ("embedder_step_seconds", seconds, of_write),
+        ("embedder_step_rows", 2, of_write),
+        ("embedder_step_bytes", num_bytes, of_write),
+    ]
 
 
 def script(tmp_path, text):
