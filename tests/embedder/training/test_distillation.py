@@ -1,6 +1,7 @@
 """`[teacher]`: a store's vectors are joined by item and content, and what is missing or stale is left out and told."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +11,18 @@ from train_samples import metrics, training, weights
 
 import embedder
 from embedder.cli.train import train_parts
-from embedder.config import load_config
+from embedder.config import RunConfig, load_config
+from embedder.engine.job import decode_spec
+from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, SourceError, StoreError
 from embedder.ingest.embed import embed
 from embedder.training import teacher as teacher_module
+from embedder.training.batches import ExampleCounts, SamplerConfig
+from embedder.training.examples import ExampleSpec
 from embedder.training.items import list_items
+from embedder.training.rank_batches import cut_shares, decode_share, take_share
 from embedder.training.run import train
+from embedder.training.sampler import epoch_order
 from embedder.training.teacher import COLUMNS, join_teacher
 from shards.config import load_model_config
 
@@ -205,3 +212,25 @@ def test_vectors_are_unit_rows_beside_the_items_and_not_a_number_where_there_is_
             assert np.isnan(row.image).all()
         else:
             np.testing.assert_allclose(row.image, of_item["image_embedding"], atol=1e-6)
+
+
+def test_the_share_of_a_worker_brings_the_vectors_of_its_items_and_leaves_stale_ones_out(
+    store, pairs, tiny_model, tmp_path
+):
+    config = training(pairs, tmp_path / "run", model=str(tiny_model), teacher={"store": str(store)})
+    items = join_teacher(list_items(config), str(store), config.teacher).items
+    versions = items.teacher.versions.to_pylist()
+    items = replace(items, teacher=replace(items.teacher, versions=pa.array(["another", *versions[1:]])))
+    spec = ExampleSpec(decode_spec(RunConfig(), open_model(str(tiny_model))))
+    order = epoch_order(items.keys, 3, 0)
+    counts, found = ExampleCounts(len(items)), {}
+    for number, block in enumerate(cut_shares(items, SamplerConfig(20, 1, 3), 2, epoch=0, first=0, num_epochs=1)):
+        pairs_of_share = take_share(decode_share(block, spec=spec), (0, *divmod(number, 2)), 32, counts)
+        found |= {pair.key: pair.teacher for pair in pairs_of_share}
+    expected = dict(zip(items.keys[order].tolist(), items.take(order).teacher, strict=True))
+    stale = int(items.keys[items.teacher.rows == 0][0])
+    assert found.keys() == expected.keys() - {stale}
+    assert len(counts.stale) == 1
+    for key, row in found.items():
+        np.testing.assert_array_equal(row.image, expected[key].image)
+        np.testing.assert_array_equal(row.caption, expected[key].caption)
