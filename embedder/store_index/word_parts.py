@@ -249,4 +249,4 @@ def _sum(term: int, docs: Numbers, counts: Numbers) -> int:
 
 
 def _write(file: BinaryIO, values: Numbers) -> None:
-    file.write(np.ascontiguousarray(values))
+    file.write(np.ascontiguousarray(values).data)
