@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from servable_runs import png, run_servables
+from servable_runs import own_maker, png, run_servables
 
 from embedder.servables import make_servable
 from embedder.servables.base import one_line
@@ -113,13 +113,7 @@ def file(tmp_path_factory):
 @pytest.fixture
 def own(file):
     """Makes a servable of the user's file: by default one that counts the letters of captions."""
-
-    def make(class_name="Lengths", name="own", inputs=TEXT, outputs=LENGTH, **keys):
-        return make_servable(
-            {"name": name, "kind": "python", "uri": f"{file}:{class_name}", "inputs": inputs, "outputs": outputs} | keys
-        )
-
-    return make
+    return own_maker(file, "Lengths", TEXT, LENGTH)
 
 
 def test_outputs_stand_beside_the_datasets_columns_row_by_row(own):

@@ -4,11 +4,10 @@ import os
 
 import pyarrow as pa
 import pytest
-from servable_runs import run_servables
+from servable_runs import own_maker, run_servables
 
 from embedder.batch_schema import HUNG
 from embedder.errors import RunFailedError
-from embedder.servables import make_servable
 from embedder.servables.run import OwnThread, RunningServable, decoded_name
 
 SOURCE = '''
@@ -60,13 +59,7 @@ def file(tmp_path_factory):
 @pytest.fixture
 def own(file):
     """Makes a servable of the file."""
-
-    def make(class_name="Slow", name="own", inputs=TEXT, outputs=PID, **keys):
-        return make_servable(
-            {"name": name, "kind": "python", "uri": f"{file}:{class_name}", "inputs": inputs, "outputs": outputs} | keys
-        )
-
-    return make
+    return own_maker(file, "Slow", TEXT, PID)
 
 
 @pytest.mark.slow
