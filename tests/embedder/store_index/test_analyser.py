@@ -1,9 +1,12 @@
 """Terms that captions and queries share."""
 
+from typing import get_args
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from embedder.config_toml.index_section import Analysis
 from embedder.store_index.analyser import Analyser, hash_term, split
 
 
@@ -82,10 +85,6 @@ def test_a_language_compares_stems(name, caption, query):
 
 
 def test_every_language_of_the_configuration_has_a_stemmer():
-    from typing import get_args
-
-    from embedder.config import Analysis
-
     for name in get_args(Analysis):
         if name != "none":
             assert len(Analyser(name).asked("word слово λέξη")) == 3
